@@ -1,0 +1,34 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: run test check setup bench clean
+
+run: $(VENV)/run.done  ## train FedGH on the embedded digits
+	$(BIN)/fedgh run demo
+
+test: $(VENV)/dev.done  ## the test suite
+	$(BIN)/python -m pytest
+
+check: $(VENV)/dev.done  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+setup: $(VENV)/dev.done  ## everything a contributor needs, in .venv
+
+bench: $(VENV)/run.done  ## seconds of a FedGH round, by phase
+	$(BIN)/python benchmarks/round.py
+
+clean:
+	rm -rf $(VENV) dist
+
+# requirements.lock constrains every version; pyproject.toml says what is needed.
+$(VENV)/run.done: pyproject.toml requirements.lock
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c requirements.lock -e .
+	touch $@
+
+$(VENV)/dev.done: $(VENV)/run.done
+	$(BIN)/pip install --quiet -c requirements.lock -e '.[dev]'
+	touch $@

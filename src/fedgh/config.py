@@ -1,0 +1,219 @@
+"""One model of an experiment: TOML in, TOML out, every mistake named in one line."""
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from fedgh.core.method import Method
+from fedgh.core.types import LocalTraining, NameList
+from fedgh.data.sources import SOURCES
+from fedgh.errors import ConfigError, unknown
+from fedgh.methods import METHODS
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class FederationSection(_Section):
+    """Who takes part, for how long."""
+
+    clients: int = Field(10, ge=1)
+    rounds: int = Field(10, ge=1)
+    participation: float = Field(1.0, gt=0, le=1)  # share of the clients in each round
+    seed: int = Field(0, ge=0)
+    target: float | None = Field(None, gt=0, le=1)  # accuracy whose cost is reported
+
+
+class DataSection(_Section):
+    """Which data, and how they are dealt to the clients."""
+
+    name: str = "digits"
+    dir: Path | None = None  # holds the official files; else $FEDGH_DATA, else the user cache
+    path: Path | None = None  # your own file (npz) or folder (image-folder)
+    image_size: int = Field(32, ge=1)  # what the images of a folder are scaled to
+    partition: Literal["classes", "dirichlet", "iid"] = "classes"
+    classes_per_client: int = Field(2, ge=1)  # for "classes"
+    alpha: float = Field(0.5, gt=0)  # for "dirichlet"
+
+    def absolute(self) -> "DataSection":
+        """The same places, wherever the run is resumed from."""
+        places = {"dir": self.dir, "path": self.path}
+        return self.model_copy(
+            update={key: place and place.expanduser().absolute() for key, place in places.items()}
+        )
+
+
+class ModelSection(_Section):
+    """The extractors, dealt round-robin over the clients, and the width they share."""
+
+    zoo: NameList = Field(["cnn1", "cnn2", "cnn3", "cnn4", "cnn5"], min_length=1)
+    rep_dim: int = Field(500, ge=1)
+
+
+class RunSection(_Section):
+    """How it is computed. Nothing here changes a result."""
+
+    engine: Literal["serial", "workers"] = "workers"
+    workers: int = Field(0, ge=0)  # processes; 0 = one per core
+    eval_every: int = Field(1, ge=1)  # rounds between evaluations; the last is always evaluated
+    checkpoint_every: int = Field(1, ge=1)
+    global_accuracy: bool = False  # also judge every client on everybody's classes
+
+
+class _Sections(_Section):
+    federation: FederationSection = FederationSection()
+    data: DataSection = DataSection()
+    model: ModelSection = ModelSection()
+    local: LocalTraining = LocalTraining()
+    run: RunSection = RunSection()
+
+
+class Config(_Sections):
+    """A whole experiment: the sections that all methods share, and the method itself."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    method: Method = METHODS["fedgh"]()
+
+    def to_table(self) -> dict[str, Any]:
+        """Plain values, section by section; what is None is left out."""
+        sections = self.model_dump(mode="json", exclude={"method"}, exclude_none=True)
+        return {**sections, "method": {"name": self.method.name, **asdict(self.method)}}
+
+    def to_toml(self) -> str:
+        """TOML from which `parse` makes the same experiment."""
+        return tomli_w.dumps(self.to_table())
+
+
+def parse(table: Mapping[str, Any]) -> Config:
+    """An experiment from plain values; ConfigError names each mistake and the nearest key."""
+    table = dict(table)
+    problems: list[str] = []
+    try:
+        method = _parse_method(table.pop("method", {}))
+    except ConfigError as error:
+        problems.append(str(error))
+    try:
+        sections = _Sections.model_validate_json(_as_json(table))
+    except ValidationError as error:
+        problems += _explain(error, _Sections)
+    else:
+        if sections.data.name not in SOURCES:
+            problems.append("data.name: " + unknown("data set", sections.data.name, SOURCES))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return Config(**dict(sections), method=method)
+
+
+def load(
+    experiment: str | Path, overrides: Iterable[str] = (), data_dir: Path | None = None
+) -> Config:
+    """A named experiment or a TOML file, with `section.key=value` overrides."""
+    table = _read(experiment)
+    for text in overrides:
+        _override(table, text)
+    if data_dir is not None:
+        _override(table, f"data.dir={str(data_dir)!r}")
+    config = parse(table)
+    return config.model_copy(update={"data": config.data.absolute()})
+
+
+def experiments() -> dict[str, str]:
+    """The named experiments of the package, and the first line of each."""
+    folder = resources.files("fedgh") / "experiments"
+    found = {
+        item.name.removesuffix(".toml"): item.read_text(encoding="utf-8")
+        for item in folder.iterdir()
+        if item.name.endswith(".toml")
+    }
+    return {
+        name: found[name].splitlines()[0].lstrip("# ") if found[name] else ""
+        for name in sorted(found, key=lambda name: (name != "demo", name))
+    }
+
+
+def _read(experiment: str | Path) -> dict[str, Any]:
+    name = str(experiment)
+    if name in experiments():
+        text = (resources.files("fedgh") / "experiments" / f"{name}.toml").read_text("utf-8")
+    else:
+        path = Path(name)
+        if not path.is_file():
+            raise ConfigError(unknown("experiment or file", name, experiments()))
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{name} cannot be read: {error}") from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name} is not valid TOML: {error}") from None
+
+
+def _override(table: dict[str, Any], text: str) -> None:
+    key, equals, value = text.partition("=")
+    section, dot, name = key.strip().partition(".")
+    if not (equals and dot and section and name):
+        raise ConfigError(f"--set {text}: expected section.key=value, e.g. local.epochs=5")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()  # a bare word is a string
+    target = table.setdefault(section, {})
+    if not isinstance(target, dict):
+        raise ConfigError(f"{section}: expected a section, got {target!r}")
+    if section == "method" and name == "name" and target.get("name") != parsed:
+        target.clear()  # another method has other fields
+    target[name] = parsed
+
+
+def _parse_method(table: object) -> Method:
+    if not isinstance(table, dict):
+        raise ConfigError(f"method: expected a section, got {table!r}")
+    fields = dict(table)
+    name = fields.pop("name", "fedgh")
+    if not isinstance(name, str) or name not in METHODS:
+        raise ConfigError("method.name: " + unknown("method", str(name), METHODS))
+    method = METHODS[name]
+    try:
+        parsed: Method = TypeAdapter(method).validate_json(_as_json(fields))
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(error, method, ("method",)))) from None
+    return parsed
+
+
+def _as_json(table: object) -> str:
+    """JSON, where pydantic's strict mode takes a table for a section but no "5" for a 5."""
+    return json.dumps(table, default=str)
+
+
+def _explain(error: ValidationError, model: Any, prefix: tuple[str, ...] = ()) -> list[str]:
+    """One line for each mistake: where, what, and the nearest valid name."""
+    lines = []
+    for item in error.errors(include_url=False):
+        loc = [*prefix, *(str(part) for part in item["loc"])]
+        where = ".".join(loc)
+        if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            kind = "section" if len(loc) == 1 else "key"
+            lines.append(f"{where}: {unknown(kind, loc[-1], _keys(model, item['loc'][:-1]))}")
+        else:
+            message = item["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+            lines.append(f"{where}: should be {message}, got {item['input']!r}")
+    return lines
+
+
+def _keys(model: Any, loc: tuple[int | str, ...]) -> list[str]:
+    """The valid keys of the section at `loc`."""
+    for part in loc:
+        model = model.model_fields[part].annotation
+    if hasattr(model, "model_fields"):
+        return list(model.model_fields)
+    return list(model.__dataclass_fields__)

@@ -1,0 +1,115 @@
+"""States on disk that are complete or absent, never half.
+
+A checkpoint of round t is one file per client that has changed, then the server's file. The
+server's file names the round and replaces its predecessor in one step: that step is the commit.
+Client files of later rounds are left-overs of an interrupted one and do not count; a file that
+the commit has made superfluous is deleted only afterwards.
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import safetensors.torch
+from safetensors import SafetensorError, safe_open
+
+from fedgh.core.types import Payload
+from fedgh.errors import RunError
+
+_CLIENT_FILE = re.compile(r"client-(\d+)\.round-(\d+)\.safetensors")
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Replace a file in one step that survives a crash or a power cut."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read_state(path: Path) -> Payload:
+    """The tensors of a file, or a RunError that names it."""
+    try:
+        return safetensors.torch.load_file(path)
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise RunError(f"{path} cannot be read ({error}); the run cannot be resumed") from None
+
+
+class ServerFile:
+    """The server's state after the last completed round."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "server.safetensors"
+
+    def commit(self, round: int, state: Payload) -> None:
+        """Make `round` the one that a resumed run starts from."""
+        write_atomic(self.path, safetensors.torch.save(state, {"round": str(round)}))
+
+    def round(self) -> int:
+        """The last completed round; 0 when there is none."""
+        if not self.path.exists():
+            return 0
+        try:
+            with safe_open(self.path, "pt") as file:
+                return int((file.metadata() or {})["round"])
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            raise RunError(f"{self.path} cannot be read ({error})") from None
+
+    def load(self) -> Payload:
+        """The state that `round` left."""
+        return read_state(self.path)
+
+
+class ClientFiles:
+    """The states of the clients that one host is responsible for."""
+
+    def __init__(self, folder: Path, round: int) -> None:
+        self.folder = folder
+        self._current = {client: path for client, _, path in _newest(folder, round)}
+        self._superseded: list[Path] = []
+
+    def load(self, client: int) -> Payload | None:
+        """The client's last committed state; None when it never took part."""
+        path = self._current.get(client)
+        return None if path is None else read_state(path)
+
+    def save(self, round: int, states: Iterable[tuple[int, Payload]]) -> None:
+        """Write states of `round`; what they replace goes once that round is committed."""
+        for path in self._superseded:  # the commit of the save before this one is done
+            path.unlink(missing_ok=True)
+        self._superseded = []
+        for client, state in states:
+            path = self.folder / f"client-{client:06}.round-{round:06}.safetensors"
+            write_atomic(path, safetensors.torch.save(state))
+            if client in self._current:
+                self._superseded.append(self._current[client])
+            self._current[client] = path
+
+
+def discard_leftovers(folder: Path, round: int) -> None:
+    """Delete what an interrupted round left behind: only states up to `round` count."""
+    keep = {path for _, _, path in _newest(folder, round)} | {ServerFile(folder).path}
+    for path in folder.iterdir():
+        if path not in keep:
+            path.unlink()
+
+
+def _newest(folder: Path, up_to: int) -> list[tuple[int, int, Path]]:
+    """(client, round, file) of each client's last state that is not after `up_to`."""
+    newest: dict[int, tuple[int, Path]] = {}
+    for path in folder.iterdir():
+        match = _CLIENT_FILE.fullmatch(path.name)
+        if match is None:
+            continue
+        client, round = int(match[1]), int(match[2])
+        if round <= up_to and round > newest.get(client, (-1, path))[0]:
+            newest[client] = (round, path)
+    return [(client, round, path) for client, (round, path) in newest.items()]

@@ -1,0 +1,88 @@
+"""The shared linear header, and SGD on it without autograd.
+
+For softmax cross-entropy the gradient of the logits is d = softmax(z) - onehot(y), so a step on
+one pair (r, y) is W <- W - lr * d r^T, b <- b - lr * d. Successive steps are a triangular
+recurrence: within a block of pairs the logits of pair i under the weights left by pairs 0..i-1 are
+
+    z_i = W r_i + b - lr * sum_{j<i} (r_i . r_j + 1) d_j
+
+so one product R W^T and one Gram matrix R R^T serve the whole block. The result is that of one
+step per pair; only the order of the additions differs.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from fedgh.core.types import Payload, Task
+
+BLOCK = 128
+"""Pairs per block: enough for matrix products to pay, few enough for the Gram matrix."""
+
+
+def linear_header(task: Task, rng: torch.Generator) -> Payload:
+    """A header with random weights, distributed as torch's own nn.Linear draws them."""
+    bound = task.rep_dim**-0.5
+    return {
+        "weight": torch.empty(task.num_classes, task.rep_dim).uniform_(
+            -bound, bound, generator=rng
+        ),
+        "bias": torch.empty(task.num_classes).uniform_(-bound, bound, generator=rng),
+    }
+
+
+def as_payload(header: nn.Linear) -> Payload:
+    """A copy of a header's weights."""
+    return {"weight": header.weight.detach().clone(), "bias": header.bias.detach().clone()}
+
+
+class LinearSGD:
+    """Train a copy of a header by plain SGD with cross-entropy."""
+
+    def __init__(self, header: Payload, lr: float) -> None:
+        self.lr = lr
+        self._weight = header["weight"].clone()
+        self._bias = header["bias"].clone()
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._num_waiting = 0
+
+    def step_each(self, x: Tensor, y: Tensor) -> None:
+        """One step per pair, in order. Pairs wait until a block is full or the state is asked."""
+        self._waiting.append((x, y))
+        self._num_waiting += len(y)
+        if self._num_waiting >= BLOCK:
+            self._flush()
+
+    def step_batch(self, x: Tensor, y: Tensor) -> None:
+        """One step on the mean loss of all these pairs."""
+        grad = torch.softmax(x @ self._weight.T + self._bias, dim=1)
+        grad[torch.arange(len(y)), y.long()] -= 1
+        grad /= len(y)
+        self._apply(grad, x)
+
+    def state(self) -> Payload:
+        """The header after all steps so far."""
+        self._flush()
+        return {"weight": self._weight.clone(), "bias": self._bias.clone()}
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        x = torch.cat([x for x, _ in self._waiting])
+        y = torch.cat([y for _, y in self._waiting]).long()
+        self._waiting, self._num_waiting = [], 0
+        for rows, labels in zip(x.split(BLOCK), y.split(BLOCK), strict=True):
+            self._block(rows, labels)
+
+    def _block(self, x: Tensor, y: Tensor) -> None:
+        logits = x @ self._weight.T + self._bias
+        gram = x @ x.T + 1  # the 1 is the bias: a feature that is always one
+        grad = torch.zeros_like(logits)
+        for i, label in enumerate(y.tolist()):
+            z = torch.addmv(logits[i], grad[:i].T, gram[i, :i], alpha=-self.lr)
+            torch.softmax(z, dim=0, out=grad[i])
+            grad[i, label] -= 1
+        self._apply(grad, x)
+
+    def _apply(self, grad: Tensor, x: Tensor) -> None:
+        self._weight.addmm_(grad.T, x, alpha=-self.lr)
+        self._bias.sub_(grad.sum(0), alpha=self.lr)

@@ -1,0 +1,86 @@
+"""What a client does with its own data: the only training loop and the only inference loops.
+
+Train and eval mode are set here and nowhere else. Every sample is used: the last, smaller batch
+counts too.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedgh.core.types import Client, Examples, Payload
+from fedgh.data.batches import in_order, shuffled
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""From a batch (x, y) to the mean loss over it."""
+
+
+def sgd_epochs(client: Client, loss: Loss, modules: Sequence[nn.Module] | None = None) -> None:
+    """Train `modules` (default: the client's model) for the configured epochs of SGD.
+
+    The optimizer starts afresh, so momentum does not outlive a round. The mean loss over all
+    samples seen becomes the client's `train_loss`.
+    """
+    how = client.local
+    modules = [client.model] if modules is None else modules
+    parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(
+        parameters,
+        lr=how.lr,
+        momentum=how.momentum,
+        weight_decay=how.weight_decay,
+        fused=True,
+    )
+    for module in modules:
+        module.train()
+    rng = client.stream("batches")
+    total, seen = torch.zeros(()), 0
+    with client.timed("train"):
+        for _ in range(how.epochs):
+            for x, y in shuffled(client.data.train, how.batch_size, rng, how.augment):
+                value = loss(x, y)
+                optimizer.zero_grad()
+                value.backward()  # type: ignore[no-untyped-call]
+                if how.clip > 0:
+                    nn.utils.clip_grad_norm_(parameters, how.clip)
+                optimizer.step()
+                total += value.detach() * len(y)
+                seen += len(y)
+    client.metrics["train_loss"] = float(total) / seen
+
+
+@torch.inference_mode()
+def class_means(client: Client, of: Callable[[Tensor], Tensor] | None = None) -> Payload:
+    """The exact mean, over the client's training samples, of `of(x)` for each of its classes.
+
+    By default `of` is the representation, and the means are the paper's local averaged
+    representations (LARs). Returns `classes` [s], ascending, and `means` [s, width].
+    """
+    of = client.model.represent if of is None else of
+    client.model.eval()
+    num_classes = client.task.num_classes
+    sums: Tensor | None = None
+    with client.timed("summarise"):
+        for x, y in in_order(client.data.train):
+            values = of(x).double()  # so that the batch size does not show in the result
+            if sums is None:
+                sums = values.new_zeros(num_classes, values.shape[1])
+            sums.index_add_(0, y, values)
+        assert sums is not None, "a client has at least one training sample"
+        counts = client.data.train.labels.bincount(minlength=num_classes)
+        present = counts.nonzero().flatten()
+        means = sums[present] / counts[present, None]
+    return {"classes": present.int(), "means": means.float()}
+
+
+@torch.inference_mode()
+def accuracy(client: Client, predict: Callable[[Client, Tensor], Tensor], on: Examples) -> float:
+    """The share of `on` that the client's model gets right."""
+    for module in (client.model, *client.modules.values()):
+        module.eval()
+    right = 0
+    with client.timed("evaluate"):
+        for x, y in in_order(on):
+            right += int((predict(client, x).argmax(1) == y).sum())
+    return right / len(on)

@@ -1,0 +1,61 @@
+"""What a federated method is: two functions over messages, and what they start from.
+
+A method is a frozen dataclass whose fields are its hyper-parameters. It sees one client at a
+time on the one side and a stream of uploads on the other; never a file, a process, a device or
+the clock. Nothing it receives is changed in place.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from pydantic import ConfigDict
+from torch import Tensor
+
+from fedgh.core.types import Client, Payload, Task, Upload
+from fedgh.core.wire import Spec
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """Base class. `client_update` and `server_update` are the algorithm."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False
+    )
+
+    name: ClassVar[str]
+
+    def init_server(self, task: Task, rng: torch.Generator) -> Payload:  # noqa: ARG002
+        """What the server holds before the first round."""
+        return {}
+
+    def init_client(self, client: Client) -> None:  # noqa: B027
+        """Give a new client what it needs beside its model."""
+
+    def broadcast(self, server: Payload, client_id: int) -> Payload:  # noqa: ARG002
+        """What the server sends to this participant."""
+        return server
+
+    @abstractmethod
+    def client_update(self, client: Client, down: Payload) -> Payload:
+        """A participant's round: learn from `down` and the local data, return the upload."""
+
+    @abstractmethod
+    def server_update(self, server: Payload, uploads: Iterable[Upload]) -> Payload:
+        """The server's round: consume uploads in client order, as they come."""
+
+    @abstractmethod
+    def upload_spec(self, task: Task) -> Spec:
+        """The tensors an upload has; anything else is rejected."""
+
+    def predict(self, client: Client, x: Tensor) -> Tensor:
+        """The logits by which the client is judged."""
+        out: Tensor = client.model(x)
+        return out
+
+    @abstractmethod
+    def paper_bytes(self, task: Task, local_classes: int) -> int:
+        """Bytes up and down per client and round by the FedGH paper's own reckoning."""

@@ -1,0 +1,217 @@
+"""The round, top to bottom: sample, broadcast, train, receive, update, evaluate, record."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedgh.core import wire
+from fedgh.core.method import Method
+from fedgh.core.rng import stream
+from fedgh.core.types import Job, Payload, Reply, Task, Upload
+from fedgh.errors import RunError, WireError
+
+
+class Engine(Protocol):
+    """Where clients live and work."""
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
+        """Replies in the order of the jobs, each as soon as it and those before it are in.
+
+        A client that failed is a reply with an error, never an exception.
+        """
+
+    def save(self, round: int) -> None:
+        """Write the state of every client that has changed since the last time."""
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+
+@dataclass
+class Received:
+    """What a round has brought in so far."""
+
+    uploads: int = 0
+    bytes_up: int = 0
+    waited: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    failed: list[dict[str, Any]] = field(default_factory=list)
+    rejected: list[dict[str, Any]] = field(default_factory=list)
+    seconds: dict[str, float] = field(
+        default_factory=lambda: {"train": 0.0, "summarise": 0.0, "evaluate": 0.0}
+    )
+
+
+class Federation:
+    """A server, the engine that reaches its clients, and what is known of them."""
+
+    def __init__(
+        self,
+        task: Task,
+        method: Method,
+        engine: Engine,
+        *,
+        participation: float = 1.0,
+        eval_every: int = 1,
+        metrics: Sequence[str] = ("accuracy", "evaluation_accuracy"),
+    ) -> None:
+        self.task = task
+        self.method = method
+        self.engine = engine
+        self.per_round = max(1, round(participation * task.num_clients))
+        self.eval_every = eval_every
+        self.server = method.init_server(task, stream(task.seed, "server"))
+        self.bytes_total = 0
+        # Each client's last scores, and whether its model has changed since they were taken.
+        self._scores = {
+            name: torch.full((task.num_clients,), torch.nan, dtype=torch.float64)
+            for name in metrics
+        }
+        self._stale = torch.ones(task.num_clients, dtype=torch.bool)
+
+    def participants(self, number: int) -> list[int]:
+        """The clients of a round, in the order in which they are absorbed."""
+        rng = stream(self.task.seed, "participants", round=number)
+        chosen = torch.randperm(self.task.num_clients, generator=rng)[: self.per_round]
+        return sorted(chosen.tolist())
+
+    def round(
+        self, number: int, on_reply: Callable[[Reply], None] = lambda _: None
+    ) -> dict[str, Any]:
+        """Play one round and return its record."""
+        start = time.perf_counter()
+        participants = self.participants(number)
+        evaluate = number % self.eval_every == 0 or number == self.task.rounds
+        jobs, bytes_down = self._jobs(number, participants, evaluate)
+
+        received = Received()
+        uploads = self._receive(jobs, received, on_reply)
+        update = time.perf_counter()
+        self.server = self.method.server_update(self.server, uploads)
+        for _ in uploads:  # a method need not listen to everybody, but everybody finishes
+            pass
+        server_seconds = time.perf_counter() - update - received.waited
+
+        if not received.uploads:
+            problems = received.failed + received.rejected
+            raise RunError(
+                f"round {number}: all {len(participants)} participants failed; "
+                f"client {problems[0]['client']}: {problems[0]['reason']}"
+            )
+        self.bytes_total += received.bytes_up + bytes_down
+        return {
+            "round": number,
+            "participants": participants,
+            **(self._evaluation() if evaluate else {"accuracy": None}),
+            "train_loss": _mean(received.losses),
+            "bytes_up": received.bytes_up,
+            "bytes_down": bytes_down,
+            "bytes_total": self.bytes_total,
+            "rejected": received.rejected,
+            "failed": received.failed,
+            "seconds": {
+                **received.seconds,
+                "server": server_seconds,
+                "total": time.perf_counter() - start,
+            },
+        }
+
+    def state(self) -> Payload:
+        """All that a later round depends on, beside the clients themselves."""
+        return {
+            **{f"server.{name}": tensor for name, tensor in self.server.items()},
+            **{f"scores.{name}": scores for name, scores in self._scores.items()},
+            "stale": self._stale,
+            "bytes_total": torch.tensor(self.bytes_total),
+        }
+
+    def load(self, state: Payload) -> None:
+        """Go on from `state`."""
+        self.server = _part(state, "server.")
+        self._scores = _part(state, "scores.")
+        self._stale = state["stale"]
+        self.bytes_total = int(state["bytes_total"])
+
+    def _jobs(self, number: int, participants: list[int], evaluate: bool) -> tuple[list[Job], int]:
+        """Train the participants; then look at everybody else whose score is out of date."""
+        jobs = []
+        bytes_down = 0
+        last: tuple[Payload, bytes] | None = None
+        for client in participants:
+            down = self.method.broadcast(self.server, client)
+            if last is None or down is not last[0]:  # one message serves all who get the same
+                last = (down, wire.to_bytes(down))
+            jobs.append(Job(client, number, last[1], evaluate))
+            bytes_down += wire.nbytes(down)
+        if evaluate:
+            out_of_date = set(self._stale.nonzero().flatten().tolist()) - set(participants)
+            jobs += [Job(client, number, None, True) for client in sorted(out_of_date)]
+        return jobs, bytes_down
+
+    def _receive(
+        self, jobs: list[Job], received: Received, on_reply: Callable[[Reply], None]
+    ) -> Iterator[Upload]:
+        """Accepted uploads in client order, as they come; everything else is noted down."""
+        spec = self.method.upload_spec(self.task)
+        replies = self.engine.run(jobs)
+        while True:
+            asked = time.perf_counter()
+            reply = next(replies, None)
+            received.waited += time.perf_counter() - asked
+            if reply is None:
+                return
+            on_reply(reply)
+            self._note(reply, received)
+            if reply.up is None:
+                continue
+            try:
+                payload = wire.from_bytes(reply.up)
+                received.bytes_up += wire.nbytes(payload)
+                wire.check(payload, spec)
+            except WireError as error:
+                received.rejected.append({"client": reply.client_id, "reason": str(error)})
+                continue
+            received.uploads += 1
+            yield Upload(reply.client_id, reply.num_examples, payload)
+
+    def _note(self, reply: Reply, received: Received) -> None:
+        if reply.error is not None:
+            received.failed.append({"client": reply.client_id, "reason": reply.error})
+        if reply.up is not None:
+            self._stale[reply.client_id] = True
+        if "accuracy" in reply.metrics:
+            self._stale[reply.client_id] = False
+            for name, scores in self._scores.items():
+                scores[reply.client_id] = reply.metrics[name]
+        if "train_loss" in reply.metrics:
+            received.losses.append(reply.metrics["train_loss"])
+        for phase, seconds in reply.seconds.items():
+            received.seconds[phase] = received.seconds.get(phase, 0.0) + seconds
+
+    def _evaluation(self) -> dict[str, Any]:
+        """For each metric the mean over all clients, and every client's own."""
+        out: dict[str, Any] = {}
+        for name, scores in self._scores.items():
+            out[name] = float(scores.nanmean()) if not scores.isnan().all() else None
+            out[f"{name}_per_client"] = _json_numbers(scores)
+        return out
+
+
+def _part(state: Payload, prefix: str) -> Payload:
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in state.items()
+        if name.startswith(prefix)
+    }
+
+
+def _json_numbers(values: Tensor) -> list[float | None]:
+    return [None if value != value else value for value in values.tolist()]
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,125 @@
+"""The run folder: the contract that resuming, reports and tests rely on.
+
+config.toml     resolved, enough to run again
+clients.json    who the clients are: network, classes, number of samples
+rounds.jsonl    one line per round
+summary.json    what came out
+checkpoint/     the last completed round
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedgh.core.checkpoint import ServerFile, discard_leftovers, write_atomic
+from fedgh.core.types import Payload
+from fedgh.errors import RunError
+
+Record = dict[str, Any]
+
+
+class RunFolder:
+    """One run on disk. Whatever moment a crash comes, the last committed round is intact."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.toml"
+        self.checkpoint = path / "checkpoint"
+        self._server = ServerFile(self.checkpoint)
+        self._rounds = path / "rounds.jsonl"
+
+    @classmethod
+    def create(cls, path: Path, config: str, clients: list[Record]) -> "RunFolder":
+        """A new run; refuses a folder that holds something already."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunError(
+                f"{path} exists and is not empty; choose another --out, "
+                f"or go on with it: fedgh resume {path}"
+            )
+        run = cls(path)
+        try:
+            run.checkpoint.mkdir(parents=True)
+            write_atomic(path / "clients.json", _to_json(clients))
+            write_atomic(run.config, config.encode())
+        except OSError as error:
+            raise RunError(f"cannot write to {path}: {error}") from None
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        """A run that is there."""
+        run = cls(path)
+        if not run.config.is_file() or not run.checkpoint.is_dir():
+            raise RunError(f"{path} is not a run folder (it has no config.toml and checkpoint/)")
+        return run
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep a second process from writing into this run; released even by kill -9."""
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunError(f"{self.path} is in use by another process") from None
+            yield
+
+    def clients(self) -> list[Record]:
+        """Who the clients are."""
+        found: list[Record] = json.loads((self.path / "clients.json").read_text(encoding="utf-8"))
+        return found
+
+    def records(self) -> list[Record]:
+        """The complete lines of rounds.jsonl; one that a crash cut short is ignored."""
+        if not self._rounds.exists():
+            return []
+        records = []
+        for line in self._rounds.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return records
+
+    def append(self, record: Record) -> None:
+        """Add a round. It counts once it is committed."""
+        with self._rounds.open("ab") as file:
+            file.write(_to_json(record))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def commit(self, round: int, state: Payload) -> None:
+        """Make `round` the one to resume from."""
+        self._server.commit(round, state)
+
+    def rewind(self) -> tuple[int, Payload | None]:
+        """Forget what came after the last committed round; return that round and its state."""
+        round = self._server.round()
+        discard_leftovers(self.checkpoint, round)
+        kept = [record for record in self.records() if record["round"] <= round]
+        if [record["round"] for record in kept] != list(range(1, round + 1)):
+            raise RunError(
+                f"{self._rounds} does not hold rounds 1 to {round} of the checkpoint; "
+                "it was changed by hand or damaged"
+            )
+        write_atomic(self._rounds, b"".join(map(_to_json, kept)))
+        return round, (self._server.load() if round else None)
+
+    def write_summary(self, summary: Record) -> None:
+        """What came out."""
+        write_atomic(self.path / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
+
+    def summary(self) -> Record | None:
+        """What came out; None while the run is not finished."""
+        path = self.path / "summary.json"
+        if not path.exists():
+            return None
+        found: Record = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+
+def _to_json(value: Record | list[Record]) -> bytes:
+    return json.dumps(value, allow_nan=False).encode() + b"\n"

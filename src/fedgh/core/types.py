@@ -1,0 +1,187 @@
+"""The nouns of a federation: what crosses, who takes part, what is asked and answered."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import BeforeValidator, ConfigDict, Field
+from torch import Tensor, nn
+
+from fedgh.core.rng import stream
+
+Payload = dict[str, Tensor]
+"""Named CPU tensors. The only thing that ever crosses between a client and the server."""
+
+
+def _split_commas(value: object) -> object:
+    return (
+        [part.strip() for part in value.split(",") if part.strip()]
+        if isinstance(value, str)
+        else value
+    )
+
+
+NameList = Annotated[list[str], BeforeValidator(_split_commas)]
+"""A list of names; on a command line also `a,b,c`."""
+
+Augmentation = Literal["flip", "crop", "erase"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What everybody in the federation knows."""
+
+    num_classes: int
+    rep_dim: int
+    num_clients: int
+    rounds: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How a client trains on its own data: plain SGD, started afresh every round."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False
+    )
+
+    epochs: Annotated[int, Field(ge=1)] = 1
+    batch_size: Annotated[int, Field(ge=1)] = 64
+    lr: Annotated[float, Field(gt=0)] = 0.01
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    clip: Annotated[float, Field(ge=0)] = 0.0  # largest gradient norm; 0 = no clipping
+    augment: Annotated[list[Augmentation], BeforeValidator(_split_commas)] = field(
+        default_factory=list
+    )
+
+
+class SplitModel(nn.Module):
+    """A client's network: its own extractor x -> R^r, and a linear header R^r -> R^C."""
+
+    def __init__(self, extractor: nn.Module, header: nn.Linear) -> None:
+        super().__init__()
+        self.extractor = extractor
+        self.header = header
+
+    def represent(self, x: Tensor) -> Tensor:
+        """The representation of each sample, [batch, r]."""
+        out: Tensor = self.extractor(x)
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits of each sample, [batch, C]."""
+        out: Tensor = self.header(self.represent(x))
+        return out
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Rows `index` of data that all clients of a machine share: a view, not a copy."""
+
+    x: Tensor
+    y: Tensor
+    index: Tensor
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def labels(self) -> Tensor:
+        """The class of each example."""
+        return self.y[self.index]
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """A client's own data, split 8:1:1."""
+
+    train: Examples
+    evaluation: Examples
+    test: Examples
+
+
+@dataclass
+class Client:
+    """One participant while it works: its model, its data, and what it keeps between rounds."""
+
+    id: int
+    task: Task
+    model: SplitModel
+    data: ClientData
+    local: LocalTraining
+    modules: nn.ModuleDict = field(default_factory=nn.ModuleDict)  # a method's second network
+    memory: Payload = field(default_factory=dict)  # what a method keeps between rounds
+    round: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def stream(self, name: str) -> torch.Generator:
+        """The random stream `name` of this client in this round."""
+        return stream(self.task.seed, name, self.id, self.round)
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the time of a block to `seconds[phase]`."""
+        start = time.perf_counter()
+        yield
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+
+    def state(self) -> Payload:
+        """A copy of everything that outlives a round."""
+        parts = {
+            "model": self.model.state_dict(),
+            "modules": self.modules.state_dict(),
+            "memory": self.memory,
+        }
+        return {
+            f"{part}.{name}": tensor.detach().clone(memory_format=torch.contiguous_format)
+            for part, tensors in parts.items()
+            for name, tensor in tensors.items()
+        }
+
+    def load(self, state: Payload) -> None:
+        """Become what `state` describes."""
+        parts: dict[str, Payload] = {"model": {}, "modules": {}, "memory": {}}
+        for key, tensor in state.items():
+            part, _, name = key.partition(".")
+            parts[part][name] = tensor
+        self.model.load_state_dict(parts["model"])
+        self.modules.load_state_dict(parts["modules"])
+        self.memory = {name: tensor.clone() for name, tensor in parts["memory"].items()}
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What the server learns from one client in one round."""
+
+    client_id: int
+    num_examples: int
+    payload: Payload
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the server asks of one client: train on `down` (None: do not train), be evaluated."""
+
+    client_id: int
+    round: int
+    down: bytes | None
+    evaluate: bool
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back. With `error` the client failed and is as it was before the job."""
+
+    client_id: int
+    round: int
+    num_examples: int = 0
+    up: bytes | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    error: str | None = None

@@ -1,0 +1,52 @@
+"""Batches straight from the shared tensors: no loader, no per-sample Python."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from fedgh.core.types import Augmentation, Examples
+from fedgh.data.augment import erase, flip, random_crop
+
+INFERENCE_BATCH = 512
+
+
+def to_input(x: Tensor) -> Tensor:
+    """What a network receives: bytes become floats in [-1, 1], images lie channels-last.
+
+    The constants are the same for every data set: statistics of everybody's pixels are
+    something that clients of a federation do not have.
+    """
+    if x.dtype == torch.uint8:
+        x = x.float().mul_(1 / 127.5).sub_(1)
+    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+
+def in_order(examples: Examples, size: int = INFERENCE_BATCH) -> Iterator[tuple[Tensor, Tensor]]:
+    """All examples once, in their own order, as they are."""
+    for rows in examples.index.split(size):
+        yield to_input(examples.x[rows]), examples.y[rows]
+
+
+def shuffled(
+    examples: Examples, size: int, rng: torch.Generator, augment: Sequence[Augmentation] = ()
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """All examples once, in random order, augmented.
+
+    A single left-over example joins the batch before it: batch normalisation cannot train on
+    a batch of one, and dropping it would waste a sample.
+    """
+    order = examples.index[torch.randperm(len(examples), generator=rng)]
+    batches = list(order.split(size))
+    if len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    for rows in batches:
+        x = examples.x[rows]
+        if "flip" in augment:
+            x = flip(x, rng)
+        if "crop" in augment:
+            x = random_crop(x, rng)
+        x = to_input(x)
+        if "erase" in augment:
+            x = erase(x, rng)
+        yield x, examples.y[rows]

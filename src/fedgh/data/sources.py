@@ -1,0 +1,222 @@
+"""Data sets as tensors: inputs, labels, class names.
+
+A source pools everything it has; who trains and who tests is decided by the partition. Files
+are untrusted: sizes and labels are checked, nothing is unpickled.
+"""
+
+import gzip
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import interpolate, pad
+
+from fedgh.data.fetch import locate
+from fedgh.errors import DataError
+
+CIFAR10_CLASSES = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
+FASHION_CLASSES = (
+    *("T-shirt", "trouser", "pullover", "dress", "coat"),
+    *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
+)
+IMAGE_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set. `x` is uint8 images [n, c, h, w], or floats of any shape [n, ...]."""
+
+    name: str
+    x: Tensor
+    y: Tensor
+    class_names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y) or not len(self.y):
+            raise DataError(f"{self.name}: {len(self.x)} inputs and {len(self.y)} labels")
+        if self.y.min() < 0 or self.y.max() >= len(self.class_names):
+            raise DataError(
+                f"{self.name}: labels from {int(self.y.min())} to {int(self.y.max())}, "
+                f"but there are {len(self.class_names)} classes (0 to {len(self.class_names) - 1})"
+            )
+        if self.x.is_floating_point() and not self.x.isfinite().all():
+            raise DataError(f"{self.name}: some inputs are not finite")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.class_names)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.x.shape[1:])
+
+
+@dataclass(frozen=True)
+class Where:
+    """What a source may need to find its data."""
+
+    dir: Path | None = None  # the folder that holds the official files
+    path: Path | None = None  # the user's own file or folder
+    image_size: int = 32
+
+
+def digits(where: Where) -> Source:  # noqa: ARG001
+    """scikit-learn's 1,797 handwritten digits, 8x8, enlarged to 32x32. Needs no download."""
+    from sklearn.datasets import load_digits  # slow to import, and only needed here
+
+    small, labels = load_digits(return_X_y=True)
+    images = torch.from_numpy(small).float().view(-1, 1, 8, 8) * (255 / 16)
+    large = interpolate(images, size=(32, 32), mode="bilinear", align_corners=False)
+    x = large.round().clamp(0, 255).to(torch.uint8)
+    return Source("digits", x, torch.from_numpy(labels).long(), tuple("0123456789"))
+
+
+def cifar10(where: Where) -> Source:
+    """CIFAR-10 (Krizhevsky 2009): 60,000 colour images, 10 classes."""
+    folder = locate("cifar10", where.dir)
+    files = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
+    x, y = _cifar([folder / name for name in files], [10_000] * 6, label_bytes=1)
+    return Source("cifar10", x, y, CIFAR10_CLASSES)
+
+
+def cifar100(where: Where) -> Source:
+    """CIFAR-100 (Krizhevsky 2009): 60,000 colour images, 100 (fine) classes."""
+    folder = locate("cifar100", where.dir)
+    x, y = _cifar([folder / "train.bin", folder / "test.bin"], [50_000, 10_000], label_bytes=2)
+    names = (folder / "fine_label_names.txt").read_text(encoding="utf-8").split()
+    return Source("cifar100", x, y, tuple(names))
+
+
+def fashion_mnist(where: Where) -> Source:
+    """Fashion-MNIST (Xiao et al. 2017): 70,000 grey images, 10 classes, padded to 32x32."""
+    folder = locate("fashion-mnist", where.dir)
+    images, labels = [], []
+    for part, count in (("train", 60_000), ("t10k", 10_000)):
+        images.append(_idx(folder / f"{part}-images-idx3-ubyte.gz", (count, 28, 28)))
+        labels.append(_idx(folder / f"{part}-labels-idx1-ubyte.gz", (count,)))
+    x = pad(torch.from_numpy(np.concatenate(images))[:, None], [2, 2, 2, 2])
+    return Source(
+        "fashion-mnist", x, torch.from_numpy(np.concatenate(labels)).long(), FASHION_CLASSES
+    )
+
+
+def image_folder(where: Where) -> Source:
+    """Your images: one sub-folder per class under `data.path`, scaled to `data.image_size`."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        raise DataError(
+            "reading an image folder needs Pillow: pip install 'fedgh[images]'"
+        ) from None
+    root = _own_path(where, "image-folder", "a folder with one sub-folder of images per class")
+    classes = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    size = (where.image_size, where.image_size)
+    images, labels = [], []
+    for label, name in enumerate(classes):
+        for file in sorted((root / name).rglob("*")):
+            if file.suffix.lower() not in IMAGE_ENDINGS:
+                continue
+            try:
+                with Image.open(file) as image:
+                    images.append(np.asarray(image.convert("RGB").resize(size)))
+            except (UnidentifiedImageError, OSError, ValueError) as error:
+                raise DataError(f"{file} is not a readable image: {error}") from None
+            labels.append(label)
+    if not images:
+        raise DataError(f"{root} has no sub-folders with images; put class A's into {root}/A/")
+    x = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
+    return Source("image-folder", x, torch.tensor(labels), tuple(classes))
+
+
+def npz(where: Where) -> Source:
+    """Your arrays: a .npz file at `data.path` with `x` [n, ...] and `y` [n].
+
+    uint8 images are [n, c, h, w], or [n, h, w, c] with one or three channels; anything else is
+    taken as float32. Labels may be any integers or strings; sorted, they become classes 0, 1, ...
+    """
+    path = _own_path(where, "npz", "a .npz file with arrays x and y")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zlib.error, KeyError) as error:
+        raise DataError(f"{path} is not a readable .npz file: {error}") from None
+    if not {"x", "y"} <= arrays.keys():
+        raise DataError(f"{path} must hold arrays x and y; it has {', '.join(arrays) or 'nothing'}")
+    inputs, labels = arrays["x"], arrays["y"]
+    if labels.ndim != 1 or labels.dtype.kind not in "iuUS":
+        raise DataError(f"{path}: y must be one integer or string per input, got {labels.dtype}")
+    if inputs.dtype.kind not in "iufb" or inputs.ndim < 2:
+        raise DataError(f"{path}: x must be numbers [n, ...], got {inputs.dtype} {inputs.shape}")
+    if inputs.dtype == np.uint8 and inputs.ndim == 4:
+        if inputs.shape[3] in (1, 3) and inputs.shape[1] not in (1, 3):
+            inputs = inputs.transpose(0, 3, 1, 2)
+    else:
+        inputs = inputs.astype(np.float32)
+    names, y = np.unique(labels, return_inverse=True)
+    class_names = tuple(n.decode() if isinstance(n, bytes) else str(n) for n in names)
+    x = torch.from_numpy(np.ascontiguousarray(inputs))
+    return Source("npz", x, torch.from_numpy(y).long(), class_names)
+
+
+SOURCES: dict[str, Callable[[Where], Source]] = {
+    "digits": digits,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "fashion-mnist": fashion_mnist,
+    "image-folder": image_folder,
+    "npz": npz,
+}
+
+
+def _own_path(where: Where, name: str, what: str) -> Path:
+    if where.path is None:
+        raise DataError(f"data.name = '{name}' needs data.path: {what}")
+    path = where.path.expanduser()
+    if not path.exists():
+        raise DataError(f"data.path: {path} does not exist; it should be {what}")
+    return path
+
+
+def _cifar(paths: list[Path], counts: list[int], label_bytes: int) -> tuple[Tensor, Tensor]:
+    """The official binary layout: per image its label bytes (the last is the fine one), pixels."""
+    images, labels = [], []
+    for path, count in zip(paths, counts, strict=True):
+        raw = np.fromfile(path, np.uint8)
+        width = label_bytes + 3 * 32 * 32
+        if raw.size != count * width:
+            raise DataError(
+                f"{path} has {raw.size:,} bytes instead of {count * width:,}: "
+                "it is damaged; delete it and fetch it again"
+            )
+        rows = raw.reshape(count, width)
+        labels.append(rows[:, label_bytes - 1])
+        images.append(rows[:, label_bytes:].reshape(count, 3, 32, 32))
+    return (
+        torch.from_numpy(np.concatenate(images)),
+        torch.from_numpy(np.concatenate(labels)).long(),
+    )
+
+
+def _idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """An idx file of bytes: zero, zero, type 8, number of dimensions, sizes, values."""
+    header = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
+    try:
+        raw = gzip.decompress(path.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is damaged ({error}); delete it and fetch it again") from None
+    if not raw.startswith(header) or len(raw) != len(header) + int(np.prod(shape)):
+        raise DataError(f"{path} is not an idx file of {shape} bytes; delete it, fetch it again")
+    return np.frombuffer(raw, np.uint8, offset=len(header)).reshape(shape).copy()

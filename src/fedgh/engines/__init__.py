@@ -1,0 +1,1 @@
+"""Where clients live: in this process, in worker processes."""

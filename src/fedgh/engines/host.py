@@ -1,0 +1,117 @@
+"""A host keeps clients and does their jobs: the part that all engines share."""
+
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from fedgh.core import wire
+from fedgh.core.checkpoint import ClientFiles
+from fedgh.core.local import accuracy
+from fedgh.core.method import Method
+from fedgh.core.rng import isolated
+from fedgh.core.types import Client, Examples, Job, LocalTraining, Payload, Reply, Task
+from fedgh.data.partition import Partition
+from fedgh.models import Extractor, split_model
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """All that is needed to make any client of the federation."""
+
+    task: Task
+    method: Method
+    local: LocalTraining
+    extractors: tuple[Extractor, ...]  # dealt round-robin
+    x: Tensor
+    y: Tensor
+    partition: Partition
+    global_sample: Tensor | None = None  # everybody's test data, balanced over the classes
+
+    def make(self, client_id: int) -> Client:
+        """The client as it is before its first round: a function of the seed alone."""
+        task = self.task
+        make = self.extractors[client_id % len(self.extractors)]
+        with isolated(task.seed, "model", client_id):
+            model = split_model(make, tuple(self.x.shape[1:]), task.rep_dim, task.num_classes)
+        data = self.partition.data(client_id, self.x, self.y)
+        client = Client(client_id, task, model, data, self.local)
+        with isolated(task.seed, "init-client", client_id):
+            self.method.init_client(client)
+        return client
+
+
+class ClientHost:
+    """Clients made when first needed, kept in memory, saved on demand."""
+
+    def __init__(self, blueprint: Blueprint, checkpoint: Path, round: int) -> None:
+        self.blueprint = blueprint
+        self._files = ClientFiles(checkpoint, round)
+        self._clients: dict[int, Client] = {}
+        self._changed: set[int] = set()
+
+    def run(self, job: Job) -> Reply:
+        """Do a job. Whatever a client raises becomes a reply, and the client is as before."""
+        before: Payload | None = None
+        try:
+            client = self._client(job.client_id)
+            client.round, client.metrics, client.seconds = job.round, {}, {}
+            before = client.state() if job.down is not None else None
+            with isolated(client.task.seed, "client", client.id, job.round):
+                up = self._train(client, job.down)
+                if job.evaluate:
+                    self._evaluate(client)
+        except Exception as problem:  # a client's code may raise anything
+            if before is not None:
+                client.load(before)
+            return Reply(job.client_id, job.round, error=_one_line(problem))
+        if up is not None:
+            self._changed.add(client.id)
+        return Reply(
+            client_id=client.id,
+            round=job.round,
+            num_examples=len(client.data.train),
+            up=up,
+            metrics=client.metrics,
+            seconds=client.seconds,
+        )
+
+    def save(self, round: int) -> None:
+        """Write the clients that have changed since the last time."""
+        states = ((client, self._clients[client].state()) for client in sorted(self._changed))
+        self._files.save(round, states)
+        self._changed.clear()
+
+    def _client(self, client_id: int) -> Client:
+        if client_id not in self._clients:
+            client = self.blueprint.make(client_id)
+            state = self._files.load(client_id)
+            if state is not None:
+                client.load(state)
+            self._clients[client_id] = client
+        return self._clients[client_id]
+
+    def _train(self, client: Client, down: bytes | None) -> bytes | None:
+        if down is None:
+            return None
+        return wire.to_bytes(self.blueprint.method.client_update(client, wire.from_bytes(down)))
+
+    def _evaluate(self, client: Client) -> None:
+        predict = self.blueprint.method.predict
+        scores = {
+            "accuracy": accuracy(client, predict, client.data.test),
+            "evaluation_accuracy": accuracy(client, predict, client.data.evaluation),
+        }
+        sample = self.blueprint.global_sample
+        if sample is not None:
+            everybody = Examples(self.blueprint.x, self.blueprint.y, sample)
+            scores["global_accuracy"] = accuracy(client, predict, everybody)
+        client.metrics.update(scores)
+
+
+def _one_line(problem: Exception) -> str:
+    """What happened and where, without a path that tells about the machine."""
+    where = traceback.extract_tb(problem.__traceback__)[-1]
+    text = " ".join(str(problem).split())
+    return f"{type(problem).__name__}: {text} ({Path(where.filename).name}:{where.lineno})"

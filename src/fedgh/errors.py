@@ -1,0 +1,32 @@
+"""What a person can put right: shown as a message, never as a traceback."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class FedghError(Exception):
+    """Something is wrong with the request or its surroundings; the text says what to do next."""
+
+
+class ConfigError(FedghError):
+    """The configuration asks for something unknown, ill-typed or impossible."""
+
+
+class DataError(FedghError):
+    """Data are missing, damaged, or do not allow what was asked of them."""
+
+
+class WireError(FedghError):
+    """A message from another party is not what the method declared."""
+
+
+class RunError(FedghError):
+    """A run cannot go on."""
+
+
+def unknown(kind: str, given: str, known: Iterable[str]) -> str:
+    """Say that there is no such thing, and what was probably meant."""
+    known = list(known)
+    near = get_close_matches(given, known, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
+    return f"no {kind} '{given}'; {hint}"

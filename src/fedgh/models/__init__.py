@@ -1,0 +1,71 @@
+"""The extractors: the paper's CNN-1..5, ResNet-18, and whatever a user names."""
+
+import importlib
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from fedgh.core.types import SplitModel
+from fedgh.errors import ConfigError, unknown
+from fedgh.models.cnn import CNN1, CNN2, CNN3, CNN4, CNN5
+from fedgh.models.resnet import resnet18
+
+Extractor = Callable[[tuple[int, ...], int], nn.Module]
+"""From the shape of one input and the width of the representation to a network."""
+
+EXTRACTORS: dict[str, Extractor] = {
+    "cnn1": CNN1,
+    "cnn2": CNN2,
+    "cnn3": CNN3,
+    "cnn4": CNN4,
+    "cnn5": CNN5,
+    "resnet18": resnet18,
+}
+
+
+def extractor(name: str) -> Extractor:
+    """The extractor of that name, or the function that `package.module:function` names."""
+    if name in EXTRACTORS:
+        return EXTRACTORS[name]
+    module, colon, function = name.partition(":")
+    if not colon:
+        raise ConfigError(
+            f"model.zoo: {unknown('extractor', name, EXTRACTORS)} "
+            "(your own is written 'package.module:function')"
+        )
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"model.zoo: cannot import '{name}': {error}") from None
+    if not callable(found):
+        raise ConfigError(f"model.zoo: '{name}' is not a function")
+    make: Extractor = found
+    return make
+
+
+def split_model(
+    make: Extractor, shape: tuple[int, ...], rep_dim: int, num_classes: int
+) -> SplitModel:
+    """A client's model: the extractor, laid out for speed, under a linear header."""
+    model = SplitModel(make(shape, rep_dim), nn.Linear(rep_dim, num_classes))
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def check_extractor(name: str, make: Extractor, shape: tuple[int, ...], rep_dim: int) -> None:
+    """Refuse an extractor that does not map such inputs to representations of that width."""
+    try:
+        net = make(shape, rep_dim).eval()
+        with torch.inference_mode():
+            out = net(torch.zeros(2, *shape))
+    except ConfigError:
+        raise
+    except Exception as error:  # a user's function may raise anything
+        raise ConfigError(
+            f"model.zoo: '{name}' fails on inputs of shape {shape}: {type(error).__name__}: {error}"
+        ) from error
+    if tuple(out.shape) != (2, rep_dim):
+        raise ConfigError(
+            f"model.zoo: '{name}' maps 2 inputs to shape {tuple(out.shape)}, "
+            f"but model.rep_dim = {rep_dim} asks for (2, {rep_dim})"
+        )

@@ -1,0 +1,35 @@
+"""CNN-1 to CNN-5 of the FedGH paper: one structure, five sizes."""
+
+from functools import partial
+
+from torch import nn
+
+from fedgh.errors import ConfigError
+
+
+def cnn(
+    shape: tuple[int, ...], rep_dim: int, *, conv2: int, fc1: int, conv1: int = 16
+) -> nn.Sequential:
+    """Two 5x5 convolutions with pooling, two dense layers; the last ReLU is the representation."""
+    if len(shape) != 3 or shape[1:] != (32, 32):
+        raise ConfigError(f"model.zoo: the CNNs take 32x32 images, but inputs have shape {shape}")
+    return nn.Sequential(
+        nn.Conv2d(shape[0], conv1, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(conv1, conv2, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(conv2 * 5 * 5, fc1),
+        nn.ReLU(),
+        nn.Linear(fc1, rep_dim),
+        nn.ReLU(),
+    )
+
+
+CNN1 = partial(cnn, conv2=32, fc1=2000)
+CNN2 = partial(cnn, conv2=16, fc1=2000)
+CNN3 = partial(cnn, conv2=32, fc1=1000)
+CNN4 = partial(cnn, conv2=32, fc1=800)
+CNN5 = partial(cnn, conv2=32, fc1=500)

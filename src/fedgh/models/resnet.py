@@ -1,0 +1,44 @@
+"""ResNet-18 (He et al. 2016) for small images: a 3x3 stem without pooling."""
+
+from torch import Tensor, nn
+
+from fedgh.errors import ConfigError
+
+
+def _conv_bn(inputs: int, outputs: int, size: int, stride: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False),
+        nn.BatchNorm2d(outputs),
+    )
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            _conv_bn(inputs, outputs, 3, stride), nn.ReLU(), _conv_bn(outputs, outputs, 3, 1)
+        )
+        same = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if same else _conv_bn(inputs, outputs, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """relu(residual(x) + shortcut(x))."""
+        out: Tensor = (self.residual(x) + self.shortcut(x)).relu()
+        return out
+
+
+def resnet18(shape: tuple[int, ...], rep_dim: int) -> nn.Sequential:
+    """Stem, four stages of two blocks, mean over the image, a dense layer to the representation."""
+    if len(shape) != 3:
+        raise ConfigError(f"model.zoo: resnet18 takes images, but inputs have shape {shape}")
+    layers: list[nn.Module] = [_conv_bn(shape[0], 64, 3, 1), nn.ReLU()]
+    width = 64
+    for stage, outputs in enumerate((64, 128, 256, 512)):
+        layers.append(BasicBlock(width, outputs, stride=1 if stage == 0 else 2))
+        layers.append(BasicBlock(outputs, outputs, stride=1))
+        width = outputs
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, rep_dim), nn.ReLU()
+    )

@@ -1,0 +1,215 @@
+"""A run in the terminal: progress while it goes on, tables and pictures of it."""
+
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from fedgh.core.runs import Record, RunFolder
+from fedgh.core.types import Reply
+from fedgh.experiment import Experiment
+
+MOST_CLIENTS = 40
+"""Rows of a client table or picture; more of them nobody reads in a terminal."""
+
+MOST_NAMES = 6
+SHADES = " ░▒▓█"
+
+
+def human_bytes(count: float) -> str:
+    """1536 -> '1.5 KB', with 1 KB = 1024 B as in the paper."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TB"
+
+
+def percent(share: float | None) -> str:
+    """0.5 -> '50.0%'; a score nobody has taken is a dash."""
+    return "-" if share is None else f"{100 * share:.1f}%"
+
+
+@dataclass
+class Live:
+    """Follow a run: a bar where there is a terminal, one line per round where there is none."""
+
+    console: Console
+    _bar: Progress = field(init=False)
+    _rounds: TaskID = field(init=False)
+    _clients: TaskID = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._bar = Progress(
+            TextColumn("{task.description:<8}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+
+    def __enter__(self) -> "Live":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
+        """Say what runs where."""
+        config = experiment.config
+        self.console.print(
+            f"[bold]{config.method.name}[/] on {experiment.source.name}: "
+            f"{config.federation.clients} clients, {len(set(config.model.zoo))} networks, "
+            f"{config.federation.rounds} rounds, seed {config.federation.seed} -> {run.path}"
+        )
+        if done:
+            self.console.print(f"rounds 1 to {len(done)} are there already")
+        total = config.federation.rounds
+        self._rounds = self._bar.add_task("rounds", total=total, completed=len(done), note="")
+        self._clients = self._bar.add_task("clients", total=None, note="")
+
+    def replied(self, reply: Reply) -> None:
+        """One client is done."""
+        self._bar.update(self._clients, advance=1)
+        if reply.error:
+            self.console.print(
+                f"round {reply.round}: client {reply.client_id} failed: {reply.error}",
+                style="yellow",
+                markup=False,
+            )
+
+    def finished_round(self, record: Record) -> None:
+        """One round is done."""
+        note = f"accuracy {percent(record['accuracy'])}, {human_bytes(record['bytes_total'])} sent"
+        self._bar.update(self._rounds, completed=record["round"], note=note)
+        self._bar.update(self._clients, completed=0, total=len(record["participants"]))
+        for rejected in record["rejected"]:
+            self.console.print(
+                f"round {record['round']}: upload of client {rejected['client']} "
+                f"rejected: {rejected['reason']}",
+                style="yellow",
+                markup=False,
+            )
+        if not self.console.is_terminal:
+            self.console.print(f"round {record['round']}: {note}")
+
+
+def result(run: RunFolder) -> Table:
+    """Every client of a finished run, and the mean."""
+    summary = run.summary()
+    assert summary is not None, "the run is finished"
+    last = [record for record in run.records() if record["accuracy"] is not None][-1]
+    columns = {"accuracy": "accuracy", "global_accuracy": "on all classes"}
+    columns = {key: title for key, title in columns.items() if key in last}
+    clients = run.clients()
+    table = Table(title=f"{summary['method']} on {summary['data']}", show_footer=True)
+    table.add_column("client", "mean", justify="right")
+    table.add_column("network")
+    table.add_column("classes", overflow="fold")
+    samples = sum(_samples(client) for client in clients) / len(clients)
+    table.add_column("samples", f"{samples:.0f}", justify="right")
+    for key, title in columns.items():
+        table.add_column(title, percent(last[key]), justify="right")
+    for client in clients[:MOST_CLIENTS]:
+        table.add_row(
+            str(client["client"]),
+            client["extractor"],
+            _few(list(client["classes"])),
+            str(_samples(client)),
+            *(percent(last[f"{key}_per_client"][client["client"]]) for key in columns),
+        )
+    if len(clients) > MOST_CLIENTS:
+        table.caption = f"{len(clients) - MOST_CLIENTS} more clients in clients.json"
+    return table
+
+
+def closing_lines(run: RunFolder) -> str:
+    """Accuracy, bytes, target, and where to look further."""
+    summary = run.summary()
+    assert summary is not None, "the run is finished"
+    lines = [
+        f"accuracy   {percent(summary['final_accuracy'])} after round {summary['rounds']}, "
+        "mean over all clients, each on its own test data",
+        f"sent       {human_bytes(summary['bytes_total'])} in all, "
+        f"{human_bytes(summary['bytes_per_client_round'])} per client and round "
+        f"(by the paper's reckoning {human_bytes(summary['paper_bytes_per_client_round'])})",
+    ]
+    if summary["target"] is not None:
+        reached = (
+            f"after round {summary['rounds_to_target']}, {human_bytes(summary['bytes_to_target'])}"
+            if summary["rounds_to_target"]
+            else "not reached"
+        )
+        lines.append(f"target     {percent(summary['target'])} {reached}")
+    lines.append(f"run folder {run.path}")
+    return "\n".join(lines)
+
+
+def partition_picture(experiment: Experiment, console: Console) -> None:
+    """Clients down, classes across; the darker a cell, the more samples."""
+    source = experiment.source
+    counts = experiment.partition.counts(source.y, source.num_classes)
+    most = int(counts.max())
+    clients = experiment.clients()
+    cell = len(str(most)) + 2  # a number, a shade and a gap
+    room = console.width - 24
+    with_numbers = cell * source.num_classes <= room
+    if with_numbers:
+        names = "".join(f"{name[: cell - 1]:>{cell}}" for name in source.class_names)
+        console.print(f"{'':16}{names}   total", highlight=False, markup=False)
+    step = source.num_classes if with_numbers else room
+    for first in range(0, source.num_classes, step):
+        if not with_numbers:
+            last = min(first + step, source.num_classes) - 1
+            console.print(f"classes {first} to {last}:", highlight=False)
+        for client, row in list(zip(clients, counts.tolist(), strict=True))[:MOST_CLIENTS]:
+            line = Text(f"{client['client']:>4} {client['extractor'][-10:]:<10} ")
+            for count in row[first : first + step]:
+                shade = SHADES[-(-count * (len(SHADES) - 1) // most)]
+                number = f"{count or '':>{cell - 1}}" if with_numbers else ""
+                line.append(number + shade, style="cyan")
+            line.append(f"{sum(row):>8}")
+            console.print(line)
+    if len(clients) > MOST_CLIENTS:
+        console.print(f"... and {len(clients) - MOST_CLIENTS} more clients")
+    sizes = experiment.partition.bounds.diff(dim=1).sum(0).tolist()
+    held = counts.gt(0).sum(0)
+    console.print(
+        f"{len(source)} samples: {sizes[0]} train, {sizes[1]} evaluation, {sizes[2]} test; "
+        f"{source.num_classes} classes, each held by {int(held.min())} to {int(held.max())} "
+        f"of {len(clients)} clients"
+    )
+
+
+def listing(rows: dict[str, str]) -> Table:
+    """Names and what they are."""
+    table = Table(box=None, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, what in rows.items():
+        table.add_row(Text(name), Text(what))
+    return table
+
+
+def _samples(client: Record) -> int:
+    return int(client["train"] + client["evaluation"] + client["test"])
+
+
+def _few(names: list[str]) -> str:
+    more = f", … ({len(names)})" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more

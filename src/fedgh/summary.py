@@ -1,0 +1,62 @@
+"""What came out of a run, in one small table.
+
+The result is the accuracy after the last round. The best over all rounds is there for
+comparison with papers that report it; it is chosen on test data and therefore flattering.
+"""
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fedgh.config import Config
+from fedgh.core.runs import Record
+from fedgh.core.types import Task
+
+
+def summarise(
+    config: Config, task: Task, records: list[Record], clients: list[Record]
+) -> dict[str, Any]:
+    """The numbers of summary.json."""
+    evaluated = [record for record in records if record["accuracy"] is not None]
+    target = config.federation.target
+    reached = next((r for r in evaluated if target is not None and r["accuracy"] >= target), None)
+    client_rounds = sum(len(record["participants"]) for record in records)
+    paper = [config.method.paper_bytes(task, len(client["classes"])) for client in clients]
+    last = evaluated[-1]
+    return {
+        "method": config.method.name,
+        "data": config.data.name,
+        "seed": task.seed,
+        "rounds": len(records),
+        "final_accuracy": last["accuracy"],
+        "final_evaluation_accuracy": last["evaluation_accuracy"],
+        "best_accuracy": max(record["accuracy"] for record in evaluated),
+        **({"final_global_accuracy": last["global_accuracy"]} if "global_accuracy" in last else {}),
+        "target": target,
+        "rounds_to_target": reached and reached["round"],
+        "bytes_to_target": reached and reached["bytes_total"],
+        "bytes_total": records[-1]["bytes_total"],
+        "bytes_per_client_round": records[-1]["bytes_total"] / client_rounds,
+        "paper_bytes_per_client_round": sum(paper) / len(paper),
+        "seconds": sum(record["seconds"]["total"] for record in records),
+        "versions": {
+            "python": platform.python_version(),
+            **{package: version(package) for package in ("fedgh", "torch", "numpy")},
+        },
+        "machine": {
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "system": platform.platform(),
+        },
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
