@@ -189,6 +189,7 @@ def _train(experiment: Experiment, folder: RunFolder, watch: Watcher) -> RunFold
                 if keep:
                     folder.commit(number, federation.state())
                 watch.finished_round(record)
+            folder.discard_leftovers()
         folder.write_summary(summarise(config, experiment.task, folder.records(), folder.clients()))
     return folder
 

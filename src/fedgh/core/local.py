@@ -41,12 +41,16 @@ def sgd_epochs(client: Client, loss: Loss, modules: Sequence[nn.Module] | None =
             for x, y in shuffled(client.data.train, how.batch_size, rng, how.augment):
                 value = loss(x, y)
                 optimizer.zero_grad()
-                value.backward()  # type: ignore[no-untyped-call]
+                value.backward()
                 if how.clip > 0:
                     nn.utils.clip_grad_norm_(parameters, how.clip)
                 optimizer.step()
                 total += value.detach() * len(y)
                 seen += len(y)
+    if not total.isfinite():
+        raise FloatingPointError(
+            "the training loss is not finite; lower local.lr or set local.clip"
+        )
     client.metrics["train_loss"] = float(total) / seen
 
 

@@ -98,7 +98,7 @@ class RunFolder:
     def rewind(self) -> tuple[int, Payload | None]:
         """Forget what came after the last committed round; return that round and its state."""
         round = self._server.round()
-        discard_leftovers(self.checkpoint, round)
+        self.discard_leftovers()
         kept = [record for record in self.records() if record["round"] <= round]
         if [record["round"] for record in kept] != list(range(1, round + 1)):
             raise RunError(
@@ -107,6 +107,10 @@ class RunFolder:
             )
         write_atomic(self._rounds, b"".join(map(_to_json, kept)))
         return round, (self._server.load() if round else None)
+
+    def discard_leftovers(self) -> None:
+        """Delete client states that the last commit does not need."""
+        discard_leftovers(self.checkpoint, self._server.round())
 
     def write_summary(self, summary: Record) -> None:
         """What came out."""

@@ -176,7 +176,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back. With `error` the client failed and is as it was before the job."""
+    """What came back. With `error` something failed; without `up` the client is as it was."""
 
     client_id: int
     round: int

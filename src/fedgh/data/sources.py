@@ -5,6 +5,7 @@ are untrusted: sizes and labels are checked, nothing is unpickled.
 """
 
 import gzip
+import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -149,9 +150,9 @@ def npz(where: Where) -> Source:
     """
     path = _own_path(where, "npz", "a .npz file with arrays x and y")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.lib.npyio.NpzFile(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zlib.error, KeyError) as error:
+    except (OSError, ValueError, EOFError, KeyError, zlib.error, zipfile.BadZipFile) as error:
         raise DataError(f"{path} is not a readable .npz file: {error}") from None
     if not {"x", "y"} <= arrays.keys():
         raise DataError(f"{path} must hold arrays x and y; it has {', '.join(arrays) or 'nothing'}")

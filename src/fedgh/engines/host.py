@@ -11,7 +11,7 @@ from fedgh.core.checkpoint import ClientFiles
 from fedgh.core.local import accuracy
 from fedgh.core.method import Method
 from fedgh.core.rng import isolated
-from fedgh.core.types import Client, Examples, Job, LocalTraining, Payload, Reply, Task
+from fedgh.core.types import Client, Examples, Job, LocalTraining, Reply, Task
 from fedgh.data.partition import Partition
 from fedgh.models import Extractor, split_model
 
@@ -52,22 +52,28 @@ class ClientHost:
         self._changed: set[int] = set()
 
     def run(self, job: Job) -> Reply:
-        """Do a job. Whatever a client raises becomes a reply, and the client is as before."""
-        before: Payload | None = None
+        """Train and judge a client. What its code raises becomes part of the reply."""
         try:
             client = self._client(job.client_id)
-            client.round, client.metrics, client.seconds = job.round, {}, {}
-            before = client.state() if job.down is not None else None
-            with isolated(client.task.seed, "client", client.id, job.round):
-                up = self._train(client, job.down)
-                if job.evaluate:
-                    self._evaluate(client)
         except Exception as problem:  # a client's code may raise anything
-            if before is not None:
-                client.load(before)
             return Reply(job.client_id, job.round, error=_one_line(problem))
-        if up is not None:
-            self._changed.add(client.id)
+        client.round, client.metrics, client.seconds = job.round, {}, {}
+        up: bytes | None = None
+        errors: list[str] = []
+        with isolated(client.task.seed, "client", client.id, job.round):
+            if job.down is not None:
+                before = client.state()
+                try:
+                    up = self._train(client, job.down)
+                except Exception as problem:
+                    client.load(before)
+                    client.metrics.clear()
+                    errors.append(_one_line(problem))
+            if job.evaluate:
+                try:
+                    self._evaluate(client)
+                except Exception as problem:
+                    errors.append(_one_line(problem))
         return Reply(
             client_id=client.id,
             round=job.round,
@@ -75,6 +81,7 @@ class ClientHost:
             up=up,
             metrics=client.metrics,
             seconds=client.seconds,
+            error="; ".join(errors) or None,
         )
 
     def save(self, round: int) -> None:
@@ -92,10 +99,10 @@ class ClientHost:
             self._clients[client_id] = client
         return self._clients[client_id]
 
-    def _train(self, client: Client, down: bytes | None) -> bytes | None:
-        if down is None:
-            return None
-        return wire.to_bytes(self.blueprint.method.client_update(client, wire.from_bytes(down)))
+    def _train(self, client: Client, down: bytes) -> bytes:
+        up = wire.to_bytes(self.blueprint.method.client_update(client, wire.from_bytes(down)))
+        self._changed.add(client.id)
+        return up
 
     def _evaluate(self, client: Client) -> None:
         predict = self.blueprint.method.predict

@@ -1,0 +1,31 @@
+import torch
+from torch import nn
+
+from fedgh.core.rng import isolated, numpy_stream, seed_of, stream
+
+
+def test_a_stream_is_fixed_by_its_name() -> None:
+    a, b = (torch.rand(5, generator=stream(1, "x", 2, 3)) for _ in range(2))
+    assert a.equal(b)
+    assert numpy_stream(1, "x", 2, 3).random() == numpy_stream(1, "x", 2, 3).random()
+
+
+def test_all_parts_of_the_name_count() -> None:
+    seeds = {
+        seed_of(seed, name, client, round)
+        for seed in range(5)
+        for name in ("a", "b")
+        for client in range(20)
+        for round in range(20)
+    }
+    assert len(seeds) == 5 * 2 * 20 * 20
+
+
+def test_isolated_draws_are_reproducible_and_leave_no_trace() -> None:
+    before = torch.get_rng_state()
+    with isolated(0, "model", 1):
+        first = nn.Linear(3, 3).weight.detach().clone()
+    assert torch.get_rng_state().equal(before)
+    torch.rand(7)
+    with isolated(0, "model", 1):
+        assert nn.Linear(3, 3).weight.equal(first)

@@ -1,0 +1,164 @@
+"""The round, played with an engine that does exactly what a test wants."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+from fedgh.core import wire
+from fedgh.core.method import Method
+from fedgh.core.rounds import Federation
+from fedgh.core.types import Client, Job, Payload, Reply, Task, Upload
+from fedgh.errors import RunError
+
+
+@dataclass(frozen=True)
+class Sum(Method):
+    """The server adds up what it gets."""
+
+    name: ClassVar[str] = "sum"
+
+    def init_server(self, task: Task, rng: torch.Generator) -> Payload:
+        return {"total": torch.zeros(1)}
+
+    def client_update(self, client: Client, down: Payload) -> Payload:
+        raise NotImplementedError
+
+    def server_update(self, server: Payload, uploads: Iterable[Upload]) -> Payload:
+        return {"total": server["total"] + sum(upload.payload["value"] for upload in uploads)}
+
+    def upload_spec(self, task: Task) -> wire.Spec:
+        return {"value": wire.Field(torch.float32, (1,))}
+
+    def paper_bytes(self, task: Task, local_classes: int) -> int:
+        return 0
+
+
+class Scripted:
+    """An engine whose clients answer as told, 1.0 by default."""
+
+    def __init__(self, answer: Callable[[Job], Reply] | None = None) -> None:
+        self.jobs: list[Job] = []
+        self.answer = answer or self.usual
+
+    @staticmethod
+    def usual(job: Job, value: float = 1.0) -> Reply:
+        up = None if job.down is None else wire.to_bytes({"value": torch.tensor([value])})
+        scores = {"accuracy": 0.5, "evaluation_accuracy": 0.5} if job.evaluate else {}
+        return Reply(job.client_id, job.round, 1, up, scores)
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
+        self.jobs = list(jobs)
+        return map(self.answer, jobs)
+
+    def save(self, round: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def federation(engine: Scripted, clients: int = 4, **how: float) -> Federation:
+    return Federation(Task(2, 2, clients, rounds=10, seed=0), Sum(), engine, **how)  # type: ignore[arg-type]
+
+
+def test_uploads_reach_the_server_and_bytes_add_up() -> None:
+    fed = federation(Scripted())
+    record = fed.round(1)
+    assert fed.server["total"].item() == 4
+    assert (record["bytes_up"], record["bytes_down"], record["bytes_total"]) == (16, 16, 32)
+    assert fed.round(2)["bytes_total"] == 64
+    assert record["accuracy"] == 0.5
+    assert record["accuracy_per_client"] == [0.5] * 4
+
+
+def test_a_failed_client_is_recorded_and_the_round_goes_on() -> None:
+    def answer(job: Job) -> Reply:
+        if job.client_id == 1:
+            return Reply(1, job.round, error="ValueError: no")
+        return Scripted.usual(job)
+
+    fed = federation(Scripted(answer))
+    record = fed.round(1)
+    assert record["failed"] == [{"client": 1, "reason": "ValueError: no"}]
+    assert fed.server["total"].item() == 3
+    assert record["accuracy_per_client"] == [0.5, None, 0.5, 0.5]
+    assert record["accuracy"] == 0.5
+
+
+def test_a_bad_upload_is_rejected_and_never_seen_by_the_method() -> None:
+    def answer(job: Job) -> Reply:
+        if job.client_id == 2:
+            return Scripted.usual(job, value=float("nan"))
+        if job.client_id == 3:
+            return Reply(3, job.round, 1, b"garbage")
+        return Scripted.usual(job)
+
+    fed = federation(Scripted(answer))
+    record = fed.round(1)
+    assert [(r["client"], r["reason"][:20]) for r in record["rejected"]] == [
+        (2, "'value' has values t"),
+        (3, "not a readable messa"),
+    ]
+    assert fed.server["total"].item() == 2
+
+
+def test_when_everybody_fails_the_run_ends() -> None:
+    fed = federation(Scripted(lambda job: Reply(job.client_id, job.round, error="down")))
+    with pytest.raises(RunError, match="all 4 participants failed; client 0: down"):
+        fed.round(1)
+
+
+def test_participants_are_a_fresh_sample_in_client_order() -> None:
+    fed = federation(Scripted(), clients=100, participation=0.1)
+    samples = [fed.participants(number) for number in range(1, 200)]
+    assert all(len(set(s)) == 10 and s == sorted(s) for s in samples)
+    assert samples[0] != samples[1]
+    counts = torch.tensor([c for s in samples for c in s]).bincount(minlength=100)
+    assert counts.min() > 5  # everybody's turn comes
+    assert federation(Scripted(), clients=3, participation=0.01).participants(1) != []
+
+
+def test_only_participants_are_sent_to_and_those_who_sit_out_keep_their_score() -> None:
+    engine = Scripted()
+    fed = federation(engine, clients=10, participation=0.3)
+    fed.round(1)
+    # The first evaluation looks at everybody once; training is for the participants alone.
+    assert sorted(job.client_id for job in engine.jobs) == list(range(10))
+    assert [job.client_id for job in engine.jobs if job.down is not None] == fed.participants(1)
+    record = fed.round(2)
+    assert [job.client_id for job in engine.jobs] == fed.participants(2)
+    assert record["accuracy_per_client"] == [0.5] * 10
+
+
+def test_between_evaluations_changed_clients_are_remembered() -> None:
+    engine = Scripted()
+    fed = federation(engine, clients=10, participation=0.2, eval_every=3)
+    trained = set()
+    for number in (1, 2):
+        record = fed.round(number)
+        assert record["accuracy"] is None
+        assert not any(job.evaluate for job in engine.jobs)
+    fed.round(3)
+    assert {job.client_id for job in engine.jobs} == set(range(10))
+    for number in (4, 5, 6):
+        trained |= set(fed.participants(number))
+        fed.round(number)
+    assert {job.client_id for job in engine.jobs if job.evaluate} == trained
+
+
+def test_the_last_round_is_always_evaluated() -> None:
+    fed = federation(Scripted(), eval_every=7)
+    assert fed.round(9)["accuracy"] is None
+    assert fed.round(10)["accuracy"] == 0.5
+
+
+def test_a_restored_federation_is_the_same() -> None:
+    first = federation(Scripted(), participation=0.5, eval_every=2)
+    first.round(1)
+    second = federation(Scripted(), participation=0.5, eval_every=2)
+    second.load(first.state())
+    a, b = first.round(2), second.round(2)
+    a.pop("seconds"), b.pop("seconds")
+    assert a == b
+    assert first.server["total"].equal(second.server["total"])

@@ -1,0 +1,111 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedgh import config
+from fedgh.errors import ConfigError
+from fedgh.methods.fedgh import FedGH
+from fedgh.methods.standalone import Standalone
+
+
+@pytest.mark.parametrize("name", config.experiments())
+def test_every_named_experiment_survives_a_round_trip(name: str, tmp_path: Path) -> None:
+    first = config.load(name)
+    (tmp_path / "copy.toml").write_text(first.to_toml())
+    assert config.load(tmp_path / "copy.toml") == first
+
+
+def test_the_named_experiments() -> None:
+    assert list(config.experiments()) == ["demo", "cifar10-hetero", "cifar100-hetero"]
+    assert config.load("cifar100-hetero").data.classes_per_client == 10
+
+
+def test_overrides() -> None:
+    settings = config.load(
+        "demo",
+        [
+            "federation.rounds=3",
+            "local.lr=1",
+            "local.augment=flip,crop",
+            "model.zoo=['cnn1']",
+            "method.server_batch=client",
+            "data.path=~/mine.npz",
+            "run.global_accuracy=true",
+        ],
+        data_dir=Path("here"),
+    )
+    assert settings.federation.rounds == 3
+    assert settings.local.lr == 1.0
+    assert settings.local.augment == ["flip", "crop"]
+    assert settings.model.zoo == ["cnn1"]
+    assert settings.method == FedGH(server_batch="client")
+    assert settings.data.path == Path.home() / "mine.npz"
+    assert settings.data.dir == Path.cwd() / "here"
+
+
+def test_another_method_starts_from_its_own_defaults() -> None:
+    settings = config.load("demo", ["method.name=standalone", "method.reset_header=true"])
+    assert settings.method == Standalone(reset_header=True)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("federation.cliets=5", "federation.cliets: no key 'cliets'; did you mean 'clients'?"),
+        ("federatoin.clients=5", "federatoin: no section 'federatoin'; did you mean 'federation'?"),
+        ("local.epoch=5", "local.epoch: no key 'epoch'; did you mean 'epochs'?"),
+        ("method.server_rl=1", "method.server_rl: no key 'server_rl'; did you mean 'server_lr'?"),
+        ("method.name=fedhg", "method.name: no method 'fedhg'; did you mean 'fedgh'?"),
+        ("data.name=cifar", "data.name: no data set 'cifar'; did you mean 'cifar1"),
+        ("data.partition=random", "data.partition: should be 'classes', 'dirichlet' or 'iid'"),
+        ("federation.clients=ten", "federation.clients: should be a valid integer, got 'ten'"),
+        ("federation.clients='5'", "federation.clients: should be a valid integer, got '5'"),
+        ("federation.clients=2.5", "federation.clients: should be a valid integer"),
+        ("federation.clients=true", "federation.clients: should be a valid integer"),
+        ("federation.clients=0", "federation.clients: should be greater than or equal to 1"),
+        ("federation.participation=1.5", "federation.participation: should be less than or equal"),
+        ("federation.participation=0", "federation.participation: should be greater than 0"),
+        ("local.lr=nan", "local.lr: should be a finite number"),
+        ("local.lr=inf", "local.lr: should be a finite number"),
+        ("local.lr=-1", "local.lr: should be greater than 0"),
+        ("local.augment=spin", "local.augment.0: should be 'flip', 'crop' or 'erase'"),
+        ("method.server_batch=all", "method.server_batch: should be 'pair' or 'client'"),
+        ("model.zoo=[]", "model.zoo: should be"),
+        ("run.engine=cluster", "run.engine: should be 'serial' or 'workers'"),
+        ("epochs=5", "expected section.key=value"),
+        ("local.epochs", "expected section.key=value"),
+    ],
+)
+def test_a_mistake_is_one_line_that_helps(override: str, says: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        config.load("demo", [override])
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_every_mistake_is_named() -> None:
+    with pytest.raises(ConfigError) as error:
+        config.load("demo", ["local.lr=-1", "method.x=1", "run.y=2"])
+    assert len(str(error.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    "table", [{"federation": 5}, {"method": "fedgh"}, {"method": {"name": ["a"]}}, {"local": []}]
+)
+def test_odd_tables(table: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        config.parse(table)
+
+
+def test_files_that_are_no_experiment(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'demo'"):
+        config.load("dmeo")
+    with pytest.raises(ConfigError, match="no experiment or file"):
+        config.load(tmp_path)
+    (tmp_path / "bad.toml").write_text("[federation\n")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        config.load(tmp_path / "bad.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        config.load(tmp_path / "binary.toml")
