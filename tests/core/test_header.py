@@ -13,7 +13,8 @@ from fedgh.core.types import Payload, Task
 
 def by_autograd(header: Payload, batches: list[tuple[Tensor, Tensor]], lr: float) -> Payload:
     """The same steps as a researcher would write them."""
-    layer = torch.nn.Linear(*reversed(header["weight"].shape))
+    num_classes, rep_dim = header["weight"].shape
+    layer = torch.nn.Linear(rep_dim, num_classes)
     layer.load_state_dict(header)
     optimizer = torch.optim.SGD(layer.parameters(), lr=lr)
     for x, y in batches:

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -64,7 +66,7 @@ def test_every_sample_is_trained_on_once_per_epoch(data: tuple[Tensor, Tensor]) 
 
 def test_training_equals_a_plain_loop(data: tuple[Tensor, Tensor]) -> None:
     x, y = data
-    how = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "clip": 0.05}
+    how: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "clip": 0.05}
     client, plain = a_client(x, y, batch_size=200, epochs=4, **how), a_client(x, y)
     plain.model.load_state_dict(client.model.state_dict())
     velocity = [torch.zeros_like(p) for p in plain.model.parameters()]

@@ -80,7 +80,7 @@ def test_the_papers_settings(num_classes: int, clients: int, per_client: int) ->
 def test_shares_are_uniform_between_two_fifths_and_three_fifths_of_a_pair() -> None:
     """With two owners a share is u / (u + v) with u and v from U(0.4, 0.6)."""
     y = labels(10, 1000)
-    shares = []
+    shares: list[float] = []
     for seed in range(100):
         parts = by_classes(y, 10, 10, 2, seed)
         counts = np.stack([np.bincount(y[part], minlength=10) for part in parts]) / 1000

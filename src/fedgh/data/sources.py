@@ -150,7 +150,7 @@ def npz(where: Where) -> Source:
     """
     path = _own_path(where, "npz", "a .npz file with arrays x and y")
     try:
-        with np.lib.npyio.NpzFile(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.lib.npyio.NpzFile(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, KeyError, zlib.error, zipfile.BadZipFile) as error:
         raise DataError(f"{path} is not a readable .npz file: {error}") from None

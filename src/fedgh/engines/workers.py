@@ -30,10 +30,10 @@ class Workers:
     def __init__(self, blueprint: Blueprint, checkpoint: Path, round: int, count: int = 0) -> None:
         _share(blueprint)
         count = min(count or _cores(), blueprint.task.num_clients)
-        # Workers are forked from a clean helper process that has imported everything once: this
-        # process may hold threads that do not survive a fork.
+        # Workers are forked from a clean helper process that has imported everything once (the
+        # first optimizer imports dynamo): this process may hold threads that do not survive a fork.
         context = torch.multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["fedgh.engines.workers", "fedgh.methods", "torch.optim"])
+        context.set_forkserver_preload(["fedgh.engines.workers", "fedgh.methods", "torch._dynamo"])
         self._workers: list[tuple[BaseProcess, Connection]] = []
         self._home: dict[int, int] = {}  # client -> worker
         try:

@@ -1,0 +1,18 @@
+import subprocess
+import sys
+
+import pytest
+
+import fedgh
+
+
+def test_every_public_name_is_there() -> None:
+    for name in fedgh.__all__:
+        assert getattr(fedgh, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = fedgh.nothing
+
+
+def test_asking_for_help_does_not_import_torch() -> None:
+    code = "import sys, fedgh.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
