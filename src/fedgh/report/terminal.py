@@ -81,7 +81,8 @@ class Live:
             self.console.print(f"rounds 1 to {len(done)} are there already")
         total = config.federation.rounds
         self._rounds = self._bar.add_task("rounds", total=total, completed=len(done), note="")
-        self._clients = self._bar.add_task("clients", total=None, note="")
+        # The first evaluation looks at everybody; after that a round has its participants.
+        self._clients = self._bar.add_task("clients", total=config.federation.clients, note="")
 
     def replied(self, reply: Reply) -> None:
         """One client is done."""
