@@ -93,7 +93,7 @@ def test_runs_do_not_overwrite_each_other(
     assert "fedgh resume runs/demo" in capsys.readouterr().err
 
 
-LONG = ["run", *SET, "--set", "federation.rounds=12", "--engine", "workers", "--workers", "2"]
+LONG = ["run", *SET, "--set", "federation.rounds=40", "--engine", "workers", "--workers", "2"]
 
 
 def start_and_wait_for_round(out: Path, round: int) -> subprocess.Popen[str]:
@@ -129,7 +129,7 @@ def session_members(process: subprocess.Popen[str]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    prepared = quick("federation.rounds=12")
+    prepared = quick("federation.rounds=40")
     return experiment.run(prepared, tmp_path_factory.mktemp("straight") / "run")
 
 

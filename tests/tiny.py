@@ -78,7 +78,7 @@ def a_client(
     model = SplitModel(
         extractor or mlp(tuple(x.shape[1:]), rep_dim), nn.Linear(rep_dim, num_classes)
     )
-    task = Task(num_classes, rep_dim, num_clients=1, rounds=1, seed=0)
+    task = Task(num_classes, rep_dim, 1, rounds=1, seed=0, input_shape=tuple(x.shape[1:]))
     data = ClientData(everything, everything, everything)
     return Client(0, task, model, data, LocalTraining(**local))
 

@@ -190,6 +190,7 @@ def _free_folder(parent: Path, name: str) -> Path:
 
 def _known(kind: Kind) -> dict[str, str]:
     from fedgh import config
+    from fedgh.core.types import Task
     from fedgh.data.sources import SOURCES
     from fedgh.methods import METHODS
     from fedgh.models import EXTRACTORS, split_model
@@ -201,8 +202,9 @@ def _known(kind: Kind) -> dict[str, str]:
         }
     if kind is Kind.models:
         own = {"package.module:function": "your own: (input shape, rep_dim) -> torch.nn.Module"}
+        task = Task(10, 500, num_clients=1, rounds=1, seed=0, input_shape=(3, 32, 32))
         sizes = {
-            name: sum(p.numel() for p in split_model(make, (3, 32, 32), 500, 10).parameters())
+            name: sum(p.numel() for p in split_model(make, task).parameters())
             for name, make in EXTRACTORS.items()
         }
         note = "parameters for 3x32x32 images, 10 classes"

@@ -11,17 +11,18 @@ from torch import Tensor
 
 from fedgh import config as configs
 from fedgh.config import Config
-from fedgh.core.rng import stream
+from fedgh.core.rng import isolated, stream
 from fedgh.core.rounds import Engine, Federation
 from fedgh.core.runs import Record, RunFolder
-from fedgh.core.types import Reply, Task
+from fedgh.core.types import Payload, Reply, Task
 from fedgh.data import partition as deal
 from fedgh.data.partition import Partition
 from fedgh.data.sources import SOURCES, Source, Where
 from fedgh.engines.host import Blueprint
 from fedgh.engines.serial import Serial
 from fedgh.engines.workers import Workers
-from fedgh.models import Extractor, check_extractor, extractor
+from fedgh.errors import ConfigError
+from fedgh.models import Extractor, check_extractor, extractor, split_model
 from fedgh.summary import summarise
 
 GLOBAL_SAMPLE = 1000
@@ -72,7 +73,15 @@ class Experiment:
             num_clients=self.config.federation.clients,
             rounds=self.config.federation.rounds,
             seed=self.config.federation.seed,
+            input_shape=self.source.shape,
         )
+
+    def initial_server(self) -> Payload:
+        """What the server holds before the first round; refuses what the method cannot do."""
+        seed = self.task.seed
+        with isolated(seed, "server-models"):
+            models = [split_model(make, self.task) for make in self.extractors]
+        return self.config.method.init_server(self.task, models, stream(seed, "server"))
 
     def clients(self) -> list[Record]:
         """Who the clients are: network, classes, samples."""
@@ -126,14 +135,13 @@ def prepare(
         parts = deal.by_dirichlet(y, source.num_classes, federation.clients, data.alpha, seed)
     else:
         parts = deal.iid(y, federation.clients, seed)
-    if extractors is None:
-        extractors = [extractor(name) for name in config.model.zoo]
-    else:
+    if extractors is not None:
         zoo = [_import_name(make) for make in extractors]
         config = config.model_copy(update={"model": config.model.model_copy(update={"zoo": zoo})})
-    for name, make in dict(zip(config.model.zoo, extractors, strict=True)).items():
-        check_extractor(name, make, source.shape, config.model.rep_dim)
-    return Experiment(config, source, deal.assemble(parts, y, seed), tuple(extractors))
+    found = _find_extractors(config, source, extractors)
+    experiment = Experiment(config, source, deal.assemble(parts, y, seed), found)
+    experiment.initial_server()
+    return experiment
 
 
 def run(experiment: Experiment, out: Path, watch: Watcher | None = None) -> RunFolder:
@@ -172,6 +180,7 @@ def _train(experiment: Experiment, folder: RunFolder, watch: Watcher) -> RunFold
                 experiment.task,
                 config.method,
                 engine,
+                experiment.initial_server(),
                 participation=config.federation.participation,
                 eval_every=config.run.eval_every,
                 metrics=["accuracy", "evaluation_accuracy"]
@@ -220,6 +229,19 @@ def _balanced_test_sample(source: Source, partition: Partition, seed: int) -> Te
     groups = [group for group in groups if len(group)]
     size = min(min(len(group) for group in groups), max(1, GLOBAL_SAMPLE // source.num_classes))
     return torch.cat([group[:size] for group in groups]).sort().values
+
+
+def _find_extractors(
+    config: Config, source: Source, given: Sequence[Extractor] | None
+) -> tuple[Extractor, ...]:
+    """The extractors that the configuration names, or those given; each tried on an input."""
+    try:
+        found = tuple(given or map(extractor, config.model.zoo))
+        for name, make in dict(zip(config.model.zoo, found, strict=True)).items():
+            check_extractor(name, make, source.shape, config.model.rep_dim)
+    except ConfigError as error:
+        raise ConfigError(f"model.zoo: {error}") from None
+    return found
 
 
 def _import_name(make: Any) -> str:

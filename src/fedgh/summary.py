@@ -23,7 +23,8 @@ def summarise(
     target = config.federation.target
     reached = next((r for r in evaluated if target is not None and r["accuracy"] >= target), None)
     client_rounds = sum(len(record["participants"]) for record in records)
-    paper = [config.method.paper_bytes(task, len(client["classes"])) for client in clients]
+    reckoned = [config.method.paper_bytes(task, len(client["classes"])) for client in clients]
+    paper = [size for size in reckoned if size is not None]
     last = evaluated[-1]
     return {
         "method": config.method.name,
@@ -39,7 +40,7 @@ def summarise(
         "bytes_to_target": reached and reached["bytes_total"],
         "bytes_total": records[-1]["bytes_total"],
         "bytes_per_client_round": records[-1]["bytes_total"] / client_rounds,
-        "paper_bytes_per_client_round": sum(paper) / len(paper),
+        "paper_bytes_per_client_round": sum(paper) / len(paper) if paper else None,
         "seconds": sum(record["seconds"]["total"] for record in records),
         "versions": {
             "python": platform.python_version(),

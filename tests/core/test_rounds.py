@@ -20,20 +20,14 @@ class Sum(Method):
 
     name: ClassVar[str] = "sum"
 
-    def init_server(self, task: Task, rng: torch.Generator) -> Payload:
-        return {"total": torch.zeros(1)}
-
     def client_update(self, client: Client, down: Payload) -> Payload:
         raise NotImplementedError
 
     def server_update(self, server: Payload, uploads: Iterable[Upload]) -> Payload:
         return {"total": server["total"] + sum(upload.payload["value"] for upload in uploads)}
 
-    def upload_spec(self, task: Task) -> wire.Spec:
+    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
         return {"value": wire.Field(torch.float32, (1,))}
-
-    def paper_bytes(self, task: Task, local_classes: int) -> int:
-        return 0
 
 
 class Scripted:
@@ -59,7 +53,8 @@ class Scripted:
 
 
 def federation(engine: Scripted, clients: int = 4, **how: float) -> Federation:
-    return Federation(Task(2, 2, clients, rounds=10, seed=0), Sum(), engine, **how)  # type: ignore[arg-type]
+    task = Task(2, 2, clients, rounds=10, seed=0)
+    return Federation(task, Sum(), engine, {"total": torch.zeros(1)}, **how)  # type: ignore[arg-type]
 
 
 def test_uploads_reach_the_server_and_bytes_add_up() -> None:

@@ -31,7 +31,7 @@ TASK = Task(num_classes=10, rep_dim=8, num_clients=6, rounds=1, seed=0)
 
 
 def start() -> Payload:
-    return FedGH().init_server(TASK, stream(0, "server"))
+    return FedGH().init_server(TASK, [], stream(0, "server"))
 
 
 def test_server_trains_the_header_it_returns() -> None:
@@ -129,10 +129,10 @@ def test_the_client_takes_over_the_global_header_and_trains_the_whole_model() ->
 def test_only_classes_and_means_are_uploaded() -> None:
     x, y = torch.randn(30, 6), torch.tensor([0, 2] * 15)
     client = a_client(x, y)
-    down = FedGH().init_server(client.task, stream(0, "server"))
+    down = FedGH().init_server(client.task, [], stream(0, "server"))
     up = FedGH().client_update(client, down)
     assert set(up) == {"classes", "means"}
-    wire.check(up, FedGH().upload_spec(client.task))
+    wire.check(up, FedGH().upload_spec(client.task, down))
     assert wire.nbytes(up) == 2 * 4 + 2 * 4 * 4  # two int32 labels, two means of four floats
 
 
@@ -141,5 +141,5 @@ def test_the_papers_reckoning(num_classes: int, local: int, paper: int) -> None:
     task = Task(num_classes, 500, 10, 1, 0)
     assert FedGH().paper_bytes(task, local) == paper
     up = local * 4 + local * 500 * 4
-    down = wire.nbytes(FedGH().init_server(task, stream(0, "server")))
+    down = wire.nbytes(FedGH().init_server(task, [], stream(0, "server")))
     assert up + down == paper + num_classes * 4  # the paper leaves out the header's bias

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedgh.core.types import Task
 from fedgh.errors import ConfigError
 from fedgh.models import EXTRACTORS, check_extractor, extractor, split_model
 
@@ -14,9 +15,13 @@ PAPER = {
 }
 
 
+def task(channels: int = 3, num_classes: int = 10) -> Task:
+    return Task(num_classes, 500, 1, 1, seed=0, input_shape=(channels, 32, 32))
+
+
 @pytest.mark.parametrize("name", PAPER)
 def test_the_papers_networks_have_the_papers_sizes(name: str) -> None:
-    model = split_model(EXTRACTORS[name], (3, 32, 32), 500, 10)
+    model = split_model(EXTRACTORS[name], task())
     size = sum(p.numel() for p in model.parameters())
     assert size == PAPER[name][0]
     assert size * 4 / 2**20 == pytest.approx(PAPER[name][1], abs=0.005)
@@ -25,7 +30,7 @@ def test_the_papers_networks_have_the_papers_sizes(name: str) -> None:
 @pytest.mark.parametrize("name", EXTRACTORS)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_every_network_maps_images_to_representations(name: str, channels: int) -> None:
-    model = split_model(EXTRACTORS[name], (channels, 32, 32), 500, 7).eval()
+    model = split_model(EXTRACTORS[name], task(channels, 7)).eval()
     x = torch.randn(2, channels, 32, 32)
     with torch.inference_mode():
         assert model.represent(x).shape == (2, 500)

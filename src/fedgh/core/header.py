@@ -11,7 +11,7 @@ step per pair; only the order of the additions differs.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedgh.core.types import Payload, Task
 
@@ -28,11 +28,6 @@ def linear_header(task: Task, rng: torch.Generator) -> Payload:
         ),
         "bias": torch.empty(task.num_classes).uniform_(-bound, bound, generator=rng),
     }
-
-
-def as_payload(header: nn.Linear) -> Payload:
-    """A copy of a header's weights."""
-    return {"weight": header.weight.detach().clone(), "bias": header.bias.detach().clone()}
 
 
 class LinearSGD:

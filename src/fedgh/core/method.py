@@ -6,7 +6,7 @@ the clock. Nothing it receives is changed in place.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ import torch
 from pydantic import ConfigDict
 from torch import Tensor
 
-from fedgh.core.types import Client, Payload, Task, Upload
+from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
 from fedgh.core.wire import Spec
 
 
@@ -27,9 +27,20 @@ class Method(ABC):
     )
 
     name: ClassVar[str]
+    weighs_by_examples: ClassVar[bool] = False
+    """Whether the server learns how many training samples each client has."""
 
-    def init_server(self, task: Task, rng: torch.Generator) -> Payload:  # noqa: ARG002
-        """What the server holds before the first round."""
+    def init_server(
+        self,
+        task: Task,  # noqa: ARG002
+        models: Sequence[SplitModel],  # noqa: ARG002
+        rng: torch.Generator,  # noqa: ARG002
+    ) -> Payload:
+        """What the server holds before the first round.
+
+        `models` has one fresh model of each architecture; client k's is models[k % len(models)].
+        A method that cannot work with them raises ConfigError here, before anything runs.
+        """
         return {}
 
     def init_client(self, client: Client) -> None:  # noqa: B027
@@ -48,7 +59,7 @@ class Method(ABC):
         """The server's round: consume uploads in client order, as they come."""
 
     @abstractmethod
-    def upload_spec(self, task: Task) -> Spec:
+    def upload_spec(self, task: Task, server: Payload) -> Spec:
         """The tensors an upload has; anything else is rejected."""
 
     def predict(self, client: Client, x: Tensor) -> Tensor:
@@ -56,6 +67,6 @@ class Method(ABC):
         out: Tensor = client.model(x)
         return out
 
-    @abstractmethod
-    def paper_bytes(self, task: Task, local_classes: int) -> int:
-        """Bytes up and down per client and round by the FedGH paper's own reckoning."""
+    def paper_bytes(self, task: Task, local_classes: int) -> int | None:  # noqa: ARG002
+        """Bytes up and down per client and round as the FedGH paper reckons; None: it does not."""
+        return None

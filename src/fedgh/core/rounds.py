@@ -54,6 +54,7 @@ class Federation:
         task: Task,
         method: Method,
         engine: Engine,
+        server: Payload,
         *,
         participation: float = 1.0,
         eval_every: int = 1,
@@ -64,7 +65,7 @@ class Federation:
         self.engine = engine
         self.per_round = max(1, round(participation * task.num_clients))
         self.eval_every = eval_every
-        self.server = method.init_server(task, stream(task.seed, "server"))
+        self.server = server
         self.bytes_total = 0
         # Each client's last scores, and whether its model has changed since they were taken.
         self._scores = {
@@ -156,7 +157,7 @@ class Federation:
         self, jobs: list[Job], received: Received, on_reply: Callable[[Reply], None]
     ) -> Iterator[Upload]:
         """Accepted uploads in client order, as they come; everything else is noted down."""
-        spec = self.method.upload_spec(self.task)
+        spec = self.method.upload_spec(self.task, self.server)
         replies = self.engine.run(jobs)
         while True:
             asked = time.perf_counter()

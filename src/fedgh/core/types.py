@@ -39,6 +39,7 @@ class Task:
     num_clients: int
     rounds: int
     seed: int
+    input_shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ class Upload:
     """What the server learns from one client in one round."""
 
     client_id: int
-    num_examples: int
+    num_examples: int  # 0 unless the method weighs by it
     payload: Payload
 
 

@@ -22,6 +22,7 @@ class Field:
     dtype: torch.dtype
     shape: tuple[int | str, ...]
     classes: int | None = None  # the values are distinct class labels below this number
+    at_least: int | None = None  # the smallest value allowed
 
 
 Spec = Mapping[str, Field]
@@ -62,6 +63,8 @@ def check(payload: Payload, spec: Spec) -> None:
             raise WireError(f"'{name}' has shape {tuple(tensor.shape)}, declared {field.shape}")
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise WireError(f"'{name}' has values that are not finite")
+        if field.at_least is not None and bool((tensor < field.at_least).any()):
+            raise WireError(f"'{name}' has values below {field.at_least}")
         if field.classes is not None:
             if bool(((tensor < 0) | (tensor >= field.classes)).any()):
                 raise WireError(f"'{name}' has labels outside 0..{field.classes - 1}")

@@ -34,7 +34,7 @@ class Blueprint:
         task = self.task
         make = self.extractors[client_id % len(self.extractors)]
         with isolated(task.seed, "model", client_id):
-            model = split_model(make, tuple(self.x.shape[1:]), task.rep_dim, task.num_classes)
+            model = split_model(make, task)
         data = self.partition.data(client_id, self.x, self.y)
         client = Client(client_id, task, model, data, self.local)
         with isolated(task.seed, "init-client", client_id):
@@ -77,7 +77,7 @@ class ClientHost:
         return Reply(
             client_id=client.id,
             round=job.round,
-            num_examples=len(client.data.train),
+            num_examples=len(client.data.train) if self.blueprint.method.weighs_by_examples else 0,
             up=up,
             metrics=client.metrics,
             seconds=client.seconds,

@@ -4,7 +4,7 @@ Clients keep their own extractors and upload one mean representation per class (
 server trains the shared header on those pairs and sends it to the next participants.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -16,7 +16,7 @@ from fedgh.core import wire
 from fedgh.core.header import LinearSGD, linear_header
 from fedgh.core.local import class_means, sgd_epochs
 from fedgh.core.method import Method
-from fedgh.core.types import Client, Payload, Task, Upload
+from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,12 @@ class FedGH(Method):
     server_batch: Literal["pair", "client"] = "pair"  # one step per pair, or per client
     server_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the pairs of a round
 
-    def init_server(self, task: Task, rng: torch.Generator) -> Payload:
+    def init_server(
+        self,
+        task: Task,
+        models: Sequence[SplitModel],  # noqa: ARG002
+        rng: torch.Generator,
+    ) -> Payload:
         """The global header at its random start."""
         return linear_header(task, rng)
 
@@ -55,7 +60,7 @@ class FedGH(Method):
                 step(pairs["means"], pairs["classes"])
         return header.state()
 
-    def upload_spec(self, task: Task) -> wire.Spec:
+    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:  # noqa: ARG002
         """One pair per local class, and nothing else: no counts, no distribution."""
         return {
             "classes": wire.Field(torch.int32, ("s",), classes=task.num_classes),

@@ -38,7 +38,7 @@ class Standalone(Method):
         """There is nothing to do."""
         return server
 
-    def upload_spec(self, task: Task) -> wire.Spec:  # noqa: ARG002
+    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:  # noqa: ARG002
         """Nothing crosses."""
         return {}
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from fedgh.core.types import SplitModel
+from fedgh.core.rng import isolated
+from fedgh.core.types import SplitModel, Task
 from fedgh.errors import ConfigError, unknown
 from fedgh.models.cnn import CNN1, CNN2, CNN3, CNN4, CNN5
 from fedgh.models.resnet import resnet18
@@ -31,25 +32,33 @@ def extractor(name: str) -> Extractor:
     module, colon, function = name.partition(":")
     if not colon:
         raise ConfigError(
-            f"model.zoo: {unknown('extractor', name, EXTRACTORS)} "
+            f"{unknown('extractor', name, EXTRACTORS)} "
             "(your own is written 'package.module:function')"
         )
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"model.zoo: cannot import '{name}': {error}") from None
+        raise ConfigError(f"cannot import '{name}': {error}") from None
     if not callable(found):
-        raise ConfigError(f"model.zoo: '{name}' is not a function")
+        raise ConfigError(f"'{name}' is not a function")
     make: Extractor = found
     return make
 
 
-def split_model(
-    make: Extractor, shape: tuple[int, ...], rep_dim: int, num_classes: int
-) -> SplitModel:
-    """A client's model: the extractor, laid out for speed, under a linear header."""
-    model = SplitModel(make(shape, rep_dim), nn.Linear(rep_dim, num_classes))
+def split_model(make: Extractor, task: Task) -> SplitModel:
+    """A model for this task: the extractor, laid out for speed, under a linear header."""
+    header = nn.Linear(task.rep_dim, task.num_classes)
+    model = SplitModel(make(task.input_shape, task.rep_dim), header)
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def shared_model(name: str, task: Task) -> SplitModel:
+    """The network that a method shares beside the private ones, at its start that all know."""
+    with isolated(task.seed, "shared-model"):
+        try:
+            return split_model(extractor(name), task)
+        except ConfigError as error:
+            raise ConfigError(f"method.shared = '{name}': {error}") from None
 
 
 def check_extractor(name: str, make: Extractor, shape: tuple[int, ...], rep_dim: int) -> None:
@@ -62,10 +71,10 @@ def check_extractor(name: str, make: Extractor, shape: tuple[int, ...], rep_dim:
         raise
     except Exception as error:  # a user's function may raise anything
         raise ConfigError(
-            f"model.zoo: '{name}' fails on inputs of shape {shape}: {type(error).__name__}: {error}"
+            f"'{name}' fails on inputs of shape {shape}: {type(error).__name__}: {error}"
         ) from error
     if tuple(out.shape) != (2, rep_dim):
         raise ConfigError(
-            f"model.zoo: '{name}' maps 2 inputs to shape {tuple(out.shape)}, "
+            f"'{name}' maps 2 inputs to shape {tuple(out.shape)}, "
             f"but model.rep_dim = {rep_dim} asks for (2, {rep_dim})"
         )

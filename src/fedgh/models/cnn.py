@@ -12,7 +12,7 @@ def cnn(
 ) -> nn.Sequential:
     """Two 5x5 convolutions with pooling, two dense layers; the last ReLU is the representation."""
     if len(shape) != 3 or shape[1:] != (32, 32):
-        raise ConfigError(f"model.zoo: the CNNs take 32x32 images, but inputs have shape {shape}")
+        raise ConfigError(f"the CNNs take 32x32 images, but inputs have shape {shape}")
     return nn.Sequential(
         nn.Conv2d(shape[0], conv1, 5),
         nn.ReLU(),

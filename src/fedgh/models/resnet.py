@@ -32,7 +32,7 @@ class BasicBlock(nn.Module):
 def resnet18(shape: tuple[int, ...], rep_dim: int) -> nn.Sequential:
     """Stem, four stages of two blocks, mean over the image, a dense layer to the representation."""
     if len(shape) != 3:
-        raise ConfigError(f"model.zoo: resnet18 takes images, but inputs have shape {shape}")
+        raise ConfigError(f"resnet18 takes images, but inputs have shape {shape}")
     layers: list[nn.Module] = [_conv_bn(shape[0], 64, 3, 1), nn.ReLU()]
     width = 64
     for stage, outputs in enumerate((64, 128, 256, 512)):

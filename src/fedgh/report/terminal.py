@@ -147,9 +147,11 @@ def closing_lines(run: RunFolder) -> str:
         f"accuracy   {percent(summary['final_accuracy'])} after round {summary['rounds']}, "
         "mean over all clients, each on its own test data",
         f"sent       {human_bytes(summary['bytes_total'])} in all, "
-        f"{human_bytes(summary['bytes_per_client_round'])} per client and round "
-        f"(by the paper's reckoning {human_bytes(summary['paper_bytes_per_client_round'])})",
+        f"{human_bytes(summary['bytes_per_client_round'])} per client and round",
     ]
+    if summary["paper_bytes_per_client_round"] is not None:
+        reckoned = human_bytes(summary["paper_bytes_per_client_round"])
+        lines[-1] += f" (by the paper's reckoning {reckoned})"
     if summary["target"] is not None:
         reached = (
             f"after round {summary['rounds_to_target']}, {human_bytes(summary['bytes_to_target'])}"

@@ -1,0 +1,62 @@
+"""Weighted means over a stream of uploads, and whole networks as payloads."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from fedgh.core import wire
+from fedgh.core.types import Payload, Upload
+
+
+class WeightedMean:
+    """A running mean in double precision, of which the order of additions hardly shows."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._weight = 0.0
+
+    def add(self, payload: Payload, weight: float) -> None:
+        """Count `payload` with this weight."""
+        for name, tensor in payload.items():
+            value = tensor.double() * weight
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+        self._weight += weight
+
+    def value(self, if_none: Payload) -> Payload:
+        """The mean; `if_none` when nothing was added."""
+        if not self._weight:
+            return if_none
+        return {name: (total / self._weight).float() for name, total in self._sums.items()}
+
+
+def mean_by_examples(uploads: Iterable[Upload], if_none: Payload) -> Payload:
+    """The mean of the uploads with weights n_k / n."""
+    mean = WeightedMean()
+    for upload in uploads:
+        mean.add(upload.payload, upload.num_examples)
+    return mean.value(if_none)
+
+
+def network_state(network: nn.Module) -> Payload:
+    """A copy of a network's weights and running statistics.
+
+    Batch normalisation's running mean and variance are among them; its counter of batches, the
+    only integer, is not: nothing depends on it.
+    """
+    return {
+        name: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in network.state_dict().items()
+        if tensor.is_floating_point()
+    }
+
+
+def load_network(network: nn.Module, payload: Payload) -> None:
+    """Give a network the weights and running statistics of `payload`."""
+    counters = {n: t for n, t in network.state_dict().items() if not t.is_floating_point()}
+    network.load_state_dict(counters | payload)
+
+
+def network_spec(state: Payload) -> wire.Spec:
+    """What a message with such a state looks like."""
+    return {name: wire.Field(t.dtype, tuple(t.shape)) for name, t in state.items()}

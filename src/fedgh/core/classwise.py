@@ -1,0 +1,41 @@
+"""What FD and FedProto have in common: a vector for each class, and who has which classes."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedgh.core.types import Payload, Upload
+
+
+def as_table(classes: Tensor, rows: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Rows at the places of their classes, [num_classes, width], and which places are filled."""
+    table = rows.new_zeros(num_classes, rows.shape[1])
+    filled = torch.zeros(num_classes, dtype=torch.bool)
+    table[classes.long()] = rows
+    filled[classes.long()] = True
+    return table, filled
+
+
+def class_sums(classes: Tensor, rows: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """For each class the sum of its rows, in double precision, and how many they are."""
+    sums = torch.zeros(num_classes, rows.shape[1], dtype=torch.float64)
+    sums.index_add_(0, classes.long(), rows.double())
+    return sums, classes.long().bincount(minlength=num_classes)
+
+
+def remember_classes(known: Tensor, uploads: Sequence[Upload]) -> Tensor:
+    """Note which classes each client has shown to have, [clients, classes].
+
+    The server answers a client about these classes only; a newcomer has shown none.
+    """
+    known = known.clone()
+    for upload in uploads:
+        known[upload.client_id] = False
+        known[upload.client_id, upload.payload["classes"].long()] = True
+    return known
+
+
+def answer(classes: Tensor, rows: Tensor) -> Payload:
+    """A message with one row for each of these classes."""
+    return {"classes": classes.int(), "rows": rows.float()}

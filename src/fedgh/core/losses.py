@@ -1,0 +1,14 @@
+"""Losses that several methods use."""
+
+from torch import Tensor
+from torch.nn.functional import kl_div, log_softmax
+
+
+def distill(teacher: Tensor, student: Tensor) -> Tensor:
+    """KL(softmax(teacher) || softmax(student)), mean over the batch; the teacher is a constant."""
+    return kl_div(
+        log_softmax(student, dim=1),
+        log_softmax(teacher.detach(), dim=1),
+        log_target=True,
+        reduction="batchmean",
+    )

@@ -1,0 +1,97 @@
+"""FD, federated distillation (Jeong, Oh, Kim, Park, Bennis and Kim, 2018).
+
+Clients exchange, for each of their classes, the mean of their softmax outputs. A client is
+pulled towards what the *other* participants of the last round say about its classes.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cross_entropy, log_softmax
+
+from fedgh.core import wire
+from fedgh.core.classwise import answer, as_table, class_sums, remember_classes
+from fedgh.core.local import class_means, sgd_epochs
+from fedgh.core.method import Method
+from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
+
+
+def distillation(logits: Tensor, y: Tensor, targets: Tensor, filled: Tensor) -> Tensor:
+    """Cross-entropy between the target of each sample's class and the sample's output.
+
+    Mean over the batch; a sample whose class has no target adds nothing.
+    """
+    return -(filled[y, None] * targets[y] * log_softmax(logits, dim=1)).sum() / len(y)
+
+
+@dataclass(frozen=True)
+class FD(Method):
+    """A class that no other participant of the last round held has no target.
+
+    Nor has any class of a newcomer: the server does not know yet which classes it has.
+    """
+
+    name: ClassVar[str] = "fd"
+
+    gamma: Annotated[float, Field(ge=0)] = 0.1  # its paper has a gamma but names no value
+
+    def init_server(
+        self,
+        task: Task,
+        models: Sequence[SplitModel],  # noqa: ARG002
+        rng: torch.Generator,  # noqa: ARG002
+    ) -> Payload:
+        """Nobody has said anything yet."""
+        return {
+            "known": torch.zeros(task.num_clients, task.num_classes, dtype=torch.bool),
+            "owner": torch.zeros(0, dtype=torch.int32),
+            "classes": torch.zeros(0, dtype=torch.int32),
+            "means": torch.zeros(0, task.num_classes),
+        }
+
+    def broadcast(self, server: Payload, client_id: int) -> Payload:
+        """For each of the client's classes the mean over the others: leave one out."""
+        others = server["owner"] != client_id
+        sums, holders = class_sums(
+            server["classes"][others], server["means"][others], server["known"].shape[1]
+        )
+        mine = (server["known"][client_id] & (holders > 0)).nonzero().flatten()
+        return answer(mine, sums[mine] / holders[mine, None])
+
+    def client_update(self, client: Client, down: Payload) -> Payload:
+        """Train with the distillation term; average the outputs by class."""
+        table, filled = as_table(down["classes"], down["rows"], client.task.num_classes)
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            logits = client.model(x)
+            return cross_entropy(logits, y) + self.gamma * distillation(logits, y, table, filled)
+
+        sgd_epochs(client, loss)
+        return class_means(client, lambda x: client.model(x).softmax(dim=1))
+
+    def server_update(self, server: Payload, uploads: Iterable[Upload]) -> Payload:
+        """Keep what this round's participants have said."""
+        said = list(uploads)
+        if not said:
+            return server
+        return {
+            "known": remember_classes(server["known"], said),
+            "owner": torch.cat([torch.full_like(u.payload["classes"], u.client_id) for u in said]),
+            "classes": torch.cat([u.payload["classes"] for u in said]),
+            "means": torch.cat([u.payload["means"] for u in said]),
+        }
+
+    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:  # noqa: ARG002
+        """One mean output for each local class."""
+        return {
+            "classes": wire.Field(torch.int32, ("s",), classes=task.num_classes),
+            "means": wire.Field(torch.float32, ("s", task.num_classes)),
+        }
+
+    def paper_bytes(self, task: Task, local_classes: int) -> int:
+        """Mean outputs up and down, without labels."""
+        return 2 * 4 * local_classes * task.num_classes

@@ -1,0 +1,150 @@
+"""FedKD (Wu, Wu, Lyu, Huang and Xie, Nature Communications 2022).
+
+Every client has a private mentor and a copy of a small shared mentee. Both learn from the labels,
+from each other's outputs and from each other's hidden states; the more reliable their
+predictions, the more they listen to each other. Only updates of the mentee travel, both ways, as
+the singular vectors that hold a share of their energy. The share rises over the rounds.
+
+What travels down is the sum of all updates since a start that everybody can compute from the
+seed. So a client that sat out, or is new, needs no other round's message. Running statistics of
+batch normalisation in the mentee are part of its updates.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from fedgh.core import wire
+from fedgh.core.average import WeightedMean, load_network, network_spec, network_state
+from fedgh.core.local import sgd_epochs
+from fedgh.core.losses import distill
+from fedgh.core.method import Method
+from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
+from fedgh.models import shared_model
+
+LEFT, RIGHT = ".left", ".right"
+
+
+def compress(update: Payload, energy: float) -> Payload:
+    """Replace every matrix by the fewest singular vectors that hold this share of its energy.
+
+    A convolution counts as the matrix [outputs, everything else]; vectors travel as they are.
+    """
+    out: Payload = {}
+    for name, tensor in update.items():
+        if tensor.ndim < 2:
+            out[name] = tensor
+            continue
+        u, s, v = torch.linalg.svd(tensor.flatten(1), full_matrices=False)
+        kept = s.double().square().cumsum(0)
+        # The first rank that holds enough; rank 0 for a matrix of zeros.
+        rank = int((kept < energy * kept[-1]).sum()) + 1 if kept[-1] > 0 else 0
+        out[name + LEFT] = (u[:, :rank] * s[:rank]).contiguous()
+        out[name + RIGHT] = v[:rank].contiguous()
+    return out
+
+
+def expand(factors: Payload) -> Payload:
+    """Undo `compress`, but for the energy left out; convolutions stay matrices."""
+    return {
+        name.removesuffix(LEFT): tensor @ factors[name.removesuffix(LEFT) + RIGHT]
+        if name.endswith(LEFT)
+        else tensor
+        for name, tensor in factors.items()
+        if not name.endswith(RIGHT)
+    }
+
+
+def plus(a: Payload, b: Payload) -> Payload:
+    """A + b, in the shapes of a."""
+    return {name: tensor + b[name].view_as(tensor) for name, tensor in a.items()}
+
+
+@dataclass(frozen=True)
+class FedKD(Method):
+    """`energy_start` and `energy_end` are the shares kept in the first and in the last round."""
+
+    name: ClassVar[str] = "fedkd"
+    weighs_by_examples: ClassVar[bool] = True
+
+    energy_start: Annotated[float, Field(gt=0, le=1)] = 0.95
+    energy_end: Annotated[float, Field(gt=0, le=1)] = 0.98
+    shared: str = "cnn5"
+
+    def energy(self, round: int, rounds: int) -> float:
+        """The share of the energy that an update of this round keeps."""
+        return self.energy_start + (self.energy_end - self.energy_start) * round / rounds
+
+    def init_server(
+        self,
+        task: Task,
+        models: Sequence[SplitModel],  # noqa: ARG002
+        rng: torch.Generator,  # noqa: ARG002
+    ) -> Payload:
+        """No update yet; beside it the clock that sets the energy: rounds done, rounds in all."""
+        start = network_state(shared_model(self.shared, task))
+        nothing = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
+        return compress(nothing, energy=1) | {"clock": torch.tensor([0, task.rounds])}
+
+    def broadcast(self, server: Payload, client_id: int) -> Payload:  # noqa: ARG002
+        """The update since the start, compressed."""
+        return {name: tensor for name, tensor in server.items() if name != "clock"}
+
+    def init_client(self, client: Client) -> None:
+        """W of the hidden loss: from the mentee's hidden states to the mentor's."""
+        width = client.task.rep_dim
+        client.modules["projection"] = nn.Linear(width, width, bias=False)
+
+    def loss(self, client: Client, mentee: SplitModel, x: Tensor, y: Tensor) -> Tensor:
+        """Labels for both; mutual distillation and the hidden loss by how well both do."""
+        mentor = client.model
+        mentor_hidden, mentee_hidden = mentor.represent(x), mentee.represent(x)
+        mentor_logits, mentee_logits = mentor.header(mentor_hidden), mentee.header(mentee_hidden)
+        labels = cross_entropy(mentor_logits, y) + cross_entropy(mentee_logits, y)
+        mutual = distill(mentee_logits, mentor_logits) + distill(mentor_logits, mentee_logits)
+        hidden = mse_loss(mentor_hidden, client.modules["projection"](mentee_hidden))
+        return labels + (mutual + hidden) / labels.detach()
+
+    def client_update(self, client: Client, down: Payload) -> Payload:
+        """Let mentor and mentee teach each other; send the mentee's update, compressed."""
+        mentee = shared_model(self.shared, client.task)
+        before = plus(network_state(mentee), expand(down))
+        load_network(mentee, before)
+        sgd_epochs(
+            client,
+            lambda x, y: self.loss(client, mentee, x, y),
+            [client.model, mentee, client.modules["projection"]],
+        )
+        update = {name: after - before[name] for name, after in network_state(mentee).items()}
+        return compress(update, self.energy(client.round, client.task.rounds))
+
+    def server_update(self, server: Payload, uploads: Iterable[Upload]) -> Payload:
+        """Add the mean of the updates, weighted by the numbers of training samples."""
+        mean = WeightedMean()
+        for upload in uploads:
+            mean.add(expand(upload.payload), upload.num_examples)
+        round, rounds = (server["clock"] + torch.tensor([1, 0])).tolist()
+        so_far = expand(self.broadcast(server, 0))
+        nothing = {name: torch.zeros_like(tensor) for name, tensor in so_far.items()}
+        total = plus(so_far, mean.value(if_none=nothing))
+        return compress(total, self.energy(round, rounds)) | {
+            "clock": torch.tensor([round, rounds])
+        }
+
+    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:  # noqa: ARG002
+        """For a matrix its factors, of any rank; for a vector itself."""
+        spec: dict[str, wire.Field] = {}
+        for name, tensor in network_state(shared_model(self.shared, task)).items():
+            if tensor.ndim < 2:
+                spec |= network_spec({name: tensor})
+            else:
+                outputs, inputs = tensor.flatten(1).shape
+                rank = f"rank of {name}"
+                spec[name + LEFT] = wire.Field(tensor.dtype, (outputs, rank))
+                spec[name + RIGHT] = wire.Field(tensor.dtype, (rank, inputs))
+        return spec

@@ -1,0 +1,104 @@
+"""FedProto (Tan, Long, Liu, Zhou, Lu, Jiang and Zhang, AAAI 2022), Algorithm 1.
+
+Clients exchange prototypes: the mean representation of each class, with the number of samples
+behind it. A client's representations are pulled towards the global prototypes of its classes.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedgh.core import wire
+from fedgh.core.classwise import answer, as_table, class_sums, remember_classes
+from fedgh.core.local import class_means, sgd_epochs
+from fedgh.core.method import Method
+from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
+
+
+def distance(representation: Tensor, y: Tensor, prototypes: Tensor, filled: Tensor) -> Tensor:
+    """Mean squared distance to the prototype of each sample's class.
+
+    Mean over batch and features; a sample whose class has no prototype adds nothing.
+    """
+    return (filled[y, None] * (representation - prototypes[y]) ** 2).mean()
+
+
+@dataclass(frozen=True)
+class FedProto(Method):
+    """A class that no participant of a round held keeps its prototype from before.
+
+    A newcomer gets none: the server does not know yet which classes it has.
+    """
+
+    name: ClassVar[str] = "fedproto"
+
+    lam: Annotated[float, Field(ge=0)] = 1.0  # lambda: weight of the distance to the prototypes
+
+    def init_server(
+        self,
+        task: Task,
+        models: Sequence[SplitModel],  # noqa: ARG002
+        rng: torch.Generator,  # noqa: ARG002
+    ) -> Payload:
+        """There are no prototypes yet."""
+        return {
+            "known": torch.zeros(task.num_clients, task.num_classes, dtype=torch.bool),
+            "prototypes": torch.zeros(task.num_classes, task.rep_dim),
+            "filled": torch.zeros(task.num_classes, dtype=torch.bool),
+        }
+
+    def broadcast(self, server: Payload, client_id: int) -> Payload:
+        """The global prototypes of the client's own classes."""
+        mine = (server["known"][client_id] & server["filled"]).nonzero().flatten()
+        return answer(mine, server["prototypes"][mine])
+
+    def client_update(self, client: Client, down: Payload) -> Payload:
+        """Train towards the prototypes; compute one's own."""
+        table, filled = as_table(down["classes"], down["rows"], client.task.num_classes)
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            representation = client.model.represent(x)
+            logits = client.model.header(representation)
+            return cross_entropy(logits, y) + self.lam * distance(representation, y, table, filled)
+
+        sgd_epochs(client, loss)
+        own = class_means(client)
+        counts = client.data.train.labels.bincount(minlength=client.task.num_classes)
+        return own | {"counts": counts[own["classes"].long()].int()}
+
+    def server_update(self, server: Payload, uploads: Iterable[Upload]) -> Payload:
+        """For each class the mean of its prototypes, weighted by their counts."""
+        said = list(uploads)
+        if not said:
+            return server
+        classes = torch.cat([u.payload["classes"] for u in said])
+        counts = torch.cat([u.payload["counts"] for u in said]).double()[:, None]
+        means = torch.cat([u.payload["means"] for u in said])
+        num_classes = len(server["filled"])
+        weighted, _ = class_sums(classes, means * counts, num_classes)
+        weights, holders = class_sums(classes, counts, num_classes)
+        seen = holders > 0
+        prototypes = server["prototypes"].clone()
+        prototypes[seen] = (weighted[seen] / weights[seen]).float()
+        return {
+            "known": remember_classes(server["known"], said),
+            "prototypes": prototypes,
+            "filled": server["filled"] | seen,
+        }
+
+    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:  # noqa: ARG002
+        """One prototype for each local class, and how many samples it stands for."""
+        return {
+            "classes": wire.Field(torch.int32, ("s",), classes=task.num_classes),
+            "means": wire.Field(torch.float32, ("s", task.rep_dim)),
+            "counts": wire.Field(torch.int32, ("s",), at_least=1),
+        }
+
+    def paper_bytes(self, task: Task, local_classes: int) -> int:
+        """Prototypes up and down, without labels and counts."""
+        return 2 * 4 * local_classes * task.rep_dim

@@ -1,0 +1,201 @@
+"""What every method owes to the rest of the system."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from fedgh import experiment
+from fedgh.core import wire
+from fedgh.core.types import Payload, Task, Upload
+from fedgh.engines.host import Blueprint
+from fedgh.experiment import Experiment
+from fedgh.methods import METHODS
+from tests.engines.test_engines import interrupted
+from tests.tiny import numbers, quick, states
+
+HOMOGENEOUS = ["model.zoo=tests.tiny:noisy"]  # FedAvg needs one architecture, with batch norm
+SHARED = {"fml", "fedkd"}
+
+
+def federation(name: str, *overrides: str) -> Experiment:
+    words = [f"method.name={name}", "federation.rounds=4", "federation.participation=0.6"]
+    if name == "fedavg":
+        words += HOMOGENEOUS
+    if name in SHARED:
+        words += ["method.shared=tests.tiny:noisy"]
+    return quick(*words, *overrides)
+
+
+def copied(payload: Payload) -> Payload:
+    return {name: tensor.clone() for name, tensor in payload.items()}
+
+
+def same(a: Payload, b: Payload) -> bool:
+    return a.keys() == b.keys() and all(a[name].equal(b[name]) for name in a)
+
+
+def play(prepared: Experiment, blueprint: Blueprint, rounds: int) -> Payload:
+    """Rounds by hand, checking at every step that what was received is left alone."""
+    method, task = blueprint.method, blueprint.task
+    clients = [blueprint.make(k) for k in range(task.num_clients)]
+    server = prepared.initial_server()
+    for number in range(1, rounds + 1):
+        before = copied(server)
+        uploads = []
+        for client in clients[number % 2 :]:  # not everybody every time
+            client.round = number
+            down = method.broadcast(server, client.id)
+            received = copied(down)
+            up = method.client_update(client, down)
+            assert same(down, received), "the client changed what it received"
+            wire.check(up, method.upload_spec(task, server))
+            for tensor in (*down.values(), *up.values()):
+                assert tensor.device.type == "cpu"
+                assert not tensor.requires_grad
+            uploads.append(Upload(client.id, len(client.data.train), up))
+        assert same(server, before), "a broadcast changed the server's state"
+        sent = [copied(upload.payload) for upload in uploads]
+        after = method.server_update(server, iter(uploads))
+        assert same(server, before), "the server changed its old state"
+        assert all(same(u.payload, s) for u, s in zip(uploads, sent, strict=True))
+        server = after
+    return server
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_payloads_are_as_declared_and_nothing_received_is_changed(name: str) -> None:
+    prepared = federation(name)
+    play(prepared, prepared.blueprint(), rounds=3)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_round_without_uploads_leaves_the_server_usable(name: str) -> None:
+    prepared = federation(name)
+    method = prepared.config.method
+    server = prepared.initial_server()
+    again = method.server_update(server, iter([]))
+    assert same(method.broadcast(again, 0), method.broadcast(server, 0))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_engine_and_a_resumed_run_give_the_same_bits(name: str, tmp_path: Path) -> None:
+    serial = experiment.run(federation(name), tmp_path / "serial")
+    assert serial.records()[-1]["train_loss"] < serial.records()[0]["train_loss"]
+    workers = federation(name, "run.engine=workers", "run.workers=2")
+    run = experiment.run(workers, tmp_path / "workers")
+    assert numbers(run) == numbers(serial)
+    assert states(run) == states(serial)
+    interrupted(federation(name), tmp_path / "resumed", after=2)
+    resumed = experiment.resume(tmp_path / "resumed")
+    assert numbers(resumed) == numbers(serial)
+    assert states(resumed) == states(serial)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_works_when_few_take_part(name: str, tmp_path: Path) -> None:
+    prepared = federation(name, "federation.clients=10", "federation.participation=0.3")
+    run = experiment.run(prepared, tmp_path / "run")
+    for record in run.records():
+        assert len(record["participants"]) == 3
+        assert record["failed"] == record["rejected"] == []
+    if name == "standalone":
+        assert run.records()[-1]["bytes_total"] == 0
+    else:
+        assert run.records()[-1]["bytes_total"] > 0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_client_learns_more_than_its_header(name: str) -> None:
+    """The private extractor is trained in every method."""
+    prepared = federation(name)
+    client = prepared.blueprint().make(0)
+    client.round = 1
+    before = client.state()
+    method = prepared.config.method
+    method.client_update(client, method.broadcast(prepared.initial_server(), 0))
+    weights = [n for n in before if n.startswith("model.extractor") and n.endswith("weight")]
+    assert all(not client.state()[name].equal(before[name]) for name in weights)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_only_methods_that_weigh_by_them_are_told_numbers_of_samples(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = federation(name, "federation.rounds=1", "federation.participation=1.0")
+    seen: list[int] = []
+    original = type(prepared.config.method).server_update
+
+    def spy(self: object, server: Payload, uploads: list[Upload]) -> Payload:
+        kept = list(uploads)
+        seen.extend(upload.num_examples for upload in kept)
+        return original(self, server, kept)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(prepared.config.method), "server_update", spy)
+    experiment.run(prepared, tmp_path / "run")
+    told = name in {"fedavg", "lg_fedavg", "fml", "fedkd"}
+    assert seen == ([client["train"] for client in prepared.clients()] if told else [0] * 5)
+
+
+PAPER_BYTES = {  # by the paper's reckoning: CIFAR-10 with 2 classes, CIFAR-100 with 10
+    "standalone": (0, 0),
+    "lg_fedavg": (40_080, 400_800),
+    "fd": (160, 8_000),
+    "fedproto": (8_000, 40_000),
+    "fedgh": (24_008, 220_040),
+    "fedavg": (None, None),
+    "fml": (None, None),
+    "fedkd": (None, None),
+}
+SENT_BYTES = {  # really, once every client has taken part: labels, counts and bias included
+    "standalone": (0, 0),
+    "lg_fedavg": (40_080, 400_800),
+    "fd": (160 + 2 * 2 * 4, 8_000 + 2 * 10 * 4),
+    "fedproto": (8_000 + 3 * 2 * 4, 40_000 + 3 * 10 * 4),
+    "fedgh": (24_048, 220_440),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("setting", "num_classes", "local"), [(0, 10, 2), (1, 100, 10)])
+def test_bytes_per_client_and_round(name: str, setting: int, num_classes: int, local: int) -> None:
+    method = METHODS[name]()
+    task = Task(num_classes, 500, num_clients=2, rounds=9, seed=0, input_shape=(3, 32, 32))
+    assert method.paper_bytes(task, local) == PAPER_BYTES[name][setting]
+    if name not in SENT_BYTES:
+        return
+    # Two clients with the same classes upload once; then count what goes down and up.
+    server = method.init_server(task, [], torch.Generator())
+    spec = method.upload_spec(task, server)
+    up: Payload = {
+        field: torch.ones([local if dim == "s" else int(dim) for dim in what.shape]).to(what.dtype)
+        for field, what in spec.items()
+    }
+    if "classes" in up:
+        up["classes"] = torch.arange(local).int()
+    server = method.server_update(server, [Upload(k, 1, up) for k in range(2)])
+    down = method.broadcast(server, 0)
+    assert wire.nbytes(up) + wire.nbytes(down) == SENT_BYTES[name][setting]
+
+
+def test_fml_and_fedkd_send_the_small_model_only() -> None:
+    task = Task(10, 500, num_clients=2, rounds=9, seed=0, input_shape=(3, 32, 32))
+    fml = METHODS["fml"]().init_server(task, [], torch.Generator())
+    assert wire.nbytes(fml) == 4 * 670_058  # CNN-5
+    fedkd = METHODS["fedkd"]()
+    names = {
+        name.rpartition(".")[0] if "." in name else name for name in fedkd.upload_spec(task, {})
+    }
+    assert {n for n in fml if n.endswith("weight")} <= names
+
+
+def test_cross_entropy_is_what_torch_calls_it() -> None:
+    """FD's distance to a one-hot target is the ordinary cross-entropy."""
+    from fedgh.methods.fd import distillation
+
+    logits, y = torch.randn(7, 3), torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    everything = torch.ones(3, dtype=torch.bool)
+    torch.testing.assert_close(
+        distillation(logits, y, torch.eye(3), everything), functional.cross_entropy(logits, y)
+    )
