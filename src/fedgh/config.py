@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from fedgh.core.method import Method
 from fedgh.core.types import LocalTraining, NameList
 from fedgh.data.sources import SOURCES
-from fedgh.errors import ConfigError, unknown
+from fedgh.errors import ConfigError, import_object, unknown
 from fedgh.methods import METHODS
 
 
@@ -86,7 +86,7 @@ class Config(_Sections):
     def to_table(self) -> dict[str, Any]:
         """Plain values, section by section; what is None is left out."""
         sections = self.model_dump(mode="json", exclude={"method"}, exclude_none=True)
-        return {**sections, "method": {"name": self.method.name, **asdict(self.method)}}
+        return {**sections, "method": {"name": _method_name(self.method), **asdict(self.method)}}
 
     def to_toml(self) -> str:
         """TOML from which `parse` makes the same experiment."""
@@ -180,14 +180,35 @@ def _parse_method(table: object) -> Method:
         raise ConfigError(f"method: expected a section, got {table!r}")
     fields = dict(table)
     name = fields.pop("name", "fedgh")
-    if not isinstance(name, str) or name not in METHODS:
-        raise ConfigError("method.name: " + unknown("method", str(name), METHODS))
-    method = METHODS[name]
+    method = _find_method(str(name))
     try:
         parsed: Method = TypeAdapter(method).validate_json(_as_json(fields))
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(error, method, ("method",)))) from None
     return parsed
+
+
+def _find_method(name: str) -> type[Method]:
+    """The method of that name, or the class that `package.module:Class` names."""
+    if name in METHODS:
+        return METHODS[name]
+    if ":" not in name:
+        raise ConfigError("method.name: " + unknown("method", name, METHODS))
+    try:
+        found = import_object(name)
+    except ConfigError as error:
+        raise ConfigError(f"method.name: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ConfigError(f"method.name: '{name}' is not a subclass of fedgh.Method")
+    return found
+
+
+def _method_name(method: Method) -> str:
+    """The name by which `_find_method` finds this method again."""
+    kind = type(method)
+    if METHODS.get(kind.name) is kind:
+        return kind.name
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def _as_json(table: object) -> str:

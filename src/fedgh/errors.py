@@ -1,7 +1,12 @@
-"""What a person can put right: shown as a message, never as a traceback."""
+"""What a person can put right: shown as a message, never as a traceback.
+
+And the two places where people name things: what is not known, what is imported.
+"""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
 
 
 class FedghError(Exception):
@@ -22,6 +27,15 @@ class WireError(FedghError):
 
 class RunError(FedghError):
     """A run cannot go on."""
+
+
+def import_object(name: str) -> Any:
+    """What `package.module:name` names."""
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"cannot import '{name}': {error}") from None
 
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedgh import config as configs
-from fedgh.config import Config
+from fedgh.config import Config, DataSection
 from fedgh.core.rng import isolated, stream
 from fedgh.core.rounds import Engine, Federation
 from fedgh.core.runs import Record, RunFolder
@@ -116,6 +116,11 @@ class Experiment:
         )
 
 
+def load_source(data: DataSection) -> Source:
+    """The data that a configuration names."""
+    return SOURCES[data.name](Where(data.dir, data.path, data.image_size))
+
+
 def prepare(
     config: Config, *, source: Source | None = None, extractors: Sequence[Extractor] | None = None
 ) -> Experiment:
@@ -124,8 +129,7 @@ def prepare(
     `source` and `extractors` stand in for what the configuration names.
     """
     data, federation = config.data, config.federation
-    if source is None:
-        source = SOURCES[data.name](Where(data.dir, data.path, data.image_size))
+    source = source or load_source(data)
     y, seed = source.y.numpy(), federation.seed
     if data.partition == "classes":
         parts = deal.by_classes(

@@ -35,14 +35,14 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, config: str, clients: list[Record]) -> "RunFolder":
         """A new run; refuses a folder that holds something already."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and not _unborn(path):
             raise RunError(
                 f"{path} exists and is not empty; choose another --out, "
                 f"or go on with it: fedgh resume {path}"
             )
         run = cls(path)
         try:
-            run.checkpoint.mkdir(parents=True)
+            run.checkpoint.mkdir(parents=True, exist_ok=True)
             write_atomic(path / "clients.json", _to_json(clients))
             write_atomic(run.config, config.encode())
         except OSError as error:
@@ -123,6 +123,14 @@ class RunFolder:
             return None
         found: Record = json.loads(path.read_text(encoding="utf-8"))
         return found
+
+
+def _unborn(path: Path) -> bool:
+    """Whether a folder is empty but for what `create` writes before the configuration."""
+    return path.is_dir() and all(
+        item.name in ("checkpoint", "clients.json") or item.suffix == ".part"
+        for item in path.iterdir()
+    )
 
 
 def _to_json(value: Record | list[Record]) -> bytes:

@@ -1,6 +1,5 @@
 """The extractors: the paper's CNN-1..5, ResNet-18, and whatever a user names."""
 
-import importlib
 from collections.abc import Callable
 
 import torch
@@ -8,7 +7,7 @@ from torch import nn
 
 from fedgh.core.rng import isolated
 from fedgh.core.types import SplitModel, Task
-from fedgh.errors import ConfigError, unknown
+from fedgh.errors import ConfigError, import_object, unknown
 from fedgh.models.cnn import CNN1, CNN2, CNN3, CNN4, CNN5
 from fedgh.models.resnet import resnet18
 
@@ -29,16 +28,12 @@ def extractor(name: str) -> Extractor:
     """The extractor of that name, or the function that `package.module:function` names."""
     if name in EXTRACTORS:
         return EXTRACTORS[name]
-    module, colon, function = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise ConfigError(
             f"{unknown('extractor', name, EXTRACTORS)} "
             "(your own is written 'package.module:function')"
         )
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"cannot import '{name}': {error}") from None
+    found = import_object(name)
     if not callable(found):
         raise ConfigError(f"'{name}' is not a function")
     make: Extractor = found

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -18,6 +19,7 @@ from rich.text import Text
 from fedgh.core.runs import Record, RunFolder
 from fedgh.core.types import Reply
 from fedgh.experiment import Experiment
+from fedgh.statistics import Row
 
 MOST_CLIENTS = 40
 """Rows of a client table or picture; more of them nobody reads in a terminal."""
@@ -75,7 +77,9 @@ class Live:
         self.console.print(
             f"[bold]{config.method.name}[/] on {experiment.source.name}: "
             f"{config.federation.clients} clients, {len(set(config.model.zoo))} networks, "
-            f"{config.federation.rounds} rounds, seed {config.federation.seed} -> {run.path}"
+            f"{config.federation.rounds} rounds, seed {config.federation.seed} -> {run.path}",
+            soft_wrap=True,
+            highlight=False,
         )
         if done:
             self.console.print(f"rounds 1 to {len(done)} are there already")
@@ -163,6 +167,50 @@ def closing_lines(run: RunFolder) -> str:
     return "\n".join(lines)
 
 
+def comparison(table: list[Row], impossible: dict[str, str], target: float | None) -> Table:
+    """Methods side by side, narrow enough for 80 columns."""
+    goal = "" if target is None else f"to {percent(target)}"
+    out = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for title in ("method", "accuracy %", "diff", "p", goal, "bytes/c/r", "paper's", "s"):
+        out.add_column(title, justify="left" if title == "method" else "right", no_wrap=True)
+    for row in table:
+        out.add_row(
+            Text(row.label),
+            spread(row.accuracy, row.accuracy_std),
+            "" if row.difference is None else f"{100 * row.difference:+.2f}",
+            "" if row.p_value is None else f"{row.p_value:.3f}",
+            _cost(row) if goal else "",
+            human_bytes(row.bytes_per_client_round),
+            _optional_bytes(row.paper_bytes_per_client_round),
+            f"{row.seconds:.0f}",
+        )
+    for label in impossible:
+        out.add_row(Text(label), "not possible", style="dim")
+    return out
+
+
+def search(table: list[Row]) -> Table:
+    """Points of a grid, best first, judged on the evaluation split."""
+    out = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    out.add_column("settings", no_wrap=True)
+    out.add_column("evaluation accuracy", justify="right")
+    out.add_column("per client-round", justify="right")
+    out.add_column("seconds", justify="right")
+    for row in table:
+        out.add_row(
+            Text(row.label),
+            percent(row.evaluation_accuracy),
+            human_bytes(row.bytes_per_client_round),
+            f"{row.seconds:.0f}",
+        )
+    return out
+
+
+def spread(mean: float, std: float | None) -> str:
+    """A mean, with its standard deviation where there is one."""
+    return f"{100 * mean:.2f}" + ("" if std is None else f" ± {100 * std:.2f}")
+
+
 def partition_picture(experiment: Experiment, console: Console) -> None:
     """Clients down, classes across; the darker a cell, the more samples."""
     source = experiment.source
@@ -207,6 +255,18 @@ def listing(rows: dict[str, str]) -> Table:
     for name, what in rows.items():
         table.add_row(Text(name), Text(what))
     return table
+
+
+def _cost(row: Row) -> str:
+    """What it took to reach the target, and in how many seeds it was, where not in all."""
+    if row.rounds_to_target is None:
+        return "-"
+    some = f" ({row.reached}/{row.seeds})" if row.reached < row.seeds else ""
+    return f"{row.rounds_to_target:.4g} r, {_optional_bytes(row.bytes_to_target)}{some}"
+
+
+def _optional_bytes(value: float | None) -> str:
+    return "-" if value is None else human_bytes(value)
 
 
 def _samples(client: Record) -> int:
