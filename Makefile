@@ -8,7 +8,7 @@ run: $(VENV)/run.done  ## train FedGH on the embedded digits
 	$(BIN)/fedgh run demo
 
 test: $(VENV)/dev.done  ## the test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 check: $(VENV)/dev.done  ## style and types
 	$(BIN)/ruff check .

@@ -93,7 +93,9 @@ def test_runs_do_not_overwrite_each_other(
     assert "fedgh resume runs/demo" in capsys.readouterr().err
 
 
-LONG = ["run", *SET, "--set", "federation.rounds=40", "--engine", "workers", "--workers", "2"]
+LONGER = ["federation.rounds=20", "local.epochs=4"]  # long enough to be interrupted
+LONG = ["run", *SET, *(word for override in LONGER for word in ("--set", override))]
+LONG += ["--engine", "workers", "--workers", "2"]
 
 
 def start_and_wait_for_round(out: Path, round: int) -> subprocess.Popen[str]:
@@ -129,7 +131,7 @@ def session_members(process: subprocess.Popen[str]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    prepared = quick("federation.rounds=40")
+    prepared = quick(*LONGER)
     return experiment.run(prepared, tmp_path_factory.mktemp("straight") / "run")
 
 

@@ -183,7 +183,7 @@ def test_compare_as_a_user_types_it(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     words = ["compare", *SET, "--seeds", "0,1", "--rounds", "2", "--out", str(tmp_path)]
-    methods = "standalone,lg_fedavg,fd,fedproto,fedgh,fml:shared=cnn5,fedkd:shared=tests.tiny:mlp"
+    methods = "standalone,lg_fedavg,fd,fedproto,fedgh,fml:shared=tests.tiny:mlp,fedkd:shared=tests.tiny:mlp"
     assert call(monkeypatch, *words, "--methods", methods + ",fedavg") == 2  # named, so refused
     assert "fedavg averages whole models" in capsys.readouterr().err
     assert call(monkeypatch, *words, "--methods", methods) == 0

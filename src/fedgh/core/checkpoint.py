@@ -22,13 +22,22 @@ _CLIENT_FILE = re.compile(r"client-(\d+)\.round-(\d+)\.safetensors")
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Replace a file in one step that survives a crash or a power cut."""
+    _replace(path, content)
+    _sync_folder(path.parent)
+
+
+def _replace(path: Path, content: bytes) -> None:
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     with part.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+
+
+def _sync_folder(path: Path) -> None:
+    """Make renames in a folder durable."""
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
@@ -88,10 +97,11 @@ class ClientFiles:
         self._superseded = []
         for client, state in states:
             path = self.folder / f"client-{client:06}.round-{round:06}.safetensors"
-            write_atomic(path, safetensors.torch.save(state))
+            _replace(path, safetensors.torch.save(state))
             if client in self._current:
                 self._superseded.append(self._current[client])
             self._current[client] = path
+        _sync_folder(self.folder)
 
 
 def discard_leftovers(folder: Path, round: int) -> None:
