@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedgh import cli, experiment
+from fedgh import cli, training
 from fedgh.core.runs import RunFolder
 from tests.tiny import QUICK, numbers, quick, states
 
@@ -98,8 +98,8 @@ LONG = ["run", *SET, *(word for override in LONGER for word in ("--set", overrid
 LONG += ["--engine", "workers", "--workers", "2"]
 
 
-def start_and_wait_for_round(out: Path, round: int) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
+def start(out: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         [sys.executable, "-m", "fedgh", *LONG, "--out", str(out)],
         cwd=ROOT,
         text=True,
@@ -107,13 +107,18 @@ def start_and_wait_for_round(out: Path, round: int) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
-    lines = out / "rounds.jsonl"
+
+
+def start_and_wait_for(out: Path, rounds: int) -> subprocess.Popen[str]:
+    """A run that has just completed so many rounds; with 0, one whose workers are starting."""
+    process = start(out)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
-        if lines.exists() and lines.read_text().count("\n") >= round:
+        lines = out / "rounds.jsonl"  # exists as soon as the run begins
+        if lines.exists() and lines.read_text().count("\n") >= rounds:
             return process
         time.sleep(0.005)
-    pytest.fail(f"no round {round}: {process.communicate()}")
+    pytest.fail(f"no round {rounds}: {process.communicate()}")
 
 
 def session_members(process: subprocess.Popen[str]) -> list[int]:
@@ -132,7 +137,7 @@ def session_members(process: subprocess.Popen[str]) -> list[int]:
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     prepared = quick(*LONGER)
-    return experiment.run(prepared, tmp_path_factory.mktemp("straight") / "run")
+    return training.run(prepared, tmp_path_factory.mktemp("straight") / "run")
 
 
 @pytest.mark.parametrize("rounds", [1, 4])
@@ -140,18 +145,23 @@ def test_kill_9_loses_at_most_the_round_under_way(
     rounds: int, straight: RunFolder, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    process = start_and_wait_for_round(out, rounds)
+    process = start_and_wait_for(out, rounds)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=30)
     assert not (out / "summary.json").exists()
-    resumed = experiment.resume(out, how={"engine": "serial"})
+    resumed = training.resume(out, engine="serial")
     assert numbers(resumed) == numbers(straight)
     assert states(resumed) == states(straight)
 
 
-def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(straight: RunFolder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(
+    rounds: int, straight: RunFolder, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
-    process = start_and_wait_for_round(out, 2)
+    process = start_and_wait_for(out, rounds)
+    if rounds == 0:
+        time.sleep(1)  # in the middle of starting the workers, which takes a few seconds
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process at once
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
@@ -160,10 +170,11 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(straight: RunFolder, tmp_pat
     while session_members(process) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert session_members(process) == []
-    done = fedgh("resume", str(out))
-    assert done.returncode == 0, done.stderr
-    assert "are there already" in done.stdout
-    assert numbers(RunFolder.open(out)) == numbers(straight)
+    if rounds:
+        done = fedgh("resume", str(out))
+        assert done.returncode == 0, done.stderr
+        assert "are there already" in done.stdout
+        assert numbers(RunFolder.open(out)) == numbers(straight)
 
 
 @pytest.mark.parametrize(
@@ -174,12 +185,14 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(straight: RunFolder, tmp_pat
         (["run", "--set", "local.epochs=many"], 2, "local.epochs: should be a valid integer"),
         (["run", "--set", "model.zoo=cnn9"], 2, "error: model.zoo: no extractor 'cnn9'"),
         (["run", "--set", "model.zoo=tests.tiny:wrong_width"], 2, "model.rep_dim = 500 asks for"),
-        (["run", "--set", "federation.clients=2"], 1, "cannot hold all 10 classes"),
-        (["run", "--set", "data.name=npz"], 1, "error: data.name = 'npz' needs data.path"),
+        (["run", "--set", "federation.clients=2"], 2, "cannot hold all 10 classes"),
+        (["run", "--set", "data.name=npz"], 2, "error: data.path: data.name = 'npz' needs it"),
+        (["run", "--set", "federation.clients=9999"], 2, "1797 samples are too few"),
+        (["run", "--set", "method.x=1", "--set", "methd.y=2"], 2, "did you mean 'method'?"),
         (["run", "--engine", "cloud"], 2, "'cloud' is not one of"),
         (["run", "--workers", "-1"], 2, "Invalid value for '--workers'"),
         (["run", "--nonsense"], 2, "No such option"),
-        (["partition", "--set", "data.classes_per_client=11"], 1, "there are 10 classes in all"),
+        (["partition", "--set", "data.classes_per_client=11"], 2, "there are 10 classes in all"),
         (["resume", "nowhere"], 1, "error: nowhere is not a run folder"),
         (["list", "animals"], 2, "'animals' is not one of"),
         (["data", "fetch", "cifar11"], 2, "no data set to fetch 'cifar11'; did you mean 'cifar10"),
@@ -218,6 +231,36 @@ def test_partition_draws_who_has_what(
     assert "1797 samples" in out
     assert "each held by 2 to 2 of 10 clients" in " ".join(out.split())
     assert out.count("█") + out.count("▓") == 20
+
+
+def test_a_narrow_terminal_that_knows_only_ascii(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fedgh", "run", *SET, "--out", str(tmp_path / "r\u00fcn [b]")],
+        cwd=ROOT,
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "24"},
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"[b]" in done.stdout
+
+
+def test_partition_in_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    assert inside(monkeypatch, "partition") == 0
+    assert "classes 0 to 9" in capsys.readouterr().out
+
+
+def test_an_unwritable_place_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert inside(monkeypatch, "run", *SET, "--out", str(tmp_path / "file" / "run")) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

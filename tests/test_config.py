@@ -44,6 +44,19 @@ def test_overrides() -> None:
     assert settings.data.dir == Path.cwd() / "here"
 
 
+def test_the_order_of_overrides_does_not_matter(tmp_path: Path) -> None:
+    settings = config.load("demo", ["method.reset_header=true", "method.name=standalone"])
+    assert settings.method == Standalone(reset_header=True)
+    (tmp_path / "mine.toml").write_text("[method]\nserver_lr = 0.5\n")
+    settings = config.load(tmp_path / "mine.toml", ["method.name=fedgh"])
+    assert settings.method == FedGH(server_lr=0.5)
+
+
+def test_a_data_dir_may_have_any_name() -> None:
+    odd = Path("/a b/'\"\\\t")
+    assert config.load("demo", data_dir=odd).data.dir == odd
+
+
 def test_another_method_starts_from_its_own_defaults() -> None:
     settings = config.load("demo", ["method.name=standalone", "method.reset_header=true"])
     assert settings.method == Standalone(reset_header=True)
@@ -71,7 +84,8 @@ def test_another_method_starts_from_its_own_defaults() -> None:
         ("local.lr=-1", "local.lr: should be greater than 0"),
         ("local.augment=spin", "local.augment.0: should be 'flip', 'crop' or 'erase'"),
         ("method.server_batch=all", "method.server_batch: should be 'pair' or 'client'"),
-        ("model.zoo=[]", "model.zoo: should be"),
+        ("model.zoo=[]", "model.zoo: should have at least 1 item, got []"),
+        ("methods.name=fd", "methods: no section 'methods'; did you mean 'method'?"),
         ("run.engine=cluster", "run.engine: should be 'serial' or 'workers'"),
         ("epochs=5", "expected section.key=value"),
         ("local.epochs", "expected section.key=value"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedgh import config, experiment
+from fedgh import config, experiment, training
 from fedgh.sweep import plan_comparison, run_trials
 from tests.tiny import QUICK
 
@@ -26,7 +26,7 @@ def test_the_example_of_a_ninth_method_runs(
     name = "median_header:MedianHeader"
     settings = config.load("demo", [*QUICK, f"method.name={name}", "method.momentum=0.5"])
     assert config.parse(settings.to_table()) == settings
-    one = experiment.run(experiment.prepare(settings), tmp_path / "one")
+    one = training.run(experiment.prepare(settings), tmp_path / "one")
     assert one.records()[-1]["train_loss"] < one.records()[0]["train_loss"]
     trials = plan_comparison("demo", f"fedgh,{name}:momentum=0.5", [0], QUICK)
     outcome = run_trials(trials, tmp_path / "two")

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from fedgh import config, experiment
+from fedgh import config, training
 from fedgh.data import fetch
 from fedgh.experiment import prepare
 
 
 def test_the_demo_learns(tmp_path: Path) -> None:
-    run = experiment.run(prepare(config.load("demo")), tmp_path / "run")
+    run = training.run(prepare(config.load("demo")), tmp_path / "run")
     summary = run.summary()
     assert summary is not None
     assert summary["final_accuracy"] > 0.9
@@ -26,7 +26,7 @@ def test_global_accuracy_shows_what_a_client_knows_of_other_classes(tmp_path: Pa
             *("method.name=standalone", "local.momentum=0.9"),
         ],
     )
-    run = experiment.run(prepare(settings), tmp_path / "run")
+    run = training.run(prepare(settings), tmp_path / "run")
     last = run.records()[-1]
     # Alone, a client knows at best the two of ten classes it has seen.
     assert last["accuracy"] > 0.8
@@ -47,7 +47,7 @@ def cifar10_folder() -> bool:
 )
 def test_two_rounds_of_cifar10_beat_chance(tmp_path: Path) -> None:
     settings = config.load("cifar10-hetero", ["federation.rounds=2", "local.epochs=1"])
-    run = experiment.run(prepare(settings), tmp_path / "run")
+    run = training.run(prepare(settings), tmp_path / "run")
     # Every client tells two classes apart, so chance is 1/2; over ten test sets of about 600
     # images the standard error of the mean is below 0.01.
     assert run.records()[-1]["accuracy"] > 0.55

@@ -114,7 +114,7 @@ def test_bad_plans() -> None:
 
 def fake_run(path: Path, rounds: list[list[float]], reached: int | None = None) -> RunFolder:
     """A finished run with these accuracies per round and client."""
-    run = RunFolder.create(path, "", [])
+    run = RunFolder.create(path, "", {}, [], {})
     for number, accuracies in enumerate(rounds, 1):
         run.append(
             {
@@ -183,7 +183,8 @@ def test_compare_as_a_user_types_it(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     words = ["compare", *SET, "--seeds", "0,1", "--rounds", "2", "--out", str(tmp_path)]
-    methods = "standalone,lg_fedavg,fd,fedproto,fedgh,fml:shared=tests.tiny:mlp,fedkd:shared=tests.tiny:mlp"
+    small = "shared=tests.tiny:mlp"
+    methods = f"standalone,lg_fedavg,fd,fedproto,fedgh,fml:{small},fedkd:{small}"
     assert call(monkeypatch, *words, "--methods", methods + ",fedavg") == 2  # named, so refused
     assert "fedavg averages whole models" in capsys.readouterr().err
     assert call(monkeypatch, *words, "--methods", methods) == 0

@@ -73,14 +73,15 @@ def a_client(
     num_classes: int = 3,
     **local: Any,
 ) -> Client:
-    """A client that trains on all of x, y and is tested on the same."""
-    everything = Examples(x, y, torch.arange(len(y)))
+    """A client that trains on x, y; its other splits hold something else altogether."""
+    other_x, other_y = x.flip(0) + 1, (y + 1) % num_classes
+    splits = [Examples(x, y, torch.arange(len(y)))]
+    splits += [Examples(other_x, other_y, torch.arange(n)) for n in (1, 2)]
     model = SplitModel(
         extractor or mlp(tuple(x.shape[1:]), rep_dim), nn.Linear(rep_dim, num_classes)
     )
     task = Task(num_classes, rep_dim, 1, rounds=1, seed=0, input_shape=tuple(x.shape[1:]))
-    data = ClientData(everything, everything, everything)
-    return Client(0, task, model, data, LocalTraining(**local))
+    return Client(0, task, model, ClientData(*splits), LocalTraining(**local))
 
 
 QUICK = [

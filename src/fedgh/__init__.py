@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
     from fedgh.data.sources import Source
     from fedgh.errors import FedghError
-    from fedgh.experiment import Experiment, prepare, resume, run
+    from fedgh.experiment import Experiment, prepare
+    from fedgh.training import resume, run
 
 __version__ = version("fedgh")
 
@@ -36,8 +37,8 @@ _HOME = {
     "Upload": "fedgh.core.types",
     "load": "fedgh.config",
     "prepare": "fedgh.experiment",
-    "resume": "fedgh.experiment",
-    "run": "fedgh.experiment",
+    "resume": "fedgh.training",
+    "run": "fedgh.training",
 }
 
 __all__ = [

@@ -1,5 +1,7 @@
 """The commands, thin: parse, call, print."""
 
+import io
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -78,17 +80,17 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Train a federation and write a run folder."""
-    from fedgh import config
-    from fedgh import experiment as experiments
+    from fedgh import config, training
+    from fedgh.experiment import prepare
     from fedgh.report.terminal import Live
 
     console = Console(quiet=quiet)
     settings = config.load(experiment, _overrides(set_, engine, workers), data_dir)
     with console.status(f"loading {settings.data.name}"):
-        prepared = experiments.prepare(settings)
+        prepared = prepare(settings)
     folder = out or _free_folder(Path("runs"), Path(experiment).stem)
     with _resumable(folder), Live(console) as live:
-        finished = experiments.run(prepared, folder, live)
+        finished = training.run(prepared, folder, live)
     _show(console, finished)
 
 
@@ -100,12 +102,12 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run that was stopped; it ends as if it never had been."""
-    from fedgh import experiment
+    from fedgh import training
     from fedgh.report.terminal import Live
 
     console = Console(quiet=quiet)
     with _resumable(run), Live(console) as live:
-        finished = experiment.resume(run, live, dict(_engine(engine, workers)))
+        finished = training.resume(run, live, **dict(_engine(engine, workers)))
     _show(console, finished)
 
 
@@ -225,13 +227,13 @@ def fetch(
     """Download a public data set and verify it."""
     from fedgh.data.fetch import OFFICIAL, locate
     from fedgh.errors import unknown
+    from fedgh.report.terminal import Download
 
     if name not in OFFICIAL:
         raise ConfigError(unknown("data set to fetch", name, OFFICIAL))
     console = Console()
-    with console.status(f"looking for {name}, downloading it if need be"):
-        folder = locate(name, data_dir)
-    console.print(f"{name} is in {folder}")
+    folder = locate(name, data_dir, progress=Download(console, name))
+    console.print(f"{name} is in {folder}", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -243,12 +245,21 @@ def version() -> None:
 def main() -> None:
     """Run a command; whatever a user can put right is one message, not a traceback."""
     sys.path.append(str(Path.cwd()))  # so that `my_module:my_extractor` is found
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot draw a box still works
     try:
         app(standalone_mode=True)
     except FedghError as error:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except BrokenPipeError:  # whoever read our output has gone, as in `fedgh run | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:  # a full disk, a missing permission: the text names the file
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
 
 
 @contextmanager
@@ -303,7 +314,7 @@ def _show(console: Console, run: Any) -> None:
     from fedgh.report.terminal import closing_lines, result
 
     console.print(result(run))
-    console.print(closing_lines(run), highlight=False, soft_wrap=True)
+    console.print(closing_lines(run), highlight=False, markup=False, soft_wrap=True)
 
 
 def _engine(engine: EngineName | None, workers: int | None) -> list[tuple[str, Any]]:

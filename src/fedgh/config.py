@@ -17,6 +17,8 @@ from fedgh.data.sources import SOURCES
 from fedgh.errors import ConfigError, import_object, unknown
 from fedgh.methods import METHODS
 
+DEFAULT_METHOD = "fedgh"
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -59,7 +61,7 @@ class ModelSection(_Section):
 
 
 class RunSection(_Section):
-    """How it is computed. Nothing here changes a result."""
+    """How it is computed and looked at. Nothing here changes what is learned."""
 
     engine: Literal["serial", "workers"] = "workers"
     workers: int = Field(0, ge=0)  # processes; 0 = one per core
@@ -81,7 +83,7 @@ class Config(_Sections):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    method: Method = METHODS["fedgh"]()
+    method: Method = METHODS[DEFAULT_METHOD]()
 
     def to_table(self) -> dict[str, Any]:
         """Plain values, section by section; what is None is left out."""
@@ -104,7 +106,7 @@ def parse(table: Mapping[str, Any]) -> Config:
     try:
         sections = _Sections.model_validate_json(_as_json(table))
     except ValidationError as error:
-        problems += _explain(error, _Sections)
+        problems += _explain(error, Config)
     else:
         if sections.data.name not in SOURCES:
             problems.append("data.name: " + unknown("data set", sections.data.name, SOURCES))
@@ -118,10 +120,12 @@ def load(
 ) -> Config:
     """A named experiment or a TOML file, with `section.key=value` overrides."""
     table = _read(experiment)
-    for text in overrides:
-        _override(table, text)
+    parsed = [_parse_override(text) for text in overrides]
     if data_dir is not None:
-        _override(table, f"data.dir={str(data_dir)!r}")
+        parsed.append(("data", "dir", str(data_dir)))
+    # A method's name first: another method has other fields.
+    for section, name, value in sorted(parsed, key=lambda item: item[:2] != ("method", "name")):
+        _override(table, section, name, value)
     config = parse(table)
     return config.model_copy(update={"data": config.data.absolute()})
 
@@ -158,28 +162,31 @@ def _read(experiment: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{name} is not valid TOML: {error}") from None
 
 
-def _override(table: dict[str, Any], text: str) -> None:
+def _parse_override(text: str) -> tuple[str, str, Any]:
     key, equals, value = text.partition("=")
     section, dot, name = key.strip().partition(".")
     if not (equals and dot and section and name):
         raise ConfigError(f"--set {text}: expected section.key=value, e.g. local.epochs=5")
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
+        return section, name, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        parsed = value.strip()  # a bare word is a string
+        return section, name, value.strip()  # a bare word is a string
+
+
+def _override(table: dict[str, Any], section: str, name: str, value: object) -> None:
     target = table.setdefault(section, {})
     if not isinstance(target, dict):
         raise ConfigError(f"{section}: expected a section, got {target!r}")
-    if section == "method" and name == "name" and target.get("name") != parsed:
-        target.clear()  # another method has other fields
-    target[name] = parsed
+    if (section, name) == ("method", "name") and target.get("name", DEFAULT_METHOD) != value:
+        target.clear()
+    target[name] = value
 
 
 def _parse_method(table: object) -> Method:
     if not isinstance(table, dict):
         raise ConfigError(f"method: expected a section, got {table!r}")
     fields = dict(table)
-    name = fields.pop("name", "fedgh")
+    name = fields.pop("name", DEFAULT_METHOD)
     method = _find_method(str(name))
     try:
         parsed: Method = TypeAdapter(method).validate_json(_as_json(fields))
@@ -226,8 +233,9 @@ def _explain(error: ValidationError, model: Any, prefix: tuple[str, ...] = ()) -
             kind = "section" if len(loc) == 1 else "key"
             lines.append(f"{where}: {unknown(kind, loc[-1], _keys(model, item['loc'][:-1]))}")
         else:
-            message = item["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-            lines.append(f"{where}: should be {message}, got {item['input']!r}")
+            message = item["msg"].replace("Input should", "should").replace("List should", "should")
+            message = message.removesuffix(" after validation, not 0")
+            lines.append(f"{where}: {message}, got {item['input']!r}")
     return lines
 
 

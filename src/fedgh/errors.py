@@ -34,8 +34,8 @@ def import_object(name: str) -> Any:
     module, _, attribute = name.partition(":")
     try:
         return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"cannot import '{name}': {error}") from None
+    except Exception as error:  # importing runs a user's code, which may raise anything
+        raise ConfigError(f"cannot import '{name}': {type(error).__name__}: {error}") from None
 
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> str:

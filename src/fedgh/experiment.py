@@ -1,58 +1,27 @@
-"""From a configuration to a run folder: prepare, run, resume."""
+"""From a configuration to an experiment that is ready to run: data dealt, networks found."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from fedgh import config as configs
 from fedgh.config import Config, DataSection
 from fedgh.core.rng import isolated, stream
-from fedgh.core.rounds import Engine, Federation
-from fedgh.core.runs import Record, RunFolder
-from fedgh.core.types import Payload, Reply, Task
+from fedgh.core.runs import Record
+from fedgh.core.types import Payload, Task
 from fedgh.data import partition as deal
 from fedgh.data.partition import Partition
 from fedgh.data.sources import SOURCES, Source, Where
 from fedgh.engines.host import Blueprint
-from fedgh.engines.serial import Serial
-from fedgh.engines.workers import Workers
 from fedgh.errors import ConfigError
 from fedgh.models import Extractor, check_extractor, extractor, split_model
-from fedgh.summary import summarise
 
 GLOBAL_SAMPLE = 1000
 """Size of the class-balanced sample on which `global_accuracy` is measured, at most."""
-
-
-class Watcher(Protocol):
-    """Who wants to see a run while it goes on."""
-
-    def started(self, experiment: "Experiment", run: RunFolder, done: list[Record]) -> None:
-        """The run begins, or goes on after the rounds in `done`."""
-
-    def replied(self, reply: Reply) -> None:
-        """A client has finished its job."""
-
-    def finished_round(self, record: Record) -> None:
-        """A round is complete."""
-
-
-class Unwatched:
-    """Nobody looks."""
-
-    def started(self, experiment: "Experiment", run: RunFolder, done: list[Record]) -> None:
-        """Say nothing."""
-
-    def replied(self, reply: Reply) -> None:
-        """Say nothing."""
-
-    def finished_round(self, record: Record) -> None:
-        """Say nothing."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +51,16 @@ class Experiment:
         with isolated(seed, "server-models"):
             models = [split_model(make, self.task) for make in self.extractors]
         return self.config.method.init_server(self.task, models, stream(seed, "server"))
+
+    def fingerprint(self) -> str:
+        """The same for two experiments exactly when they would compute the same."""
+        table = self.config.to_table()
+        del table["run"]
+        table["data"] = {k: v for k, v in table["data"].items() if k not in ("dir", "path")}
+        digest = hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=16)
+        for tensor in (self.source.x, self.source.y, self.partition.order, self.partition.bounds):
+            digest.update(tensor.contiguous().numpy().data)
+        return digest.hexdigest()
 
     def clients(self) -> list[Record]:
         """Who the clients are: network, classes, samples."""
@@ -128,101 +107,37 @@ def prepare(
 
     `source` and `extractors` stand in for what the configuration names.
     """
-    data, federation = config.data, config.federation
-    source = source or load_source(data)
-    y, seed = source.y.numpy(), federation.seed
-    if data.partition == "classes":
-        parts = deal.by_classes(
-            y, source.num_classes, federation.clients, data.classes_per_client, seed
-        )
-    elif data.partition == "dirichlet":
-        parts = deal.by_dirichlet(y, source.num_classes, federation.clients, data.alpha, seed)
-    else:
-        parts = deal.iid(y, federation.clients, seed)
+    source = source or load_source(config.data)
+    if config.local.augment and not (source.x.dtype == torch.uint8 and source.x.ndim == 4):
+        raise ConfigError(f"local.augment is for images, but inputs have shape {source.shape}")
     if extractors is not None:
-        zoo = [_import_name(make) for make in extractors]
+        zoo = _names(extractors)
         config = config.model_copy(update={"model": config.model.model_copy(update={"zoo": zoo})})
-    found = _find_extractors(config, source, extractors)
-    experiment = Experiment(config, source, deal.assemble(parts, y, seed), found)
+    found = tuple(extractors) if extractors is not None else _find_extractors(config.model.zoo)
+    experiment = Experiment(config, source, _deal(config, source), found)
+    for name, make in zip(config.model.zoo, found, strict=True):
+        with _about("model.zoo"):
+            check_extractor(name, make, experiment.task)
     experiment.initial_server()
     return experiment
 
 
-def run(experiment: Experiment, out: Path, watch: Watcher | None = None) -> RunFolder:
-    """Run a new experiment into the folder `out`."""
-    folder = RunFolder.create(out, experiment.config.to_toml(), experiment.clients())
-    return _train(experiment, folder, watch or Unwatched())
-
-
-def resume(
-    path: Path,
-    watch: Watcher | None = None,
-    how: Mapping[str, object] | None = None,
-    prepare: Callable[[Config], Experiment] = prepare,
-) -> RunFolder:
-    """Go on with a run after its last completed round.
-
-    `how` replaces keys of the section `run`, none of which changes a result. A run that was
-    made with its own source or extractors needs a `prepare` that supplies them again.
-    """
-    folder = RunFolder.open(path)
-    overrides = [f"run.{key}={value}" for key, value in (how or {}).items()]
-    config = configs.load(folder.config, overrides)
-    return _train(prepare(config), folder, watch or Unwatched())
-
-
-def _train(experiment: Experiment, folder: RunFolder, watch: Watcher) -> RunFolder:
-    config = experiment.config
-    with ExitStack() as stack:
-        stack.enter_context(folder.locked())
-        stack.enter_context(_one_thread())
-        done, state = folder.rewind()
-        watch.started(experiment, folder, folder.records())
-        if done < config.federation.rounds:
-            engine = stack.enter_context(closing(_engine(experiment, folder.checkpoint, done)))
-            federation = Federation(
-                experiment.task,
-                config.method,
-                engine,
-                experiment.initial_server(),
-                participation=config.federation.participation,
-                eval_every=config.run.eval_every,
-                metrics=["accuracy", "evaluation_accuracy"]
-                + ["global_accuracy"] * config.run.global_accuracy,
-            )
-            if state is not None:
-                federation.load(state)
-            for number in range(done + 1, config.federation.rounds + 1):
-                record = federation.round(number, watch.replied)
-                last = number == config.federation.rounds
-                keep = last or number % config.run.checkpoint_every == 0
-                if keep:
-                    engine.save(number)
-                folder.append(record)
-                if keep:
-                    folder.commit(number, federation.state())
-                watch.finished_round(record)
-            folder.discard_leftovers()
-        folder.write_summary(summarise(config, experiment.task, folder.records(), folder.clients()))
-    return folder
-
-
-def _engine(experiment: Experiment, checkpoint: Path, round: int) -> Engine:
-    section = experiment.config.run
-    if section.engine == "serial":
-        return Serial(experiment.blueprint(), checkpoint, round)
-    return Workers(experiment.blueprint(), checkpoint, round, section.workers)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Engines and server compute with one thread each, so that all add up in the same order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def _deal(config: Config, source: Source) -> Partition:
+    """Give every sample to a client."""
+    data, clients, seed = config.data, config.federation.clients, config.federation.seed
+    y = source.y.numpy()
+    if clients * deal.SMALLEST > len(y):
+        raise ConfigError(
+            f"federation.clients = {clients}: {len(y)} samples are too few, every client needs at "
+            f"least {deal.SMALLEST}"
+        )
+    if data.partition == "classes":
+        parts = deal.by_classes(y, source.num_classes, clients, data.classes_per_client, seed)
+    elif data.partition == "dirichlet":
+        parts = deal.by_dirichlet(y, source.num_classes, clients, data.alpha, seed)
+    else:
+        parts = deal.iid(y, clients, seed)
+    return deal.assemble(parts, y, seed)
 
 
 def _balanced_test_sample(source: Source, partition: Partition, seed: int) -> Tensor:
@@ -235,20 +150,28 @@ def _balanced_test_sample(source: Source, partition: Partition, seed: int) -> Te
     return torch.cat([group[:size] for group in groups]).sort().values
 
 
-def _find_extractors(
-    config: Config, source: Source, given: Sequence[Extractor] | None
-) -> tuple[Extractor, ...]:
-    """The extractors that the configuration names, or those given; each tried on an input."""
+def _find_extractors(zoo: Sequence[str]) -> tuple[Extractor, ...]:
+    with _about("model.zoo"):
+        return tuple(extractor(name) for name in zoo)
+
+
+def _names(extractors: Sequence[Extractor]) -> list[str]:
+    """How a configuration would name these objects; those that look alike are numbered."""
+    if not extractors:
+        raise ConfigError("extractors: give at least one")
+    names: list[str] = []
+    for make in extractors:
+        kind = make if hasattr(make, "__qualname__") else type(make)
+        name = f"{kind.__module__}:{kind.__qualname__}"
+        alike = sum(known.split("#")[0] == name for known in names)
+        names.append(f"{name}#{alike + 1}" if alike else name)
+    return names
+
+
+@contextmanager
+def _about(key: str) -> Iterator[None]:
+    """Say which key of the configuration a mistake is about."""
     try:
-        found = tuple(given or map(extractor, config.model.zoo))
-        for name, make in dict(zip(config.model.zoo, found, strict=True)).items():
-            check_extractor(name, make, source.shape, config.model.rep_dim)
+        yield
     except ConfigError as error:
-        raise ConfigError(f"model.zoo: {error}") from None
-    return found
-
-
-def _import_name(make: Any) -> str:
-    """How a configuration would name this object."""
-    name = getattr(make, "__qualname__", type(make).__qualname__)
-    return f"{getattr(make, '__module__', type(make).__module__)}:{name}"
+        raise ConfigError(f"{key}: {error}") from None

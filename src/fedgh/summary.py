@@ -16,7 +16,7 @@ from fedgh.core.types import Task
 
 
 def summarise(
-    config: Config, task: Task, records: list[Record], clients: list[Record]
+    config: Config, data: str, task: Task, records: list[Record], clients: list[Record]
 ) -> dict[str, Any]:
     """The numbers of summary.json."""
     evaluated = [record for record in records if record["accuracy"] is not None]
@@ -28,7 +28,7 @@ def summarise(
     last = evaluated[-1]
     return {
         "method": config.method.name,
-        "data": config.data.name,
+        "data": data,
         "seed": task.seed,
         "rounds": len(records),
         "final_accuracy": last["accuracy"],

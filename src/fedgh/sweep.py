@@ -16,8 +16,11 @@ from fedgh.config import Config
 from fedgh.core.runs import RunFolder
 from fedgh.data.sources import Source
 from fedgh.errors import ConfigError, RunError
-from fedgh.experiment import Experiment, Unwatched, Watcher, load_source, prepare, resume, run
+from fedgh.experiment import Experiment, load_source, prepare
 from fedgh.methods import METHODS
+from fedgh.training import Unwatched, Watcher, resume, run
+
+_IRRELEVANT = {"engine", "workers", "checkpoint_every"}  # to what a run records
 
 Watch = Callable[[str], AbstractContextManager[Watcher]]
 """Given a line about a run, someone to watch it."""
@@ -131,8 +134,7 @@ def _finished(path: Path, trial: Trial) -> RunFolder | None:
     differences = [
         f"{section}.{key} is {there[section].get(key)} there, {wanted[section].get(key)} asked for"
         for section in wanted
-        if section != "run"  # nothing in it changes a result
-        for key in sorted(there[section].keys() | wanted[section].keys())
+        for key in sorted((there[section].keys() | wanted[section].keys()) - _IRRELEVANT)
         if there[section].get(key) != wanted[section].get(key)
     ]
     if differences:

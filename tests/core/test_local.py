@@ -102,4 +102,13 @@ def test_accuracy_counts_every_sample_in_eval_mode(data: tuple[Tensor, Tensor]) 
 
     wrong = int((data[0][:, 1] > 1).sum())
     assert 0 < wrong < 101
-    assert accuracy(client, predict, client.data.test) == pytest.approx(1 - wrong / 101)
+    assert accuracy(client, predict, client.data.train) == pytest.approx(1 - wrong / 101)
+
+
+def test_a_model_that_blew_up_in_its_last_step_is_not_accepted(
+    data: tuple[Tensor, Tensor],
+) -> None:
+    client = a_client(*data, batch_size=200, lr=1e38)
+    with pytest.raises(FloatingPointError, match=r"lower local\.lr"):
+        # the only loss is finite: it is computed before the step
+        sgd_epochs(client, lambda x, y: 1e4 * cross_entropy(client.model(x), y))

@@ -30,6 +30,9 @@ class Sum(Method):
         return {"value": wire.Field(torch.float32, (1,))}
 
 
+METRICS = ("accuracy", "evaluation_accuracy")
+
+
 class Scripted:
     """An engine whose clients answer as told, 1.0 by default."""
 
@@ -54,7 +57,8 @@ class Scripted:
 
 def federation(engine: Scripted, clients: int = 4, **how: float) -> Federation:
     task = Task(2, 2, clients, rounds=10, seed=0)
-    return Federation(task, Sum(), engine, {"total": torch.zeros(1)}, **how)  # type: ignore[arg-type]
+    state = Federation.initial_state(task, {"total": torch.zeros(1)}, METRICS)
+    return Federation(task, Sum(), engine, state, **how)  # type: ignore[arg-type]
 
 
 def test_uploads_reach_the_server_and_bytes_add_up() -> None:
@@ -104,6 +108,33 @@ def test_when_everybody_fails_the_run_ends() -> None:
         fed.round(1)
 
 
+def test_a_bad_day_of_a_few_does_not_end_the_run() -> None:
+    fed = federation(
+        Scripted(lambda job: Reply(job.client_id, job.round, error="down")), participation=0.25
+    )
+    assert fed.round(1)["failed"][0]["client"] == fed.participants(1)[0]
+    fed.round(2)
+    restored = Federation(fed.task, Sum(), fed.engine, fed.state(), participation=0.25)
+    with pytest.raises(RunError, match="3rd time in a row"):
+        restored.round(3)
+
+
+def test_a_server_that_is_not_finite_any_more_is_not_committed() -> None:
+    fed = federation(Scripted(lambda job: Scripted.usual(job, value=3e38)))
+    with pytest.raises(RunError, match="'total' is not finite"):
+        fed.round(1)
+
+
+def test_the_last_round_of_training_is_known_for_each_client() -> None:
+    fed = federation(Scripted(), clients=10, participation=0.2)
+    fed.round(1)
+    fed.round(2)
+    trained = fed.state()["trained"]
+    for client in range(10):
+        expected = max((n for n in (1, 2) if client in fed.participants(n)), default=0)
+        assert trained[client] == expected
+
+
 def test_participants_are_a_fresh_sample_in_client_order() -> None:
     fed = federation(Scripted(), clients=100, participation=0.1)
     samples = [fed.participants(number) for number in range(1, 200)]
@@ -132,7 +163,7 @@ def test_between_evaluations_changed_clients_are_remembered() -> None:
     trained = set()
     for number in (1, 2):
         record = fed.round(number)
-        assert record["accuracy"] is None
+        assert record["accuracy"] is record["accuracy_per_client"] is None
         assert not any(job.evaluate for job in engine.jobs)
     fed.round(3)
     assert {job.client_id for job in engine.jobs} == set(range(10))
@@ -151,8 +182,9 @@ def test_the_last_round_is_always_evaluated() -> None:
 def test_a_restored_federation_is_the_same() -> None:
     first = federation(Scripted(), participation=0.5, eval_every=2)
     first.round(1)
-    second = federation(Scripted(), participation=0.5, eval_every=2)
-    second.load(first.state())
+    second = Federation(
+        first.task, Sum(), Scripted(), first.state(), participation=0.5, eval_every=2
+    )
     a, b = first.round(2), second.round(2)
     a.pop("seconds"), b.pop("seconds")
     assert a == b

@@ -1,4 +1,3 @@
-import json
 import os
 from pathlib import Path
 
@@ -9,23 +8,33 @@ from torch.testing import assert_close
 from fedgh.core import checkpoint
 from fedgh.core.checkpoint import ClientFiles
 from fedgh.core.runs import RunFolder
+from fedgh.core.types import Payload
 from fedgh.errors import RunError
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    return RunFolder.create(tmp_path / "run", "", [])
+    return create(tmp_path / "run")
+
+
+def create(path: Path) -> RunFolder:
+    return RunFolder.create(path, "", {}, [], state(0))
+
+
+def state(round: int) -> Payload:
+    """As if client 0 had trained in every round and client 1 never."""
+    return {"s": torch.tensor(round), "trained": torch.tensor([round, 0])}
 
 
 def play(run: RunFolder, files: ClientFiles, round: int) -> None:
     files.save(round, [(0, {"w": torch.full((2,), float(round))})])
     run.append({"round": round})
-    run.commit(round, {"s": torch.tensor(round)})
+    run.commit(round, state(round))
 
 
 def test_a_folder_in_use_is_not_overwritten(run: RunFolder) -> None:
     with pytest.raises(RunError, match="fedgh resume"):
-        RunFolder.create(run.path, "", [])
+        create(run.path)
 
 
 def test_only_one_process_writes(run: RunFolder) -> None:
@@ -41,7 +50,15 @@ def test_not_a_run(tmp_path: Path) -> None:
 
 
 def test_a_new_run_starts_at_nothing(run: RunFolder) -> None:
-    assert run.rewind() == (0, None)
+    round, found = run.rewind()
+    assert round == 0
+    assert_close(found, state(0))
+
+
+def test_a_run_that_was_not_quite_created_is_created_again(tmp_path: Path) -> None:
+    run = create(tmp_path / "run")
+    run.config.unlink()  # the last thing that is written
+    assert create(tmp_path / "run").rewind()[0] == 0
 
 
 def test_an_unfinished_round_is_forgotten(run: RunFolder) -> None:
@@ -53,10 +70,9 @@ def test_an_unfinished_round_is_forgotten(run: RunFolder) -> None:
     (run.checkpoint / "server.safetensors.123.part").write_bytes(b"half")
     with (run.path / "rounds.jsonl").open("a") as file:
         file.write('{"round": 3, "accur')
-    round, state = run.rewind()
+    round, found = run.rewind()
     assert round == 2
-    assert state is not None
-    assert_close(state["s"], torch.tensor(2))
+    assert_close(found, state(2))
     assert [record["round"] for record in run.records()] == [1, 2]
     assert sorted(p.name for p in run.checkpoint.iterdir()) == [
         "client-000000.round-000002.safetensors",
@@ -75,15 +91,42 @@ def test_a_line_that_was_written_but_not_committed_is_forgotten(run: RunFolder) 
     assert [record["round"] for record in run.records()] == [1]
 
 
-def test_damage_is_named_not_ignored(run: RunFolder) -> None:
-    files = ClientFiles(run.checkpoint, 0)
-    play(run, files, 1)
-    (run.path / "rounds.jsonl").write_text(json.dumps({"round": 7}) + "\n")
+@pytest.mark.parametrize("text", ['{"round": 7}', "null", "{}", "[1]", "\xff", ""])
+def test_a_damaged_history_is_refused(run: RunFolder, text: str) -> None:
+    play(run, ClientFiles(run.checkpoint, 0), 1)
+    (run.path / "rounds.jsonl").write_text(text + "\n")
     with pytest.raises(RunError, match="rounds 1 to 1"):
         run.rewind()
-    (run.checkpoint / "server.safetensors").write_bytes(b"\x08broken")
-    with pytest.raises(RunError, match=r"server\.safetensors"):
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\x08broken", b"x" * 100])
+@pytest.mark.parametrize("name", ["server", "client-000000.round-000001"])
+def test_a_missing_or_damaged_state_is_refused(
+    run: RunFolder, name: str, content: bytes | None
+) -> None:
+    play(run, ClientFiles(run.checkpoint, 0), 1)
+    path = run.checkpoint / f"{name}.safetensors"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(RunError, match="cannot be resumed"):
         run.rewind()
+    assert (run.path / "rounds.jsonl").read_text().count("\n") == 1  # nothing was thrown away
+
+
+def test_a_state_that_was_cut_short_is_refused(run: RunFolder) -> None:
+    play(run, ClientFiles(run.checkpoint, 0), 1)
+    path = run.checkpoint / "client-000000.round-000001.safetensors"
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(RunError, match="client-000000"):
+        run.rewind()
+
+
+def test_foreign_files_are_left_alone(run: RunFolder) -> None:
+    (run.checkpoint / "notes.txt").write_text("mine")
+    (run.checkpoint / "folder").mkdir()
+    run.rewind()
+    assert (run.checkpoint / "notes.txt").exists()
 
 
 def test_a_crash_while_writing_leaves_the_old_file(

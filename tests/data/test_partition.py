@@ -14,7 +14,7 @@ from fedgh.data.partition import (
     by_dirichlet,
     iid,
 )
-from fedgh.errors import DataError
+from fedgh.errors import ConfigError
 
 PAPERS = [(10, 10, 2), (100, 10, 10), (10, 50, 2), (100, 50, 10), (10, 100, 2), (100, 100, 10)]
 
@@ -46,7 +46,7 @@ def check_exact(partition: Partition, n: int) -> None:
 def test_class_partition(num_classes: int, clients: int, per_client: int, seed: int) -> None:
     y = labels(num_classes, 100)
     if per_client > num_classes or clients * per_client < num_classes:
-        with pytest.raises(DataError):
+        with pytest.raises(ConfigError):
             by_classes(y, num_classes, clients, per_client, seed)
         return
     parts = by_classes(y, num_classes, clients, per_client, seed)
@@ -101,7 +101,7 @@ def test_dirichlet_partition(clients: int, alpha: float, seed: int) -> None:
     y = labels(5, 200)
     try:
         parts = by_dirichlet(y, 5, clients, alpha, seed)
-    except DataError:
+    except ConfigError:
         assert alpha < 1
         return
     partition = assemble(parts, y, seed)
@@ -129,7 +129,7 @@ def test_iid_partition(n: int, clients: int, seed: int) -> None:
     y = np.zeros(n, np.int64)
     parts = iid(y, clients, seed)
     if n // clients < SMALLEST:
-        with pytest.raises(DataError, match=r"lower federation\.clients"):
+        with pytest.raises(ConfigError, match=r"lower federation\.clients"):
             assemble(parts, y, seed)
         return
     check_exact(assemble(parts, y, seed), n)
@@ -152,11 +152,11 @@ def test_splits_follow_the_clients_own_classes() -> None:
 
 def test_impossible_requests_say_why() -> None:
     y = labels(10, 20)
-    with pytest.raises(DataError, match="there are 10 classes"):
+    with pytest.raises(ConfigError, match="there are 10 classes"):
         by_classes(y, 10, 5, 11, 0)
-    with pytest.raises(DataError, match=r"federation\.clients to at least 5"):
+    with pytest.raises(ConfigError, match=r"federation\.clients to at least 5"):
         by_classes(y, 10, 3, 2, 0)
-    with pytest.raises(DataError, match="20 samples for 100 clients"):
+    with pytest.raises(ConfigError, match="20 samples for 100 clients"):
         by_classes(y, 10, 500, 2, 0)
-    with pytest.raises(DataError, match=r"raise data\.alpha"):
+    with pytest.raises(ConfigError, match=r"raise data\.alpha"):
         by_dirichlet(y, 10, 100, 0.01, 0)

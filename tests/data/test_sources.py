@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedgh.data import fetch, sources
 from fedgh.data.batches import to_input
 from fedgh.data.sources import SOURCES, Source, Where
-from fedgh.errors import DataError
+from fedgh.errors import ConfigError, DataError
 
 
 def test_digits_are_enlarged_digits() -> None:
@@ -206,6 +206,12 @@ def test_an_image_folder(tmp_path: Path) -> None:
 def test_an_empty_image_folder_says_what_is_expected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no sub-folders with images"):
         SOURCES["image-folder"](Where(path=tmp_path))
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(DataError, match="cat has no images"):
+        SOURCES["image-folder"](Where(path=tmp_path))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="should be a folder"):
+        SOURCES["image-folder"](Where(path=tmp_path / "file"))
 
 
 def test_npz_images_and_tables(tmp_path: Path) -> None:
@@ -247,7 +253,7 @@ def test_a_file_that_is_no_npz(tmp_path: Path) -> None:
         SOURCES["npz"](Where(path=tmp_path / "array.npy"))
     with pytest.raises(DataError, match="does not exist"):
         SOURCES["npz"](Where(path=tmp_path / "none.npz"))
-    with pytest.raises(DataError, match=r"needs data\.path"):
+    with pytest.raises(ConfigError, match=r"data\.path: data\.name = 'npz' needs it"):
         SOURCES["npz"](Where())
 
 
@@ -255,3 +261,10 @@ def test_a_source_checks_itself() -> None:
     with pytest.raises(DataError, match="labels from 0 to 2"):
         Source("mine", torch.zeros(3, 2), torch.tensor([0, 1, 2]), ("a", "b"))
     assert sources.SOURCES.keys() >= fetch.OFFICIAL.keys()
+
+
+def test_a_source_takes_arrays_of_any_number_type() -> None:
+    x = np.arange(6.0).reshape(3, 2)
+    source = Source("mine", x, np.array([0, 1, 1], np.int16), ("a", "b"))  # type: ignore[arg-type]
+    assert source.x.dtype == torch.float32
+    assert source.y.dtype == torch.int64

@@ -7,14 +7,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedgh import config, experiment
+from fedgh import config, training
+from fedgh.core import wire
+from fedgh.core.local import accuracy
 from fedgh.core.runs import Record, RunFolder
-from fedgh.core.types import Reply
-from fedgh.engines.workers import Workers
+from fedgh.core.types import Job, Reply
+from fedgh.data.batches import to_input
+from fedgh.data.sources import Source
+from fedgh.engines.host import ClientHost
 from fedgh.errors import ConfigError, RunError
-from fedgh.experiment import Experiment, Unwatched, prepare
+from fedgh.experiment import Experiment, prepare
+from fedgh.methods.fedgh import FedGH
+from fedgh.training import Unwatched
 from tests.tiny import mlp, numbers, quick, states
 
 # Real networks, batch norm, dropout, augmentation, momentum, partial participation, rare
@@ -46,13 +52,13 @@ class StopAfter(Unwatched):
 
 def interrupted(prepared: Experiment, out: Path, after: int) -> None:
     with pytest.raises(KeyboardInterrupt):
-        experiment.run(prepared, out, StopAfter(after))
+        training.run(prepared, out, StopAfter(after))
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The run that all others must equal."""
-    return experiment.run(quick(*EVERYTHING), tmp_path_factory.mktemp("serial") / "run")
+    return training.run(quick(*EVERYTHING), tmp_path_factory.mktemp("serial") / "run")
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -60,7 +66,7 @@ def test_workers_give_the_same_bits_as_serial(
     straight: RunFolder, workers: int, tmp_path: Path
 ) -> None:
     prepared = quick(*EVERYTHING, "run.engine=workers", f"run.workers={workers}")
-    run = experiment.run(prepared, tmp_path / "run")
+    run = training.run(prepared, tmp_path / "run")
     assert numbers(run) == numbers(straight)
     assert states(run) == states(straight)
 
@@ -73,7 +79,7 @@ def test_a_resumed_run_ends_as_a_straight_one(
     out = tmp_path / "run"
     interrupted(quick(*EVERYTHING, f"run.checkpoint_every={every}"), out, after)
     assert RunFolder.open(out).summary() is None
-    run = experiment.resume(out)
+    run = training.resume(out)
     assert numbers(run) == numbers(straight)
     # A client's file is named after the round in which it was written: compare what is in them.
     assert sorted(states(run).values()) == sorted(states(straight).values())
@@ -84,19 +90,19 @@ def test_a_run_stopped_on_one_engine_goes_on_on_the_other(
 ) -> None:
     out = tmp_path / "run"
     interrupted(quick(*EVERYTHING, "run.engine=workers", "run.workers=2"), out, 2)
-    run = experiment.resume(out, how={"engine": "serial"})
+    run = training.resume(out, engine="serial")
     assert numbers(run) == numbers(straight)
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
-    run = experiment.run(quick(), tmp_path / "run")
+    run = training.run(quick(), tmp_path / "run")
     before = numbers(run), states(run)
-    again = experiment.resume(run.path)
+    again = training.resume(run.path)
     assert (numbers(again), states(again)) == before
 
 
 def test_another_seed_gives_another_run(straight: RunFolder, tmp_path: Path) -> None:
-    run = experiment.run(quick(*EVERYTHING, "federation.seed=1"), tmp_path / "run")
+    run = training.run(quick(*EVERYTHING, "federation.seed=1"), tmp_path / "run")
     assert numbers(run) != numbers(straight)
 
 
@@ -105,7 +111,7 @@ def test_what_torch_drew_before_does_not_matter(straight: RunFolder, tmp_path: P
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        run = experiment.run(quick(*EVERYTHING), tmp_path / "run")
+        run = training.run(quick(*EVERYTHING), tmp_path / "run")
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
@@ -116,7 +122,7 @@ def test_what_torch_drew_before_does_not_matter(straight: RunFolder, tmp_path: P
 def test_a_client_that_fails_is_recorded_and_stays_as_it_was(engine: str, tmp_path: Path) -> None:
     zoo = "model.zoo=tests.tiny:mlp,tests.tiny:failing,tests.tiny:infinite"
     prepared = quick(zoo, f"run.engine={engine}", "run.workers=2", "federation.clients=6")
-    run = experiment.run(prepared, tmp_path / "run")
+    run = training.run(prepared, tmp_path / "run")
     for record in run.records():
         assert [failed["client"] for failed in record["failed"]] == [1, 2, 4, 5]
         assert record["failed"][0]["reason"].startswith("ValueError: out of [memory] (tiny.py:")
@@ -129,8 +135,6 @@ def test_a_client_that_fails_is_recorded_and_stays_as_it_was(engine: str, tmp_pa
 
 def test_a_dead_worker_ends_the_run_and_it_can_be_resumed(tmp_path: Path) -> None:
     class KillOne(Unwatched):
-        engine: Workers | None = None
-
         def replied(self, reply: Reply) -> None:
             if reply.round == 2:
                 import multiprocessing
@@ -140,42 +144,180 @@ def test_a_dead_worker_ends_the_run_and_it_can_be_resumed(tmp_path: Path) -> Non
 
     prepared = quick("run.engine=workers", "run.workers=2", "federation.rounds=4")
     with pytest.raises(RunError, match="fedgh resume"):
-        experiment.run(prepared, tmp_path / "run", KillOne())
-    run = experiment.resume(tmp_path / "run")
-    straight = experiment.run(quick("federation.rounds=4"), tmp_path / "straight")
+        training.run(prepared, tmp_path / "run", KillOne())
+    run = training.resume(tmp_path / "run")
+    straight = training.run(quick("federation.rounds=4"), tmp_path / "straight")
     assert numbers(run) == numbers(straight)
 
 
 def test_workers_leave_no_process_behind(tmp_path: Path) -> None:
     import multiprocessing
 
-    experiment.run(quick("run.engine=workers", "run.workers=2"), tmp_path / "run")
+    training.run(quick("run.engine=workers", "run.workers=2"), tmp_path / "run")
     interrupted(quick("run.engine=workers", "run.workers=2"), tmp_path / "broken", 1)
     assert multiprocessing.active_children() == []
 
 
 def test_an_extractor_may_be_an_object(tmp_path: Path) -> None:
     settings = config.load("demo", ["model.rep_dim=16", "federation.rounds=1", "run.workers=2"])
-    run = experiment.run(prepare(settings, extractors=[mlp]), tmp_path / "run")
+    run = training.run(prepare(settings, extractors=[mlp]), tmp_path / "run")
     assert run.clients()[0]["extractor"] == "tests.tiny:mlp"
 
     def local(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
         return mlp(shape, rep_dim)
 
     with pytest.raises(ConfigError, match="cannot be sent to worker processes"):
-        experiment.run(prepare(settings, extractors=[local]), tmp_path / "closure")
+        training.run(prepare(settings, extractors=[local]), tmp_path / "closure")
     serial = config.load("demo", ["model.rep_dim=16", "federation.rounds=1", "run.engine=serial"])
-    same = experiment.run(prepare(serial, extractors=[local]), tmp_path / "serial")
+    same = training.run(prepare(serial, extractors=[local]), tmp_path / "serial")
     assert numbers(same) == numbers(run)
 
 
-def test_an_unwritable_checkpoint_is_an_error(tmp_path: Path) -> None:
-    class RemoveFolder(Unwatched):
+@pytest.mark.parametrize("engine", ["serial", "workers"])
+def test_an_unwritable_checkpoint_is_an_error(engine: str, tmp_path: Path) -> None:
+    class TakeAway(Unwatched):
         def replied(self, reply: Reply) -> None:
-            (tmp_path / "run" / "checkpoint").rename(tmp_path / "run" / "gone")
+            folder = tmp_path / "run" / "checkpoint"
+            if folder.exists():
+                folder.rename(tmp_path / "gone")
 
-    for engine in ("serial", "workers"):
-        prepared = quick(f"run.engine={engine}", "federation.clients=5", "federation.rounds=1")
-        with pytest.raises((RunError, OSError)):
-            experiment.run(prepared, tmp_path / "run", RemoveFolder())
-        (tmp_path / "run").rename(tmp_path / engine)
+    prepared = quick(f"run.engine={engine}", "federation.rounds=2")
+    with pytest.raises(RunError, match="cannot write the checkpoint of round 1"):
+        training.run(prepared, tmp_path / "run", TakeAway())
+    (tmp_path / "gone").rename(tmp_path / "run" / "checkpoint")
+    run = training.resume(tmp_path / "run")
+    straight = training.run(quick("federation.rounds=2"), tmp_path / "straight")
+    assert numbers(run) == numbers(straight)
+
+
+@pytest.mark.parametrize("moment", ["append", "commit", "discard_leftovers", "write_summary"])
+def test_a_crash_at_any_step_of_a_checkpoint_changes_nothing(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight = training.run(quick(), tmp_path / "straight")
+    original = getattr(RunFolder, moment)
+    for before in (True, False):
+        out = tmp_path / f"{moment}-{before}"
+        calls = 0
+
+        def crash(folder: RunFolder, *words: object, before: bool = before) -> None:
+            nonlocal calls
+            calls += 1
+            last = calls == (3 if moment in ("append", "commit") else 1)
+            if not (last and before):
+                original(folder, *words)
+            if last:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(RunFolder, moment, crash)
+        with pytest.raises(KeyboardInterrupt):
+            training.run(quick(), out)
+        monkeypatch.setattr(RunFolder, moment, original)
+        run = training.resume(out)
+        assert numbers(run) == numbers(straight)
+        assert states(run) == states(straight)
+
+
+def test_other_data_or_settings_are_not_resumed(tmp_path: Path) -> None:
+    source = quick().source
+    other = Source("other", source.x.flip(0), source.y.flip(0), source.class_names)
+    with pytest.raises(KeyboardInterrupt):
+        training.run(prepare(quick().config, source=other), tmp_path / "own", StopAfter(1))
+    with pytest.raises(RunError, match="other data or settings"):
+        training.resume(tmp_path / "own")
+    run = training.resume(tmp_path / "own", prepare=lambda c: prepare(c, source=other))
+    assert (run.summary() or {})["data"] == "other"
+
+    interrupted(quick(), tmp_path / "edited", after=1)
+    path = tmp_path / "edited" / "config.toml"
+    path.write_text(path.read_text().replace("server_lr = 0.01", "server_lr = 0.5"))
+    with pytest.raises(RunError, match="other data or settings"):
+        training.resume(tmp_path / "edited")
+
+
+class FailsLate(nn.Module):
+    """Fails in the third batch of a round, when it has learned something already."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.batches = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.batches += self.training
+        if self.training and self.batches == 3:
+            raise ValueError("late")
+        out: Tensor = self.inner(x)
+        return out
+
+
+def fails_late(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
+    return FailsLate(mlp(shape, rep_dim))
+
+
+def test_a_client_that_fails_half_way_is_as_it_was_before(tmp_path: Path) -> None:
+    prepared = quick("model.zoo=tests.engines.test_engines:fails_late")
+    host = ClientHost(prepared.blueprint(), tmp_path, 0)
+    down = wire.to_bytes(prepared.initial_server())
+    reply = host.run(Job(0, 1, down, evaluate=True))
+    assert reply.error is not None
+    assert reply.up is None
+    fresh = prepared.blueprint().make(0)
+    kept = host._clients[0]
+    assert all(t.equal(fresh.state()[n]) for n, t in kept.state().items())
+    assert reply.metrics["accuracy"] == accuracy(fresh, FedGH().predict, fresh.data.test)
+    host.save(1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_clients_are_judged_on_their_own_splits(tmp_path: Path) -> None:
+    prepared = quick("run.global_accuracy=true")
+    blueprint = prepared.blueprint()
+    reply = ClientHost(blueprint, tmp_path, 0).run(Job(2, 1, None, evaluate=True))
+    client = blueprint.make(2)
+    _, evaluation, test = prepared.partition.indices(2)
+    for metric, index in (("accuracy", test), ("evaluation_accuracy", evaluation)):
+        with torch.inference_mode():
+            client.model.eval()
+            right = client.model(to_input(blueprint.x[index])).argmax(1) == blueprint.y[index]
+        assert reply.metrics[metric] == pytest.approx(float(right.float().mean()))
+    # The sample for global accuracy is test data of all clients, every class as often.
+    assert blueprint.global_sample is not None
+    sample = set(blueprint.global_sample.tolist())
+    everybodys = [set(prepared.partition.indices(k)[2].tolist()) for k in range(5)]
+    assert sample <= set().union(*everybodys)
+    assert all(sample & each for each in everybodys)
+    counts = blueprint.y[blueprint.global_sample].bincount(minlength=10)
+    assert counts.min() == counts.max() > 0
+
+
+def test_every_client_starts_from_weights_of_its_own() -> None:
+    blueprint = quick("model.zoo=tests.tiny:mlp").blueprint()
+    weights = [blueprint.make(k).model.header.weight for k in range(5)]
+    for k in range(5):
+        assert blueprint.make(k).model.header.weight.equal(weights[k])
+        assert not any(weights[k].equal(weights[other]) for other in range(k))
+
+
+def test_clients_that_are_only_looked_at_are_not_kept(tmp_path: Path) -> None:
+    host = ClientHost(quick().blueprint(), tmp_path, 0)
+    for client in range(5):
+        host.run(Job(client, 1, None, evaluate=True))
+    assert host._clients == {}
+
+
+def test_extractors_that_look_alike_are_told_apart() -> None:
+    from functools import partial
+
+    settings = config.load("demo", ["model.rep_dim=16"])
+    made = prepare(settings, extractors=[partial(mlp), partial(mlp)])
+    assert made.config.model.zoo == ["functools:partial", "functools:partial#2"]
+    with pytest.raises(ConfigError, match="at least one"):
+        prepare(settings, extractors=[])
+
+
+def test_augmentation_is_for_images() -> None:
+    table = Source("table", torch.randn(100, 5), torch.arange(100) % 10, tuple("0123456789"))
+    settings = config.load("demo", ["local.augment=flip", "federation.clients=5"])
+    with pytest.raises(ConfigError, match=r"local\.augment is for images"):
+        prepare(settings, source=table, extractors=[mlp])

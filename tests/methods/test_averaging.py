@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from fedgh import experiment
+from fedgh import training
 from fedgh.core.average import load_network, network_state
 from fedgh.core.types import Payload, SplitModel, Task, Upload
 from fedgh.errors import ConfigError
@@ -88,7 +88,7 @@ def test_fedavg_refuses_different_architectures_and_says_whose(tmp_path: Path) -
 def test_after_a_fedavg_round_everybody_had_the_same_start(tmp_path: Path) -> None:
     """With a learning rate of nothing, the average is the global model itself."""
     prepared = quick("method.name=fedavg", "model.zoo=tests.tiny:mlp", "local.lr=1e-12")
-    run = experiment.run(prepared, tmp_path / "run")
+    run = training.run(prepared, tmp_path / "run")
     from safetensors.torch import load_file
 
     server = load_file(run.checkpoint / "server.safetensors")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedgh import experiment
+from fedgh import training
 from fedgh.core import wire
 from fedgh.core.types import Payload, Task, Upload
 from fedgh.engines.host import Blueprint
@@ -81,14 +81,14 @@ def test_a_round_without_uploads_leaves_the_server_usable(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_engine_and_a_resumed_run_give_the_same_bits(name: str, tmp_path: Path) -> None:
-    serial = experiment.run(federation(name), tmp_path / "serial")
+    serial = training.run(federation(name), tmp_path / "serial")
     assert serial.records()[-1]["train_loss"] < serial.records()[0]["train_loss"]
     workers = federation(name, "run.engine=workers", "run.workers=2")
-    run = experiment.run(workers, tmp_path / "workers")
+    run = training.run(workers, tmp_path / "workers")
     assert numbers(run) == numbers(serial)
     assert states(run) == states(serial)
     interrupted(federation(name), tmp_path / "resumed", after=2)
-    resumed = experiment.resume(tmp_path / "resumed")
+    resumed = training.resume(tmp_path / "resumed")
     assert numbers(resumed) == numbers(serial)
     assert states(resumed) == states(serial)
 
@@ -96,7 +96,7 @@ def test_every_engine_and_a_resumed_run_give_the_same_bits(name: str, tmp_path: 
 @pytest.mark.parametrize("name", METHODS)
 def test_works_when_few_take_part(name: str, tmp_path: Path) -> None:
     prepared = federation(name, "federation.clients=10", "federation.participation=0.3")
-    run = experiment.run(prepared, tmp_path / "run")
+    run = training.run(prepared, tmp_path / "run")
     for record in run.records():
         assert len(record["participants"]) == 3
         assert record["failed"] == record["rejected"] == []
@@ -133,7 +133,7 @@ def test_only_methods_that_weigh_by_them_are_told_numbers_of_samples(
         return original(self, server, kept)  # type: ignore[arg-type]
 
     monkeypatch.setattr(type(prepared.config.method), "server_update", spy)
-    experiment.run(prepared, tmp_path / "run")
+    training.run(prepared, tmp_path / "run")
     told = name in {"fedavg", "lg_fedavg", "fml", "fedkd"}
     assert seen == ([client["train"] for client in prepared.clients()] if told else [0] * 5)
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import torch
 
-from fedgh import experiment
+from fedgh import training
 from fedgh.methods.standalone import Standalone
 from tests.tiny import a_client, numbers, quick
 
@@ -27,7 +27,7 @@ def test_the_header_starts_anew_every_round_when_asked_to() -> None:
 
 
 def test_a_run_sends_nothing_and_trains_everybody(tmp_path: Path) -> None:
-    run = experiment.run(quick("method.name=standalone"), tmp_path / "run")
+    run = training.run(quick("method.name=standalone"), tmp_path / "run")
     assert all(record["bytes_total"] == 0 for record in numbers(run))
     losses = [record["train_loss"] for record in numbers(run)]
     assert losses[-1] < losses[0]

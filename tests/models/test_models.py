@@ -1,10 +1,12 @@
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedgh.core.types import Task
 from fedgh.errors import ConfigError
-from fedgh.models import EXTRACTORS, check_extractor, extractor, split_model
+from fedgh.models import EXTRACTORS, Extractor, check_extractor, extractor, split_model
 
 PAPER = {
     "cnn1": (2_621_558, 10.00),
@@ -62,6 +64,8 @@ def test_a_users_own_extractor_is_found_by_name() -> None:
         ("no.such.module:net", "cannot import"),
         ("tests.tiny:nothing", "cannot import"),
         ("tests.tiny:QUICK", "not a function"),
+        (":net", "cannot import"),
+        (".x:net", "cannot import"),
     ],
 )
 def test_an_unknown_extractor_is_named(name: str, says: str) -> None:
@@ -69,13 +73,35 @@ def test_an_unknown_extractor_is_named(name: str, says: str) -> None:
         extractor(name)
 
 
-def test_an_extractor_of_the_wrong_width_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model.rep_dim = 8 asks for \(2, 8\)"):
-        check_extractor("mine", extractor("tests.tiny:wrong_width"), (1, 8, 8), 8)
+def lazy(_shape: tuple[int, ...], rep_dim: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(rep_dim))
 
 
-def test_an_extractor_that_cannot_take_such_inputs_is_refused() -> None:
-    with pytest.raises(ConfigError, match="32x32"):
-        check_extractor("cnn1", EXTRACTORS["cnn1"], (3, 28, 28), 500)
-    with pytest.raises(ConfigError, match="fails on inputs of shape"):
-        check_extractor("mine", lambda _shape, _dim: nn.Linear(3, 3), (1, 8, 8), 8)
+class TwoOutputs(nn.Linear):
+    def forward(self, x: Tensor) -> Any:
+        return x, x
+
+
+def volumes(_shape: tuple[int, ...], rep_dim: int) -> nn.Module:
+    return nn.Sequential(nn.Conv3d(1, rep_dim, 4), nn.Flatten())
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (extractor("tests.tiny:wrong_width"), r"model.rep_dim = 8 asks for \(2, 8\)"),
+        (EXTRACTORS["cnn1"], "take 32x32 images"),
+        (lambda _shape, _dim: nn.Linear(3, 3), "fails on inputs of shape"),
+        (lambda _shape, _dim: TwoOutputs(3, 3), "tuple"),
+        (lambda _shape, _dim: 5, "fails on inputs of shape"),
+        (lazy, "lazy"),
+    ],
+)
+def test_an_extractor_that_does_not_fit_is_refused(make: Extractor, says: str) -> None:
+    small = Task(10, 8, 1, 1, seed=0, input_shape=(1, 8, 8))
+    with pytest.raises(ConfigError, match=says):
+        check_extractor("mine", make, small)
+
+
+def test_inputs_need_not_be_images() -> None:
+    check_extractor("mine", volumes, Task(10, 8, 1, 1, seed=0, input_shape=(1, 4, 4, 4)))

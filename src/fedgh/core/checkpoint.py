@@ -8,7 +8,8 @@ the commit has made superfluous is deleted only afterwards.
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import safetensors.torch
@@ -46,8 +47,20 @@ def _sync_folder(path: Path) -> None:
 
 def read_state(path: Path) -> Payload:
     """The tensors of a file, or a RunError that names it."""
-    try:
+    with _explained(path):
         return safetensors.torch.load_file(path)
+
+
+def read_names(path: Path) -> list[str]:
+    """What is in a file, without reading it all; a file that was cut short is found out."""
+    with _explained(path), safe_open(path, "pt") as file:
+        return list(file.keys())
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise RunError(f"{path} cannot be read ({error}); the run cannot be resumed") from None
 
@@ -62,19 +75,14 @@ class ServerFile:
         """Make `round` the one that a resumed run starts from."""
         write_atomic(self.path, safetensors.torch.save(state, {"round": str(round)}))
 
-    def round(self) -> int:
-        """The last completed round; 0 when there is none."""
-        if not self.path.exists():
-            return 0
-        try:
-            with safe_open(self.path, "pt") as file:
-                return int((file.metadata() or {})["round"])
-        except (OSError, SafetensorError, ValueError, KeyError) as error:
-            raise RunError(f"{self.path} cannot be read ({error})") from None
-
-    def load(self) -> Payload:
-        """The state that `round` left."""
-        return read_state(self.path)
+    def load(self) -> tuple[int, Payload]:
+        """The last completed round, and the state that it left."""
+        state = read_state(self.path)
+        with safe_open(self.path, "pt") as file:
+            metadata = file.metadata() or {}
+        if not metadata.get("round", "").isdigit():
+            raise RunError(f"{self.path} does not say which round it is of")
+        return int(metadata["round"]), state
 
 
 class ClientFiles:
@@ -104,12 +112,30 @@ class ClientFiles:
         _sync_folder(self.folder)
 
 
+def check_clients(folder: Path, round: int, trained: Sequence[int]) -> None:
+    """Refuse a checkpoint in which the state of a client that has trained is not there.
+
+    `trained` says in which round each client last did, 0 for never.
+    """
+    there = {client: (saved, path) for client, saved, path in _newest(folder, round)}
+    for client, last in enumerate(trained):
+        saved, path = there.get(client, (0, folder))
+        if saved < last:
+            raise RunError(
+                f"{folder} lacks the state of client {client}, which trained in round {last}; "
+                "the run cannot be resumed"
+            )
+        if last:
+            read_names(path)
+
+
 def discard_leftovers(folder: Path, round: int) -> None:
     """Delete what an interrupted round left behind: only states up to `round` count."""
-    keep = {path for _, _, path in _newest(folder, round)} | {ServerFile(folder).path}
+    keep = {path for _, _, path in _newest(folder, round)}
     for path in folder.iterdir():
-        if path not in keep:
-            path.unlink()
+        ours = _CLIENT_FILE.fullmatch(path.name) or path.suffix == ".part"
+        if ours and path not in keep:
+            path.unlink(missing_ok=True)
 
 
 def _newest(folder: Path, up_to: int) -> list[tuple[int, int, Path]]:

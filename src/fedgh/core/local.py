@@ -47,10 +47,8 @@ def sgd_epochs(client: Client, loss: Loss, modules: Sequence[nn.Module] | None =
                 optimizer.step()
                 total += value.detach() * len(y)
                 seen += len(y)
-    if not total.isfinite():
-        raise FloatingPointError(
-            "the training loss is not finite; lower local.lr or set local.clip"
-        )
+    if not (total.isfinite() and all(bool(p.isfinite().all()) for p in parameters)):
+        raise FloatingPointError("training diverged; lower local.lr or set local.clip")
     client.metrics["train_loss"] = float(total) / seen
 
 

@@ -14,6 +14,9 @@ from fedgh.core.rng import stream
 from fedgh.core.types import Job, Payload, Reply, Task, Upload
 from fedgh.errors import RunError, WireError
 
+MOST_EMPTY_ROUNDS = 3
+"""Rounds in a row whose few participants all fail; a client's bad day should not end a run."""
+
 
 class Engine(Protocol):
     """Where clients live and work."""
@@ -54,25 +57,35 @@ class Federation:
         task: Task,
         method: Method,
         engine: Engine,
-        server: Payload,
+        state: Payload,
         *,
         participation: float = 1.0,
         eval_every: int = 1,
-        metrics: Sequence[str] = ("accuracy", "evaluation_accuracy"),
     ) -> None:
         self.task = task
         self.method = method
         self.engine = engine
         self.per_round = max(1, round(participation * task.num_clients))
         self.eval_every = eval_every
-        self.server = server
-        self.bytes_total = 0
-        # Each client's last scores, and whether its model has changed since they were taken.
-        self._scores = {
-            name: torch.full((task.num_clients,), torch.nan, dtype=torch.float64)
-            for name in metrics
+        self.server = _part(state, "server.")
+        self.bytes_total = int(state["bytes_total"])
+        self._scores = _part(state, "scores.")  # each client's last ones
+        self._stale = state["stale"].clone()  # whose model has changed since they were taken
+        self._trained = state["trained"].clone()  # the last round in which each client trained
+        self._empty_rounds = int(state["empty_rounds"])  # in a row, without a single upload
+
+    @staticmethod
+    def initial_state(task: Task, server: Payload, metrics: Sequence[str]) -> Payload:
+        """The state before the first round, in which clients will be judged by `metrics`."""
+        unknown = torch.full((task.num_clients,), torch.nan, dtype=torch.float64)
+        return {
+            **{f"server.{name}": tensor for name, tensor in server.items()},
+            **{f"scores.{name}": unknown.clone() for name in metrics},
+            "stale": torch.ones(task.num_clients, dtype=torch.bool),
+            "trained": torch.zeros(task.num_clients, dtype=torch.int64),
+            "bytes_total": torch.tensor(0),
+            "empty_rounds": torch.tensor(0),
         }
-        self._stale = torch.ones(task.num_clients, dtype=torch.bool)
 
     def participants(self, number: int) -> list[int]:
         """The clients of a round, in the order in which they are absorbed."""
@@ -97,17 +110,12 @@ class Federation:
             pass
         server_seconds = time.perf_counter() - update - received.waited
 
-        if not received.uploads:
-            problems = received.failed + received.rejected
-            raise RunError(
-                f"round {number}: all {len(participants)} participants failed; "
-                f"client {problems[0]['client']}: {problems[0]['reason']}"
-            )
+        self._check_health(number, received)
         self.bytes_total += received.bytes_up + bytes_down
         return {
             "round": number,
             "participants": participants,
-            **(self._evaluation() if evaluate else {"accuracy": None}),
+            **self._evaluation(evaluate),
             "train_loss": _mean(received.losses),
             "bytes_up": received.bytes_up,
             "bytes_down": bytes_down,
@@ -127,15 +135,10 @@ class Federation:
             **{f"server.{name}": tensor for name, tensor in self.server.items()},
             **{f"scores.{name}": scores for name, scores in self._scores.items()},
             "stale": self._stale,
+            "trained": self._trained,
             "bytes_total": torch.tensor(self.bytes_total),
+            "empty_rounds": torch.tensor(self._empty_rounds),
         }
-
-    def load(self, state: Payload) -> None:
-        """Go on from `state`."""
-        self.server = _part(state, "server.")
-        self._scores = _part(state, "scores.")
-        self._stale = state["stale"]
-        self.bytes_total = int(state["bytes_total"])
 
     def _jobs(self, number: int, participants: list[int], evaluate: bool) -> tuple[list[Job], int]:
         """Train the participants; then look at everybody else whose score is out of date."""
@@ -184,6 +187,7 @@ class Federation:
             received.failed.append({"client": reply.client_id, "reason": reply.error})
         if reply.up is not None:
             self._stale[reply.client_id] = True
+            self._trained[reply.client_id] = reply.round
         if "accuracy" in reply.metrics:
             self._stale[reply.client_id] = False
             for name, scores in self._scores.items():
@@ -193,13 +197,32 @@ class Federation:
         for phase, seconds in reply.seconds.items():
             received.seconds[phase] = received.seconds.get(phase, 0.0) + seconds
 
-    def _evaluation(self) -> dict[str, Any]:
+    def _evaluation(self, evaluated: bool) -> dict[str, Any]:
         """For each metric the mean over all clients, and every client's own."""
         out: dict[str, Any] = {}
         for name, scores in self._scores.items():
-            out[name] = float(scores.nanmean()) if not scores.isnan().all() else None
-            out[f"{name}_per_client"] = _json_numbers(scores)
+            known = evaluated and not bool(scores.isnan().all())
+            out[name] = float(scores.nanmean()) if known else None
+            out[f"{name}_per_client"] = _json_numbers(scores) if evaluated else None
         return out
+
+    def _check_health(self, number: int, received: Received) -> None:
+        """End a run that cannot get anywhere, before its round is committed."""
+        self._empty_rounds = 0 if received.uploads else self._empty_rounds + 1
+        everybody = self.per_round == self.task.num_clients
+        if self._empty_rounds >= (1 if everybody else MOST_EMPTY_ROUNDS):
+            problem = (received.failed + received.rejected)[0]
+            raise RunError(
+                f"round {number}: all {self.per_round} participants failed"
+                + ("" if everybody else f", for the {MOST_EMPTY_ROUNDS}rd time in a row")
+                + f"; client {problem['client']}: {problem['reason']}"
+            )
+        for name, tensor in self.server.items():
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                raise RunError(
+                    f"round {number}: the server's '{name}' is not finite any more; "
+                    "lower its learning rate (for fedgh: method.server_lr)"
+                )
 
 
 def _part(state: Payload, prefix: str) -> Payload:

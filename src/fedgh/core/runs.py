@@ -1,6 +1,7 @@
 """The run folder: the contract that resuming, reports and tests rely on.
 
 config.toml     resolved, enough to run again
+data.json       which data: name, size, and a fingerprint of them and of the settings
 clients.json    who the clients are: network, classes, number of samples
 rounds.jsonl    one line per round
 summary.json    what came out
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedgh.core.checkpoint import ServerFile, discard_leftovers, write_atomic
+from fedgh.core.checkpoint import ServerFile, check_clients, discard_leftovers, write_atomic
 from fedgh.core.types import Payload
 from fedgh.errors import RunError
 
@@ -33,20 +34,21 @@ class RunFolder:
         self._rounds = path / "rounds.jsonl"
 
     @classmethod
-    def create(cls, path: Path, config: str, clients: list[Record]) -> "RunFolder":
-        """A new run; refuses a folder that holds something already."""
+    def create(
+        cls, path: Path, config: str, identity: Record, clients: list[Record], state: Payload
+    ) -> "RunFolder":
+        """A new run before its first round; refuses a folder that holds something already."""
         if path.exists() and not _unborn(path):
             raise RunError(
                 f"{path} exists and is not empty; choose another --out, "
                 f"or go on with it: fedgh resume {path}"
             )
         run = cls(path)
-        try:
-            run.checkpoint.mkdir(parents=True, exist_ok=True)
-            write_atomic(path / "clients.json", _to_json(clients))
-            write_atomic(run.config, config.encode())
-        except OSError as error:
-            raise RunError(f"cannot write to {path}: {error}") from None
+        run.checkpoint.mkdir(parents=True, exist_ok=True)
+        write_atomic(path / "data.json", _to_json(identity))
+        write_atomic(path / "clients.json", _to_json(clients))
+        run.commit(0, state)
+        write_atomic(run.config, config.encode())  # last: with it the run exists
         return run
 
     @classmethod
@@ -67,21 +69,29 @@ class RunFolder:
                 raise RunError(f"{self.path} is in use by another process") from None
             yield
 
+    def identity(self) -> Record:
+        """Which data the run was started with: name, size, fingerprint."""
+        found: Record = self._read_json("data.json")
+        return found
+
     def clients(self) -> list[Record]:
         """Who the clients are."""
-        found: list[Record] = json.loads((self.path / "clients.json").read_text(encoding="utf-8"))
+        found: list[Record] = self._read_json("clients.json")
         return found
 
     def records(self) -> list[Record]:
         """The complete lines of rounds.jsonl; one that a crash cut short is ignored."""
         if not self._rounds.exists():
             return []
-        records = []
+        records: list[Record] = []
         for line in self._rounds.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                records.append(json.loads(line))
+                record = json.loads(line)
             except json.JSONDecodeError:
                 break
+            if not isinstance(record, dict) or record.get("round") != len(records) + 1:
+                break
+            records.append(record)
         return records
 
     def append(self, record: Record) -> None:
@@ -95,22 +105,23 @@ class RunFolder:
         """Make `round` the one to resume from."""
         self._server.commit(round, state)
 
-    def rewind(self) -> tuple[int, Payload | None]:
+    def rewind(self) -> tuple[int, Payload]:
         """Forget what came after the last committed round; return that round and its state."""
-        round = self._server.round()
-        self.discard_leftovers()
-        kept = [record for record in self.records() if record["round"] <= round]
-        if [record["round"] for record in kept] != list(range(1, round + 1)):
+        round, state = self._server.load()
+        check_clients(self.checkpoint, round, state["trained"].tolist())
+        kept = self.records()[:round]
+        if len(kept) < round:
             raise RunError(
                 f"{self._rounds} does not hold rounds 1 to {round} of the checkpoint; "
                 "it was changed by hand or damaged"
             )
+        discard_leftovers(self.checkpoint, round)
         write_atomic(self._rounds, b"".join(map(_to_json, kept)))
-        return round, (self._server.load() if round else None)
+        return round, state
 
     def discard_leftovers(self) -> None:
         """Delete client states that the last commit does not need."""
-        discard_leftovers(self.checkpoint, self._server.round())
+        discard_leftovers(self.checkpoint, self._server.load()[0])
 
     def write_summary(self, summary: Record) -> None:
         """What came out."""
@@ -118,17 +129,22 @@ class RunFolder:
 
     def summary(self) -> Record | None:
         """What came out; None while the run is not finished."""
-        path = self.path / "summary.json"
-        if not path.exists():
+        if not (self.path / "summary.json").exists():
             return None
-        found: Record = json.loads(path.read_text(encoding="utf-8"))
+        found: Record = self._read_json("summary.json")
         return found
+
+    def _read_json(self, name: str) -> Any:
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.path / name} cannot be read ({error})") from None
 
 
 def _unborn(path: Path) -> bool:
     """Whether a folder is empty but for what `create` writes before the configuration."""
     return path.is_dir() and all(
-        item.name in ("checkpoint", "clients.json") or item.suffix == ".part"
+        item.name in ("checkpoint", "clients.json", "data.json") or item.suffix == ".part"
         for item in path.iterdir()
     )
 

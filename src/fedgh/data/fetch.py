@@ -7,6 +7,7 @@ cache. What is nowhere is downloaded into the first of these that is set, and ve
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pooch
 
@@ -72,8 +73,11 @@ def places(given: Path | None) -> list[Path]:
     return [place.expanduser() for place in found if place is not None]
 
 
-def locate(name: str, given: Path | None = None, progress: bool = False) -> Path:
-    """The folder of a public data set, downloaded first if it is nowhere."""
+def locate(name: str, given: Path | None = None, progress: Any = False) -> Path:
+    """The folder of a public data set, downloaded first if it is nowhere.
+
+    `progress` is what pooch takes: an object like a tqdm bar.
+    """
     official = OFFICIAL[name]
     roots = places(given)
     for root in roots:

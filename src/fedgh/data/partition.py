@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedgh.core.rng import numpy_stream
 from fedgh.core.types import ClientData, Examples
-from fedgh.errors import DataError
+from fedgh.errors import ConfigError
 
 Indices = NDArray[np.int64]
 
@@ -60,11 +60,11 @@ def by_classes(
     whole number), and is shared out in proportions drawn from U(0.4, 0.6).
     """
     if not 1 <= per_client <= num_classes:
-        raise DataError(
+        raise ConfigError(
             f"data.classes_per_client = {per_client}: there are {num_classes} classes in all"
         )
     if clients * per_client < num_classes:
-        raise DataError(
+        raise ConfigError(
             f"{clients} clients with {per_client} classes each cannot hold all {num_classes} "
             f"classes; raise data.classes_per_client to at least {-(-num_classes // clients)} "
             f"or federation.clients to at least {-(-num_classes // per_client)}"
@@ -75,7 +75,7 @@ def by_classes(
     for label, holders in enumerate(owners):
         samples = rng.permutation(np.flatnonzero(y == label))
         if len(samples) < len(holders):
-            raise DataError(
+            raise ConfigError(
                 f"class {label} has {len(samples)} samples for {len(holders)} clients; "
                 "lower federation.clients or data.classes_per_client"
             )
@@ -127,7 +127,7 @@ def by_dirichlet(
         parts = [np.concatenate(share) for share in shares]
         if min(len(part) for part in parts) >= SMALLEST:
             return parts
-    raise DataError(
+    raise ConfigError(
         f"data.alpha = {alpha} leaves some of {clients} clients with fewer than {SMALLEST} samples "
         f"in each of {DIRICHLET_TRIES} draws; raise data.alpha or lower federation.clients"
     )
@@ -146,7 +146,7 @@ def assemble(parts: list[Indices], y: Indices, seed: int) -> Partition:
     start = 0
     for client, part in enumerate(parts):
         if len(part) < SMALLEST:
-            raise DataError(
+            raise ConfigError(
                 f"client {client} would get {len(part)} samples, but needs at least {SMALLEST} "
                 "(train, evaluation, test); lower federation.clients"
             )

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
 from fedgh.data.fetch import locate
-from fedgh.errors import DataError
+from fedgh.errors import ConfigError, DataError
 
 CIFAR10_CLASSES = (
     *("airplane", "automobile", "bird", "cat", "deer"),
@@ -33,7 +33,10 @@ IMAGE_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm
 
 @dataclass(frozen=True)
 class Source:
-    """A data set. `x` is uint8 images [n, c, h, w], or floats of any shape [n, ...]."""
+    """A data set: inputs [n, ...] and their classes [n].
+
+    uint8 inputs of shape [n, c, h, w] are images; all others become float32. Arrays will do.
+    """
 
     name: str
     x: Tensor
@@ -41,6 +44,9 @@ class Source:
     class_names: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        x, y = torch.as_tensor(self.x), torch.as_tensor(self.y)
+        object.__setattr__(self, "x", x if x.dtype == torch.uint8 and x.ndim == 4 else x.float())
+        object.__setattr__(self, "y", y.long())
         if len(self.x) != len(self.y) or not len(self.y):
             raise DataError(f"{self.name}: {len(self.x)} inputs and {len(self.y)} labels")
         if self.y.min() < 0 or self.y.max() >= len(self.class_names):
@@ -122,7 +128,10 @@ def image_folder(where: Where) -> Source:
         raise DataError(
             "reading an image folder needs Pillow: pip install 'fedgh[images]'"
         ) from None
-    root = _own_path(where, "image-folder", "a folder with one sub-folder of images per class")
+    what = "a folder with one sub-folder of images per class"
+    root = _own_path(where, "image-folder", what)
+    if not root.is_dir():
+        raise DataError(f"data.path: {root} should be {what}")
     classes = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
     size = (where.image_size, where.image_size)
     images, labels = [], []
@@ -133,9 +142,16 @@ def image_folder(where: Where) -> Source:
             try:
                 with Image.open(file) as image:
                     images.append(np.asarray(image.convert("RGB").resize(size)))
-            except (UnidentifiedImageError, OSError, ValueError) as error:
+            except (
+                UnidentifiedImageError,
+                Image.DecompressionBombError,
+                OSError,
+                ValueError,
+            ) as error:
                 raise DataError(f"{file} is not a readable image: {error}") from None
             labels.append(label)
+        if label not in labels[-1:]:
+            raise DataError(f"{root / name} has no images; fill it or remove it")
     if not images:
         raise DataError(f"{root} has no sub-folders with images; put class A's into {root}/A/")
     x = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
@@ -157,19 +173,16 @@ def npz(where: Where) -> Source:
     if not {"x", "y"} <= arrays.keys():
         raise DataError(f"{path} must hold arrays x and y; it has {', '.join(arrays) or 'nothing'}")
     inputs, labels = arrays["x"], arrays["y"]
-    if labels.ndim != 1 or labels.dtype.kind not in "iuUS":
+    if labels.ndim != 1 or labels.dtype.kind not in "iuU":
         raise DataError(f"{path}: y must be one integer or string per input, got {labels.dtype}")
     if inputs.dtype.kind not in "iufb" or inputs.ndim < 2:
         raise DataError(f"{path}: x must be numbers [n, ...], got {inputs.dtype} {inputs.shape}")
-    if inputs.dtype == np.uint8 and inputs.ndim == 4:
-        if inputs.shape[3] in (1, 3) and inputs.shape[1] not in (1, 3):
-            inputs = inputs.transpose(0, 3, 1, 2)
-    else:
-        inputs = inputs.astype(np.float32)
+    images = inputs.dtype == np.uint8 and inputs.ndim == 4
+    if images and inputs.shape[3] in (1, 3) and inputs.shape[1] not in (1, 3):
+        inputs = inputs.transpose(0, 3, 1, 2)
     names, y = np.unique(labels, return_inverse=True)
-    class_names = tuple(n.decode() if isinstance(n, bytes) else str(n) for n in names)
     x = torch.from_numpy(np.ascontiguousarray(inputs))
-    return Source("npz", x, torch.from_numpy(y).long(), class_names)
+    return Source("npz", x, torch.from_numpy(y), tuple(map(str, names)))
 
 
 SOURCES: dict[str, Callable[[Where], Source]] = {
@@ -184,7 +197,7 @@ SOURCES: dict[str, Callable[[Where], Source]] = {
 
 def _own_path(where: Where, name: str, what: str) -> Path:
     if where.path is None:
-        raise DataError(f"data.name = '{name}' needs data.path: {what}")
+        raise ConfigError(f"data.path: data.name = '{name}' needs it: {what}")
     path = where.path.expanduser()
     if not path.exists():
         raise DataError(f"data.path: {path} does not exist; it should be {what}")

@@ -54,7 +54,7 @@ class ClientHost:
     def run(self, job: Job) -> Reply:
         """Train and judge a client. What its code raises becomes part of the reply."""
         try:
-            client = self._client(job.client_id)
+            client = self._client(job.client_id, keep=job.down is not None)
         except Exception as problem:  # a client's code may raise anything
             return Reply(job.client_id, job.round, error=_one_line(problem))
         client.round, client.metrics, client.seconds = job.round, {}, {}
@@ -90,14 +90,17 @@ class ClientHost:
         self._files.save(round, states)
         self._changed.clear()
 
-    def _client(self, client_id: int) -> Client:
-        if client_id not in self._clients:
-            client = self.blueprint.make(client_id)
-            state = self._files.load(client_id)
-            if state is not None:
-                client.load(state)
+    def _client(self, client_id: int, keep: bool) -> Client:
+        """The client, made or loaded if need be; one that is only looked at is not kept."""
+        if client_id in self._clients:
+            return self._clients[client_id]
+        client = self.blueprint.make(client_id)
+        state = self._files.load(client_id)
+        if state is not None:
+            client.load(state)
+        if keep:
             self._clients[client_id] = client
-        return self._clients[client_id]
+        return client
 
     def _train(self, client: Client, down: bytes) -> bytes:
         up = wire.to_bytes(self.blueprint.method.client_update(client, wire.from_bytes(down)))

@@ -9,6 +9,7 @@ import pickle
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -37,17 +38,18 @@ class Workers:
         self._workers: list[tuple[BaseProcess, Connection]] = []
         self._home: dict[int, int] = {}  # client -> worker
         try:
-            for index in range(count):
-                ours, theirs = context.Pipe()
-                process = context.Process(
-                    target=_work,
-                    args=(theirs, blueprint, checkpoint, round),
-                    name=f"fedgh-worker-{index}",
-                    daemon=True,
-                )
-                process.start()
-                theirs.close()
-                self._workers.append((process, ours))
+            with _no_interrupts():
+                for index in range(count):
+                    ours, theirs = context.Pipe()
+                    process = context.Process(
+                        target=_work,
+                        args=(theirs, blueprint, checkpoint, round),
+                        name=f"fedgh-worker-{index}",
+                        daemon=True,
+                    )
+                    process.start()
+                    theirs.close()
+                    self._workers.append((process, ours))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             self.close()
             raise ConfigError(
@@ -112,7 +114,6 @@ class Workers:
 
 def _work(connection: Connection, blueprint: Blueprint, checkpoint: Path, round: int) -> None:
     """The life of a worker: do what is asked until the other end is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
     torch.set_num_threads(1)
     host = ClientHost(blueprint, checkpoint, round)
     try:
@@ -133,6 +134,16 @@ def _save(host: ClientHost, round: int) -> str | None:
     except OSError as error:
         return str(error)
     return None
+
+
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Hold back Ctrl-C. Processes started meanwhile never get it: it is for the parent."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _died(process: BaseProcess) -> RunError:

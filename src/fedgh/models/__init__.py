@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fedgh.core.rng import isolated
 from fedgh.core.types import SplitModel, Task
@@ -44,7 +45,10 @@ def split_model(make: Extractor, task: Task) -> SplitModel:
     """A model for this task: the extractor, laid out for speed, under a linear header."""
     header = nn.Linear(task.rep_dim, task.num_classes)
     model = SplitModel(make(task.input_shape, task.rep_dim), header)
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    for parameter in model.parameters():
+        if parameter.ndim == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    return model
 
 
 def shared_model(name: str, task: Task) -> SplitModel:
@@ -56,20 +60,24 @@ def shared_model(name: str, task: Task) -> SplitModel:
             raise ConfigError(f"method.shared = '{name}': {error}") from None
 
 
-def check_extractor(name: str, make: Extractor, shape: tuple[int, ...], rep_dim: int) -> None:
+def check_extractor(name: str, make: Extractor, task: Task) -> None:
     """Refuse an extractor that does not map such inputs to representations of that width."""
+    shape, width = task.input_shape, task.rep_dim
     try:
-        net = make(shape, rep_dim).eval()
-        with torch.inference_mode():
-            out = net(torch.zeros(2, *shape))
+        with isolated(task.seed, "check-extractor"), torch.inference_mode():
+            model = split_model(make, task)
+            lazy = any(is_lazy(parameter) for parameter in model.parameters())
+            out = model.eval().represent(torch.zeros(2, *shape))
     except ConfigError:
         raise
     except Exception as error:  # a user's function may raise anything
         raise ConfigError(
             f"'{name}' fails on inputs of shape {shape}: {type(error).__name__}: {error}"
         ) from error
-    if tuple(out.shape) != (2, rep_dim):
+    if not isinstance(out, torch.Tensor) or tuple(out.shape) != (2, width):
+        got = f"shape {tuple(out.shape)}" if isinstance(out, torch.Tensor) else f"a {type(out)}"
         raise ConfigError(
-            f"'{name}' maps 2 inputs to shape {tuple(out.shape)}, "
-            f"but model.rep_dim = {rep_dim} asks for (2, {rep_dim})"
+            f"'{name}' maps 2 inputs to {got}, but model.rep_dim = {width} asks for (2, {width})"
         )
+    if lazy:
+        raise ConfigError(f"'{name}' has lazy layers; give all layers their sizes")

@@ -6,6 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     TaskID,
@@ -61,8 +62,12 @@ class Live:
             TimeRemainingColumn(),
             console=self.console,
             transient=True,
-            disable=not self.console.is_terminal,
+            disable=not self._animated,
         )
+
+    @property
+    def _animated(self) -> bool:
+        return self.console.is_terminal and not self.console.is_dumb_terminal
 
     def __enter__(self) -> "Live":
         self._bar.start()
@@ -75,11 +80,12 @@ class Live:
         """Say what runs where."""
         config = experiment.config
         self.console.print(
-            f"[bold]{config.method.name}[/] on {experiment.source.name}: "
+            f"{config.method.name} on {experiment.source.name}: "
             f"{config.federation.clients} clients, {len(set(config.model.zoo))} networks, "
             f"{config.federation.rounds} rounds, seed {config.federation.seed} -> {run.path}",
             soft_wrap=True,
             highlight=False,
+            markup=False,
         )
         if done:
             self.console.print(f"rounds 1 to {len(done)} are there already")
@@ -110,7 +116,7 @@ class Live:
                 style="yellow",
                 markup=False,
             )
-        if not self.console.is_terminal:
+        if not self._animated:
             self.console.print(f"round {record['round']}: {note}")
 
 
@@ -133,8 +139,8 @@ def result(run: RunFolder) -> Table:
     for client in clients[:MOST_CLIENTS]:
         table.add_row(
             str(client["client"]),
-            client["extractor"],
-            _few(list(client["classes"])),
+            Text(client["extractor"]),
+            Text(_few(list(client["classes"]))),
             str(_samples(client)),
             *(percent(last[f"{key}_per_client"][client["client"]]) for key in columns),
         )
@@ -218,7 +224,7 @@ def partition_picture(experiment: Experiment, console: Console) -> None:
     most = int(counts.max())
     clients = experiment.clients()
     cell = len(str(most)) + 2  # a number, a shade and a gap
-    room = console.width - 24
+    room = max(10, console.width - 24)
     with_numbers = cell * source.num_classes <= room
     if with_numbers:
         names = "".join(f"{name[: cell - 1]:>{cell}}" for name in source.class_names)
@@ -245,6 +251,30 @@ def partition_picture(experiment: Experiment, console: Console) -> None:
         f"{source.num_classes} classes, each held by {int(held.min())} to {int(held.max())} "
         f"of {len(clients)} clients"
     )
+
+
+class Download:
+    """A bar for a download, in the form that pooch asks for."""
+
+    def __init__(self, console: Console, name: str) -> None:
+        self._bar = Progress(
+            TextColumn(name), BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console
+        )
+        self._task = self._bar.add_task(name, total=None)
+        self.total: float = 0
+
+    def update(self, count: int) -> None:
+        """So many bytes more."""
+        self._bar.start()
+        self._bar.update(self._task, advance=count, total=self.total or None)
+
+    def reset(self) -> None:
+        """Nothing yet."""
+        self._bar.reset(self._task)
+
+    def close(self) -> None:
+        """It is done."""
+        self._bar.stop()
 
 
 def listing(rows: dict[str, str]) -> Table:
@@ -274,5 +304,5 @@ def _samples(client: Record) -> int:
 
 
 def _few(names: list[str]) -> str:
-    more = f", … ({len(names)})" if len(names) > MOST_NAMES else ""
+    more = f", ... ({len(names)})" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + more

@@ -1,0 +1,141 @@
+"""From a prepared experiment to a run folder: run, resume."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from fedgh import config as configs
+from fedgh.config import Config
+from fedgh.core.rounds import Engine, Federation
+from fedgh.core.runs import Record, RunFolder
+from fedgh.core.types import Reply
+from fedgh.engines.serial import Serial
+from fedgh.engines.workers import Workers
+from fedgh.errors import RunError
+from fedgh.experiment import Experiment, prepare
+from fedgh.summary import summarise
+
+
+class Watcher(Protocol):
+    """Who wants to see a run while it goes on."""
+
+    def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
+        """The run begins, or goes on after the rounds in `done`."""
+
+    def replied(self, reply: Reply) -> None:
+        """A client has finished its job."""
+
+    def finished_round(self, record: Record) -> None:
+        """A round is complete."""
+
+
+class Unwatched:
+    """Nobody looks."""
+
+    def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
+        """Say nothing."""
+
+    def replied(self, reply: Reply) -> None:
+        """Say nothing."""
+
+    def finished_round(self, record: Record) -> None:
+        """Say nothing."""
+
+
+def run(experiment: Experiment, out: Path, watch: Watcher | None = None) -> RunFolder:
+    """Run a new experiment into the folder `out`."""
+    metrics = ["accuracy", "evaluation_accuracy"]
+    if experiment.config.run.global_accuracy:
+        metrics.append("global_accuracy")
+    folder = RunFolder.create(
+        out,
+        config=experiment.config.to_toml(),
+        identity={
+            "name": experiment.source.name,
+            "samples": len(experiment.source),
+            "classes": list(experiment.source.class_names),
+            "fingerprint": experiment.fingerprint(),
+        },
+        clients=experiment.clients(),
+        state=Federation.initial_state(experiment.task, experiment.initial_server(), metrics),
+    )
+    return _train(experiment, folder, watch or Unwatched())
+
+
+def resume(
+    path: Path,
+    watch: Watcher | None = None,
+    *,
+    engine: str | None = None,
+    workers: int | None = None,
+    prepare: Callable[[Config], Experiment] = prepare,
+) -> RunFolder:
+    """Go on with a run after its last completed round, perhaps on another engine.
+
+    A run that was made with its own source or extractors needs a `prepare` that supplies them
+    again.
+    """
+    folder = RunFolder.open(path)
+    chosen = {"engine": engine, "workers": workers}
+    overrides = [f"run.{key}={value}" for key, value in chosen.items() if value is not None]
+    experiment = prepare(configs.load(folder.config, overrides))
+    if experiment.fingerprint() != folder.identity()["fingerprint"]:
+        raise RunError(
+            f"{path} was started with other data or settings than are there now; put them back "
+            "(a run that was started from Python with its own data is resumed from Python)"
+        )
+    return _train(experiment, folder, watch or Unwatched())
+
+
+def _train(experiment: Experiment, folder: RunFolder, watch: Watcher) -> RunFolder:
+    config, task = experiment.config, experiment.task
+    with ExitStack() as stack:
+        stack.enter_context(folder.locked())
+        stack.enter_context(_one_thread())
+        done, state = folder.rewind()
+        watch.started(experiment, folder, folder.records())
+        if done < task.rounds:
+            engine = stack.enter_context(closing(_engine(experiment, folder.checkpoint, done)))
+            federation = Federation(
+                task,
+                config.method,
+                engine,
+                state,
+                participation=config.federation.participation,
+                eval_every=config.run.eval_every,
+            )
+            for number in range(done + 1, task.rounds + 1):
+                record = federation.round(number, watch.replied)
+                keep = number == task.rounds or number % config.run.checkpoint_every == 0
+                if keep:
+                    engine.save(number)
+                folder.append(record)
+                if keep:
+                    folder.commit(number, federation.state())
+                watch.finished_round(record)
+            folder.discard_leftovers()
+        folder.write_summary(
+            summarise(config, experiment.source.name, task, folder.records(), experiment.clients())
+        )
+    return folder
+
+
+def _engine(experiment: Experiment, checkpoint: Path, round: int) -> Engine:
+    section = experiment.config.run
+    if section.engine == "serial":
+        return Serial(experiment.blueprint(), checkpoint, round)
+    return Workers(experiment.blueprint(), checkpoint, round, section.workers)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Engines and server compute with one thread each, so that all add up in the same order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
