@@ -10,6 +10,7 @@ import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -139,6 +140,7 @@ def _save(host: ClientHost, round: int) -> str | None:
 @contextmanager
 def _no_interrupts() -> Iterator[None]:
     """Hold back Ctrl-C. Processes started meanwhile never get it: it is for the parent."""
+    resource_tracker.ensure_running()  # started later, it would let Ctrl-C through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
