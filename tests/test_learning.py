@@ -7,6 +7,7 @@ import pytest
 from fedgh import config, training
 from fedgh.data import fetch
 from fedgh.experiment import prepare
+from fedgh.methods import METHODS
 
 
 def test_the_demo_learns(tmp_path: Path) -> None:
@@ -16,6 +17,15 @@ def test_the_demo_learns(tmp_path: Path) -> None:
     assert summary["final_accuracy"] > 0.9
     assert summary["bytes_per_client_round"] == 24_048
     assert summary["paper_bytes_per_client_round"] == 24_008
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - {"fedgh"}))
+def test_every_method_learns_with_the_settings_of_the_demo(name: str, tmp_path: Path) -> None:
+    zoo = ["model.zoo=cnn1"] if name == "fedavg" else []  # one architecture for all
+    settings = config.load("demo", [f"method.name={name}", *zoo])
+    run = training.run(prepare(settings), tmp_path / "run")
+    assert run.records()[-1]["accuracy"] > 0.85
 
 
 def test_global_accuracy_shows_what_a_client_knows_of_other_classes(tmp_path: Path) -> None:
