@@ -149,7 +149,7 @@ def compare(
         f"accuracy   mean ± std over {len(_numbers(seeds))} seed(s); of all clients, each on its "
         f"own test data, in the last {last} evaluated round(s)\n"
         "diff, p    to fedgh, in points; sign-flip test paired over clients and seeds\n"
-        "bytes/c/r  sent up and down per client and round; beside it the paper's own reckoning\n"
+        "B/c/r      sent up and down per client and round; beside it the paper's own reckoning\n"
         f"written to {folder / 'comparison'}.csv and .json",
         highlight=False,
         markup=False,
@@ -244,11 +244,11 @@ def version() -> None:
 
 def main() -> None:
     """Run a command; whatever a user can put right is one message, not a traceback."""
-    sys.path.append(str(Path.cwd()))  # so that `my_module:my_extractor` is found
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot draw a box still works
     try:
+        sys.path.append(str(Path.cwd()))  # so that `my_module:my_extractor` is found
         app(standalone_mode=True)
     except FedghError as error:
         for line in str(error).splitlines():

@@ -177,7 +177,7 @@ def comparison(table: list[Row], impossible: dict[str, str], target: float | Non
     """Methods side by side, narrow enough for 80 columns."""
     goal = "" if target is None else f"to {percent(target)}"
     out = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for title in ("method", "accuracy %", "diff", "p", goal, "bytes/c/r", "paper's", "s"):
+    for title in ("method", "accuracy %", "diff", "p", goal, "B/c/r", "paper's", "s"):
         out.add_column(title, justify="left" if title == "method" else "right", no_wrap=True)
     for row in table:
         out.add_row(
@@ -292,7 +292,7 @@ def _cost(row: Row) -> str:
     if row.rounds_to_target is None:
         return "-"
     some = f" ({row.reached}/{row.seeds})" if row.reached < row.seeds else ""
-    return f"{row.rounds_to_target:.4g} r, {_optional_bytes(row.bytes_to_target)}{some}"
+    return f"{row.rounds_to_target:.3g} r, {_optional_bytes(row.bytes_to_target)}{some}"
 
 
 def _optional_bytes(value: float | None) -> str:
