@@ -1,9 +1,11 @@
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedgh import config
+from fedgh.core.method import Method
 from fedgh.errors import ConfigError
 from fedgh.methods.fedgh import FedGH
 from fedgh.methods.standalone import Standalone
@@ -110,6 +112,22 @@ def test_every_mistake_is_named() -> None:
 def test_odd_tables(table: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         config.parse(table)
+
+
+@dataclass(frozen=True)
+class Unfinished(Method):
+    """Somebody's method that is not quite there."""
+
+
+def test_methods_of_ones_own_that_are_none() -> None:
+    for name, says in (
+        ("tests.test_config:Unfinished", "does not define client_update, server_update, upload_sp"),
+        ("tests.test_config:Path", "not a subclass"),
+        ("tests.test_config:Nothing", "cannot import"),
+        ("nowhere:Nothing", "cannot import"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            config.load("demo", [f"method.name={name}"])
 
 
 def test_files_that_are_no_experiment(tmp_path: Path) -> None:

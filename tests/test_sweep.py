@@ -34,22 +34,38 @@ def test_all_means_all_and_settings_follow_a_colon() -> None:
     assert {trial.config.federation.seed for trial in trials} == {3}
 
 
-def test_methods_start_from_the_same_clients_data_weights_and_batches() -> None:
-    """The first training loss of a client is the same bits under all methods that start alike."""
-    from torch.nn.functional import cross_entropy
+def test_methods_train_on_the_same_batches_from_the_same_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What each method's client really trains on in its first two rounds, batch by batch."""
+    from fedgh.core import local
+    from fedgh.data.batches import shuffled
 
-    first: dict[str, list[float]] = {}
+    seen: dict[str, list[tuple[float, float]]] = {}
+    weights: dict[str, float] = {}
     for name in METHODS:
-        zoo = ["model.zoo=tests.tiny:mlp"] if name == "fedavg" else []
-        prepared = quick(f"method.name={name}", *zoo)
-        blueprint = prepared.blueprint()
-        client = blueprint.make(0)
-        client.round = 1
-        from fedgh.data.batches import shuffled
+        words = ["model.zoo=tests.tiny:mlp", "local.augment=flip,crop,erase"]
+        if name in ("fml", "fedkd"):
+            words.append("method.shared=tests.tiny:mlp")
+        prepared = quick(f"method.name={name}", *words)
+        client, server = prepared.blueprint().make(0), prepared.initial_server()
+        weights[name] = client.model.extractor[1].weight.sum().item()  # type: ignore[index]
+        batches: list[tuple[float, float]] = []
 
-        x, y = next(iter(shuffled(client.data.train, 16, client.stream("batches"), ["flip"])))
-        first[name] = [float(x.sum()), float(y.sum()), cross_entropy(client.model(x), y).item()]
-    assert len({tuple(values) for values in first.values()}) == 1
+        def recorded(*words: Any, batches: list[tuple[float, float]] = batches) -> Any:
+            for x, y in shuffled(*words):
+                batches.append((float(x.sum()), float(y.sum())))
+                yield x, y
+
+        monkeypatch.setattr(local, "shuffled", recorded)
+        for client.round in (1, 2):
+            prepared.config.method.client_update(
+                client, prepared.config.method.broadcast(server, 0)
+            )
+        seen[name] = batches
+    assert len(seen["fedgh"]) > 50
+    assert all(batches == seen["fedgh"] for batches in seen.values())
+    assert len(set(weights.values())) == 1
 
 
 def test_a_sweep_runs_what_is_missing_resumes_what_was_stopped_and_skips_the_rest(
@@ -84,32 +100,78 @@ def test_a_sweep_runs_what_is_missing_resumes_what_was_stopped_and_skips_the_res
 
 def test_other_settings_are_not_mixed_into_an_old_sweep(tmp_path: Path) -> None:
     run_trials(plan("standalone", (0,)), tmp_path)
-    with pytest.raises(RunError, match=r"local.lr is 0.01 there, 0.5 asked for"):
+    with pytest.raises(RunError, match=r"local\.lr is 0\.01 there, 0\.5 asked for"):
         run_trials(plan("standalone", (0,), "local.lr=0.5"), tmp_path)
     # How it is computed is another matter.
     run_trials(plan("standalone", (0,), "run.workers=1"), tmp_path)
 
 
-def test_what_is_impossible_is_noted_or_refused(tmp_path: Path) -> None:
-    trials = plan("fedavg,standalone", (0,))
-    outcome = run_trials(trials, tmp_path / "noted", skip_impossible=True)
-    assert [trial.label for trial, _ in outcome.runs] == ["standalone"]
-    assert "clients 1, 3 differ" in outcome.impossible["fedavg"]
+def test_other_data_are_not_mixed_in_either(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    rng = np.random.default_rng(0)
+    words = ["data.name=npz", f"data.path={path}", "data.partition=iid"]
+    for fill in (0.0, 1.0):
+        np.savez(path, x=rng.normal(fill, 1, (60, 4)), y=np.arange(60) % 3)
+        if fill:
+            with pytest.raises(RunError, match="its data are not the ones there now"):
+                run_trials(plan("standalone,fedgh", (0,), *words), tmp_path / "out")
+        else:
+            run_trials(plan("standalone", (0,), *words), tmp_path / "out")
+
+
+def test_what_is_impossible_is_noted_or_refused_before_anything_runs(tmp_path: Path) -> None:
+    trials = plan("standalone,fedavg", (0,))
     with pytest.raises(ConfigError, match="differ"):
         run_trials(trials, tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    outcome = run_trials(trials, tmp_path / "noted", skip_impossible=True)
+    assert [trial.label for trial, _ in outcome.runs] == ["standalone"]
+    assert "clients 1, 3 differ" in outcome.missing["fedavg"]
+    with pytest.raises(ConfigError, match="cannot hold all 10 classes"):  # no method's fault
+        run_trials(plan("all", (0,), "federation.clients=2"), tmp_path, skip_impossible=True)
+    with pytest.raises(ConfigError, match="differ"):  # nothing is left to run
+        run_trials(plan("fedavg", (0,)), tmp_path, skip_impossible=True)
+
+
+def test_a_run_that_diverges_is_a_result_and_the_sweep_goes_on(tmp_path: Path) -> None:
+    trials = plan_search("demo", ["local.lr=0.01,1e30,0.02"], [0], QUICK)
+    for _ in range(2):  # also when it is started again
+        outcome = run_trials(trials, tmp_path)
+        assert [t.label for t, _ in outcome.runs] == ["local.lr=0.01", "local.lr=0.02"]
+        assert "lower local.lr" in outcome.missing["local.lr=1e+30"]
+
+
+def test_grids_may_have_lists() -> None:
+    trials = plan_search("demo", ['local.augment=["flip", "crop"],[]', "data.partition=iid"], [0])
+    assert [trial.config.local.augment for trial in trials] == [["flip", "crop"], []]
+    assert {trial.config.data.partition for trial in trials} == {"iid"}
 
 
 def test_bad_plans() -> None:
     with pytest.raises(ConfigError, match="did you mean 'fedproto'"):
         plan("fedgh,fedprot")
-    with pytest.raises(ConfigError, match="named twice"):
+    with pytest.raises(ConfigError, match="'fedgh' and 'fedgh', seed 0, are the same"):
         plan("fedgh,fedgh")
+    with pytest.raises(ConfigError, match="are the same"):
+        plan("fedgh,fedgh:server_lr=0.01")
+    with pytest.raises(ConfigError, match="are the same"):
+        plan_search("demo", ["local.lr=0.1,0.10"], [0])
+    with pytest.raises(ConfigError, match=r"expected method:setting=value"):
+        plan("fedgh:server_lr")
+    with pytest.raises(ConfigError, match="known: reset_header"):
+        plan("standalone:qqq=1")
     with pytest.raises(ConfigError, match="nothing to run"):
         plan("fedgh", ())
     with pytest.raises(ConfigError, match=r"expected section\.key=value"):
         plan_search("demo", ["local.lr"], [0])
     with pytest.raises(ConfigError, match=r"local\.ephocs"):
         plan_search("demo", ["local.ephocs=1,2"], [0])
+    with pytest.raises(ConfigError, match="has a --grid already"):
+        plan_search("demo", ["local.lr=1,2", "local.lr=3"], [0])
+    with pytest.raises(ConfigError, match="given with --seeds"):
+        plan_search("demo", ["federation.seed=1,2"], [0])
+    with pytest.raises(ConfigError, match="given with --seeds"):
+        plan("fedgh", (0,), "federation.seed=7")
 
 
 def fake_run(path: Path, rounds: list[list[float]], reached: int | None = None) -> RunFolder:
@@ -119,7 +181,7 @@ def fake_run(path: Path, rounds: list[list[float]], reached: int | None = None) 
         run.append(
             {
                 "round": number,
-                "accuracy": float(np.mean(accuracies)),
+                "accuracy": float(np.mean([a for a in accuracies if a is not None])),
                 "accuracy_per_client": accuracies,
                 "evaluation_accuracy_per_client": accuracies,
             }
@@ -144,11 +206,14 @@ def test_a_table_worked_by_hand(tmp_path: Path) -> None:
         (Trial("fd", 0, config), fake_run(tmp_path / "c", [[0.0, 0.0], [0.7, 0.5]])),
         (Trial("fd", 1, config), fake_run(tmp_path / "d", [[0.0, 0.0], [0.8, 0.8]], 2)),
     ]
-    fedgh, fd = statistics.rows(Outcome(runs, {}))
+    fedgh, fd = statistics.rows(Outcome(runs, {}), reference="fedgh")
     assert fedgh.accuracy == pytest.approx((0.7 + 0.9) / 2)  # the last round, not the best
     assert fedgh.accuracy_std == pytest.approx(np.std([0.7, 0.9], ddof=1))
     assert (fedgh.difference, fedgh.p_value) == (None, None)
     assert (fedgh.reached, fedgh.rounds_to_target, fedgh.bytes_to_target) == (2, 1.5, 150)
+    assert fedgh.rounds_to_target_std == pytest.approx(np.std([1, 2], ddof=1))
+    assert fedgh.bytes_to_target_std == pytest.approx(100 * np.std([1, 2], ddof=1))
+    assert (fedgh.seconds, fedgh.seconds_std) == (2.0, 0.0)
     assert fd.difference == pytest.approx(-0.1)  # all four pairs differ by a tenth
     # Of the 16 ways to flip four equal differences, two are as extreme: all one way, or the other.
     assert fd.p_value == pytest.approx(2 / 16, abs=0.01)
@@ -156,12 +221,29 @@ def test_a_table_worked_by_hand(tmp_path: Path) -> None:
     assert statistics.rows(Outcome(runs, {}), last=2)[0].accuracy == pytest.approx(0.9)
     one = statistics.rows(Outcome(runs[:1], {}))[0]
     assert one.accuracy_std is None
+    assert statistics.rows(Outcome(runs, {}))[1].difference is None  # nothing to compare with
+
+
+def test_scores_that_nobody_took_are_left_out(tmp_path: Path) -> None:
+    config = plan("fedgh", (0,))[0].config
+    hole: Any = [[0.2, None], [0.4, None]]
+    runs = [
+        (Trial("fedgh", 0, config), fake_run(tmp_path / "a", [[1.0, 1.0], [0.8, 0.6]])),
+        (Trial("fd", 0, config), fake_run(tmp_path / "b", hole)),
+    ]
+    outcome = Outcome(runs, {})
+    table = statistics.rows(outcome, reference="fedgh")
+    assert table[1].accuracy == table[1].evaluation_accuracy == pytest.approx(0.4)
+    assert table[1].difference == pytest.approx(-0.4)
+    statistics.write(table, outcome, tmp_path / "table", {})
+    assert json.loads((tmp_path / "table.json").read_text(), parse_constant=pytest.fail)
 
 
 def test_the_test_finds_what_is_there_and_nothing_else() -> None:
     rng = np.random.default_rng(0)
     assert statistics.paired_test(rng.normal(0.02, 0.02, 30)) < 0.01
     assert statistics.paired_test(np.zeros(30)) == 1.0
+    assert statistics.paired_test(np.array([0.5])) == 1.0
     noise = [statistics.paired_test(rng.normal(0, 1, 20)) for _ in range(60)]
     assert 0.3 < np.mean(noise) < 0.7  # uniform under the null hypothesis
     assert np.mean(np.array(noise) < 0.05) < 0.2
@@ -189,6 +271,7 @@ def test_compare_as_a_user_types_it(
     assert "fedavg averages whole models" in capsys.readouterr().err
     assert call(monkeypatch, *words, "--methods", methods) == 0
     out = capsys.readouterr().out
+    assert "…" not in out  # every number whole
     rows = list(csv.DictReader((tmp_path / "comparison.csv").open()))
     document = json.loads((tmp_path / "comparison.json").read_text())
     assert [row["label"] for row in rows] == [row["label"] for row in document["rows"]]

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from fedgh import __version__
-from fedgh.errors import ConfigError, FedghError
+from fedgh.errors import ConfigError, FedghError, RunError
 
 # Everything else is imported by the command that needs it: torch alone takes over a second,
 # and `fedgh --help` should not.
@@ -119,6 +119,9 @@ def compare(
     ] = "all",
     seeds: Seeds = "0,1,2",
     rounds: Rounds = None,
+    reference: Annotated[
+        str, typer.Option(help="What the others are compared with; else the first method.")
+    ] = "fedgh",
     last: Annotated[
         int, typer.Option(min=1, help="The result is the mean of this many last evaluations.")
     ] = 1,
@@ -131,25 +134,30 @@ def compare(
 ) -> None:
     """Compare methods on the same clients, data, initial weights and batches."""
     from fedgh import statistics
-    from fedgh.report.terminal import comparison
+    from fedgh.report.terminal import comparison, print_whole
     from fedgh.sweep import plan_comparison, run_trials
 
     console = Console(quiet=quiet)
     overrides = _overrides(set_, engine, workers, rounds)
     trials = plan_comparison(experiment, methods, _numbers(seeds), overrides, data_dir)
+    if reference not in {trial.label for trial in trials}:
+        reference = trials[0].label
     folder = out or Path("runs") / f"compare-{Path(experiment).stem}"
     with _again():
         outcome = run_trials(trials, folder, _watch(console), skip_impossible=methods == "all")
-    table = statistics.rows(outcome, last)
-    statistics.write(table, outcome, folder / "comparison")
-    console.print(comparison(table, outcome.impossible, trials[0].config.federation.target))
-    for label, reason in outcome.impossible.items():
-        console.print(f"{label}: {reason}", markup=False, highlight=False)
+    table = statistics.rows(outcome, last, reference)
+    target = trials[0].config.federation.target
+    numbers = _numbers(seeds)
+    about = {"reference": reference, "last": last, "target": target, "seeds": numbers}
+    statistics.write(table, outcome, folder / "comparison", about)
+    print_whole(console, comparison(table, outcome.missing, target))
+    _say_missing(console, outcome.missing)
     console.print(
-        f"accuracy   mean ± std over {len(_numbers(seeds))} seed(s); of all clients, each on its "
-        f"own test data, in the last {last} evaluated round(s)\n"
-        "diff, p    to fedgh, in points; sign-flip test paired over clients and seeds\n"
-        "B/c/r      sent up and down per client and round; beside it the paper's own reckoning\n"
+        f"accuracy  mean ± std over {len(numbers)} seed(s); of all clients, each on its own "
+        f"test data, in the last {last} evaluated round(s)\n"
+        f"diff, p   to {reference}, in points; sign-flip test paired over clients and seeds, not "
+        "corrected for the number of methods\n"
+        "B/c/r     sent up and down per client and round; beside it the paper's own reckoning\n"
         f"written to {folder / 'comparison'}.csv and .json",
         highlight=False,
         markup=False,
@@ -175,7 +183,8 @@ def tune(
 ) -> None:
     """Search a grid of settings, judged on the evaluation split; test data choose nothing."""
     from fedgh import statistics
-    from fedgh.report.terminal import percent, search
+    from fedgh.core.checkpoint import write_atomic
+    from fedgh.report.terminal import percent, print_whole, search
     from fedgh.sweep import plan_search, run_trials
 
     console = Console(quiet=quiet)
@@ -186,12 +195,15 @@ def tune(
     folder = out or Path("runs") / f"tune-{Path(experiment).stem}"
     with _again():
         outcome = run_trials(trials, folder, _watch(console))
-    table = statistics.rows(outcome, reference=None)
-    table.sort(key=lambda row: -row.evaluation_accuracy)
-    statistics.write(table, outcome, folder / "search")
+    table = statistics.rows(outcome)
+    table.sort(key=lambda row: -1 if row.evaluation_accuracy is None else -row.evaluation_accuracy)
+    statistics.write(table, outcome, folder / "search", {"grid": grid, "seeds": _numbers(seeds)})
+    print_whole(console, search(table))
+    _say_missing(console, outcome.missing)
+    if not table:
+        raise RunError("no point of the grid could be trained")
     best = next(trial for trial, _ in outcome.runs if trial.label == table[0].label)
-    (folder / "best.toml").write_text(best.config.to_toml(), encoding="utf-8")
-    console.print(search(table))
+    write_atomic(folder / "best.toml", best.config.to_toml().encode())
     console.print(
         f"best: {best.label}; its accuracy on test data is {percent(table[0].accuracy)}",
         f"\nrun it with: fedgh run {folder / 'best.toml'}",
@@ -291,6 +303,11 @@ def _watch(console: Console) -> Callable[[str], Any]:
         return Live(console)
 
     return watch
+
+
+def _say_missing(console: Console, missing: dict[str, str]) -> None:
+    for label, reason in missing.items():
+        console.print(f"{label}: {reason}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _numbers(text: str) -> list[int]:

@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -185,11 +185,11 @@ def _override(table: dict[str, Any], section: str, name: str, value: object) -> 
 def _parse_method(table: object) -> Method:
     if not isinstance(table, dict):
         raise ConfigError(f"method: expected a section, got {table!r}")
-    fields = dict(table)
-    name = fields.pop("name", DEFAULT_METHOD)
+    settings = dict(table)
+    name = settings.pop("name", DEFAULT_METHOD)
     method = _find_method(str(name))
     try:
-        parsed: Method = TypeAdapter(method).validate_json(_as_json(fields))
+        parsed: Method = TypeAdapter(method).validate_json(_as_json(settings))
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(error, method, ("method",)))) from None
     return parsed
@@ -207,6 +207,9 @@ def _find_method(name: str) -> type[Method]:
         raise ConfigError(f"method.name: {error}") from None
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(f"method.name: '{name}' is not a subclass of fedgh.Method")
+    lacks = [*sorted(found.__abstractmethods__), *(["name"] if not hasattr(found, "name") else [])]
+    if lacks:
+        raise ConfigError(f"method.name: '{name}' does not define {', '.join(lacks)}")
     return found
 
 
@@ -245,4 +248,4 @@ def _keys(model: Any, loc: tuple[int | str, ...]) -> list[str]:
         model = model.model_fields[part].annotation
     if hasattr(model, "model_fields"):
         return list(model.model_fields)
-    return list(model.__dataclass_fields__)
+    return [field.name for field in fields(model)]

@@ -17,6 +17,10 @@ class ConfigError(FedghError):
     """The configuration asks for something unknown, ill-typed or impossible."""
 
 
+class MethodError(ConfigError):
+    """The method cannot work with these clients."""
+
+
 class DataError(FedghError):
     """Data are missing, damaged, or do not allow what was asked of them."""
 

@@ -17,7 +17,7 @@ from fedgh.data import partition as deal
 from fedgh.data.partition import Partition
 from fedgh.data.sources import SOURCES, Source, Where
 from fedgh.engines.host import Blueprint
-from fedgh.errors import ConfigError
+from fedgh.errors import ConfigError, MethodError
 from fedgh.models import Extractor, check_extractor, extractor, split_model
 
 GLOBAL_SAMPLE = 1000
@@ -50,7 +50,10 @@ class Experiment:
         seed = self.task.seed
         with isolated(seed, "server-models"):
             models = [split_model(make, self.task) for make in self.extractors]
-        return self.config.method.init_server(self.task, models, stream(seed, "server"))
+        try:
+            return self.config.method.init_server(self.task, models, stream(seed, "server"))
+        except ConfigError as error:
+            raise MethodError(str(error)) from None
 
     def fingerprint(self) -> str:
         """The same for two experiments exactly when they would compute the same."""
@@ -58,8 +61,9 @@ class Experiment:
         del table["run"]
         table["data"] = {k: v for k, v in table["data"].items() if k not in ("dir", "path")}
         digest = hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=16)
-        for tensor in (self.source.x, self.source.y, self.partition.order, self.partition.bounds):
-            digest.update(tensor.contiguous().numpy().data)
+        digest.update(self.source.digest)
+        for tensor in (self.partition.order, self.partition.bounds):
+            digest.update(tensor.numpy().data)
         return digest.hexdigest()
 
     def clients(self) -> list[Record]:

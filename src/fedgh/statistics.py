@@ -24,44 +24,45 @@ RESAMPLES = 9999
 
 @dataclass(frozen=True)
 class Row:
-    """One label of a sweep, over all its seeds. Times and bytes are means."""
+    """One label of a sweep: means over its seeds, and sample standard deviations."""
 
     label: str
     seeds: int
-    accuracy: float
-    accuracy_std: float | None  # over seeds; None with one seed
-    evaluation_accuracy: float
+    accuracy: float | None
+    accuracy_std: float | None  # None with one seed
+    evaluation_accuracy: float | None
+    evaluation_accuracy_std: float | None
     difference: float | None  # to the reference, over clients and seeds
     p_value: float | None
-    reached: int  # how many seeds reached the target
+    reached: int  # how many seeds reached the target; the next four are over these
     rounds_to_target: float | None
+    rounds_to_target_std: float | None
     bytes_to_target: float | None
-    bytes_per_client_round: float
+    bytes_to_target_std: float | None
+    bytes_per_client_round: float | None
+    bytes_per_client_round_std: float | None
     paper_bytes_per_client_round: float | None
-    seconds: float
+    seconds: float | None
+    seconds_std: float | None
 
 
-def rows(outcome: Outcome, last: int = 1, reference: str | None = "fedgh") -> list[Row]:
-    """A row for each label, in the order of the sweep, compared with `reference`."""
-    by_label: dict[str, list[tuple[int, RunFolder]]] = {}
+def rows(outcome: Outcome, last: int = 1, reference: str | None = None) -> list[Row]:
+    """A row for each label, in the order of the sweep, compared with the label `reference`."""
+    by_label: dict[str, dict[int, RunFolder]] = {}
     for trial, run in outcome.runs:
-        by_label.setdefault(trial.label, []).append((trial.seed, run))
-    scores = {
-        label: {seed: client_accuracies(run, last) for seed, run in runs}
-        for label, runs in by_label.items()
-    }
-    compared = scores.get(reference, {}) if reference else {}
+        by_label.setdefault(trial.label, {})[trial.seed] = run
+    compared = by_label.get(reference, {}) if reference else {}
     return [
-        _row(label, [run for _, run in runs], scores[label], last, compared, label == reference)
+        _row(label, runs, {} if label == reference else compared, last)
         for label, runs in by_label.items()
     ]
 
 
 def client_accuracies(run: RunFolder, last: int, metric: str = "accuracy") -> NDArray[np.float64]:
-    """Each client's accuracy, mean over the last evaluated rounds."""
+    """Each client's accuracy, mean over the last evaluated rounds; nan where there is none."""
     evaluated = [r[f"{metric}_per_client"] for r in run.records() if r["accuracy"] is not None]
-    table = np.array(evaluated[-last:], dtype=np.float64)  # a score nobody has taken is nan
-    mean: NDArray[np.float64] = np.nanmean(table, axis=0)
+    table = np.ma.masked_invalid(np.array(evaluated[-last:], dtype=np.float64))
+    mean: NDArray[np.float64] = table.mean(axis=0).filled(np.nan)
     return mean
 
 
@@ -73,60 +74,77 @@ def paired_test(differences: NDArray[np.float64]) -> float:
     """
     from scipy.stats import permutation_test  # slow to import, and only needed here
 
-    if not differences.any():
+    if len(differences) < 2 or not differences.any():
         return 1.0
     test = permutation_test(
         (differences,),
         lambda x, axis: x.mean(axis=axis),
         permutation_type="samples",
         n_resamples=RESAMPLES,
+        batch=500,  # all resamples at once would take gigabytes
         rng=np.random.default_rng(0),
     )
     return float(test.pvalue)
 
 
-def write(table: list[Row], outcome: Outcome, path: Path) -> None:
-    """The table as `path`.csv and `path`.json, the latter with what could not be run."""
+def write(table: list[Row], outcome: Outcome, path: Path, about: dict[str, Any]) -> None:
+    """The table as `path`.csv and `path`.json; the latter with every run behind it."""
     text = io.StringIO()
     writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
     writer.writeheader()
     writer.writerows(map(asdict, table))
     write_atomic(path.with_suffix(".csv"), text.getvalue().encode())
-    document = {"rows": [asdict(row) for row in table], "impossible": outcome.impossible}
-    write_atomic(path.with_suffix(".json"), json.dumps(document, indent=2).encode() + b"\n")
+    document = {
+        **about,
+        "rows": [asdict(row) for row in table],
+        "runs": [
+            {"label": trial.label, "folder": run.path.name, **(run.summary() or {})}
+            for trial, run in outcome.runs
+        ],
+        "missing": outcome.missing,
+    }
+    content = json.dumps(document, indent=2, allow_nan=False)
+    write_atomic(path.with_suffix(".json"), content.encode() + b"\n")
 
 
-def _row(
-    label: str,
-    runs: Sequence[RunFolder],
-    scores: dict[int, NDArray[np.float64]],
-    last: int,
-    compared: dict[int, NDArray[np.float64]],
-    is_reference: bool,
-) -> Row:
-    summaries: list[dict[str, Any]] = [run.summary() or {} for run in runs]
-    accuracy = [float(np.nanmean(each)) for each in scores.values()]
-    evaluation = [client_accuracies(run, last, "evaluation_accuracy").mean() for run in runs]
-    reached = [summary for summary in summaries if summary["rounds_to_target"] is not None]
-    pairs = [scores[seed] - compared[seed] for seed in scores if seed in compared]
-    differences = np.concatenate(pairs) if pairs and not is_reference else None
+def _row(label: str, runs: dict[int, RunFolder], compared: dict[int, RunFolder], last: int) -> Row:
+    summaries: list[dict[str, Any]] = [run.summary() or {} for run in runs.values()]
+    accuracy = {seed: client_accuracies(run, last) for seed, run in runs.items()}
+    evaluation = [client_accuracies(r, last, "evaluation_accuracy") for r in runs.values()]
+    pairs = [
+        accuracy[seed] - client_accuracies(compared[seed], last)
+        for seed in runs
+        if seed in compared
+    ]
+    differences = np.concatenate(pairs) if pairs else np.zeros(0)
+    differences = differences[~np.isnan(differences)]
 
-    def mean(key: str, among: list[dict[str, Any]] = summaries) -> float | None:
-        values = [summary[key] for summary in among if summary[key] is not None]
-        return float(np.mean(values)) if values else None
+    def over_seeds(name: str, values: Sequence[float | None] | None = None) -> dict[str, Any]:
+        """The mean and the standard deviation of what is known."""
+        known = [summary[name] for summary in summaries] if values is None else values
+        known = [value for value in known if value is not None and value == value]
+        return {
+            name: float(np.mean(known)) if known else None,
+            f"{name}_std": float(np.std(known, ddof=1)) if len(known) > 1 else None,
+        }
 
+    paper = over_seeds("paper_bytes_per_client_round")
     return Row(
         label=label,
         seeds=len(runs),
-        accuracy=float(np.mean(accuracy)),
-        accuracy_std=float(np.std(accuracy, ddof=1)) if len(accuracy) > 1 else None,
-        evaluation_accuracy=float(np.mean(evaluation)),
-        difference=None if differences is None else float(np.nanmean(differences)),
-        p_value=None if differences is None else paired_test(differences[~np.isnan(differences)]),
-        reached=len(reached),
-        rounds_to_target=mean("rounds_to_target", reached),
-        bytes_to_target=mean("bytes_to_target", reached),
-        bytes_per_client_round=mean("bytes_per_client_round") or 0.0,
-        paper_bytes_per_client_round=mean("paper_bytes_per_client_round"),
-        seconds=mean("seconds") or 0.0,
+        **over_seeds("accuracy", [_mean(each) for each in accuracy.values()]),
+        **over_seeds("evaluation_accuracy", [_mean(each) for each in evaluation]),
+        difference=float(differences.mean()) if len(differences) else None,
+        p_value=paired_test(differences) if len(differences) else None,
+        reached=sum(summary["rounds_to_target"] is not None for summary in summaries),
+        **over_seeds("rounds_to_target"),
+        **over_seeds("bytes_to_target"),
+        **over_seeds("bytes_per_client_round"),
+        paper_bytes_per_client_round=paper["paper_bytes_per_client_round"],
+        **over_seeds("seconds"),
     )
+
+
+def _mean(values: NDArray[np.float64]) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None

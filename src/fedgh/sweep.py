@@ -4,23 +4,26 @@ The runs of one seed share everything but what is compared: partition, initial w
 order of the batches are functions of the seed (`core/rng.py`).
 """
 
+import json
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from fedgh import config as configs
 from fedgh.config import Config
 from fedgh.core.runs import RunFolder
 from fedgh.data.sources import Source
-from fedgh.errors import ConfigError, RunError
+from fedgh.errors import ConfigError, MethodError, RunError
 from fedgh.experiment import Experiment, load_source, prepare
 from fedgh.methods import METHODS
 from fedgh.training import Unwatched, Watcher, resume, run
 
-_IRRELEVANT = {"engine", "workers", "checkpoint_every"}  # to what a run records
+_IRRELEVANT = {"engine", "workers", "checkpoint_every", "dir", "path"}  # to what a run records
 
 Watch = Callable[[str], AbstractContextManager[Watcher]]
 """Given a line about a run, someone to watch it."""
@@ -42,10 +45,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A sweep that has been run: its runs, and why some labels could not be."""
+    """A sweep that has been run: its runs, and why other labels have none."""
 
     runs: list[tuple[Trial, RunFolder]]
-    impossible: dict[str, str]
+    missing: dict[str, str]
 
 
 def plan_comparison(
@@ -64,6 +67,8 @@ def plan_comparison(
     for label in labels:
         # A colon also stands in names such as package.module:Class.
         name, *settings = re.split(r":(?=\w+=)", label)
+        if name.partition(":")[0] in METHODS and name not in METHODS:
+            raise ConfigError(f"--methods {label}: expected method:setting=value")
         plans.append((label, [f"method.name={name}", *(f"method.{s}" for s in settings)]))
     return _plan(experiment, plans, seeds, overrides, data_dir)
 
@@ -76,12 +81,14 @@ def plan_search(
     data_dir: Path | None = None,
 ) -> list[Trial]:
     """One trial per point of the grid and seed; `grid` has lines `section.key=value,value`."""
-    axes = []
+    axes: list[list[str]] = []
     for text in grid:
         key, _, values = text.partition("=")
         if not values:
             raise ConfigError(f"--grid {text}: expected section.key=value,value, e.g. local.lr=1,2")
-        axes.append([f"{key}={value}" for value in _words(values)])
+        if any(axis[0].startswith(f"{key}=") for axis in axes):
+            raise ConfigError(f"--grid {text}: {key} has a --grid already")
+        axes.append([f"{key}={value}" for value in _values(values)])
     plans = [(" ".join(point), list(point)) for point in product(*axes)]
     return _plan(experiment, plans, seeds, overrides, data_dir)
 
@@ -91,32 +98,48 @@ def run_trials(
 ) -> Outcome:
     """Run what is not there yet, resume what was stopped, skip what is done.
 
-    With `skip_impossible` a trial that its method or partition refuses is noted, not fatal.
+    Everything is prepared before anything runs, so that a mistake shows at once. With
+    `skip_impossible` a method that cannot work with these clients is noted, not fatal. So is, in
+    any case, a run that cannot go on: that its training diverges is a result, too.
     """
-    trials = list(trials)
+    ready, missing = _prepare(trials, out, skip_impossible)
+    out.mkdir(parents=True, exist_ok=True)
     runs: list[tuple[Trial, RunFolder]] = []
+    for number, (trial, prepared) in enumerate(ready, 1):
+        folder = RunFolder(out / trial.folder)
+        if folder.summary() is None:
+            line = f"[{number}/{len(ready)}] {trial.label}, seed {trial.seed}"
+            with watch(line) if watch else nullcontext(Unwatched()) as watcher:
+                try:
+                    folder = _run_or_resume(prepared, folder.path, watcher)
+                except RunError as error:
+                    missing[trial.label] = str(error)
+                    continue
+        runs.append((trial, folder))
+    return Outcome([(t, folder) for t, folder in runs if t.label not in missing], missing)
+
+
+def _prepare(
+    trials: Iterable[Trial], out: Path, skip_impossible: bool
+) -> tuple[list[tuple[Trial, Experiment]], dict[str, str]]:
+    ready: list[tuple[Trial, Experiment]] = []
     impossible: dict[str, str] = {}
-    data: tuple[object, Source] | None = None
-    for number, trial in enumerate(trials, 1):
-        path = out / trial.folder
-        done = _finished(path, trial)
-        if done is not None:
-            runs.append((trial, done))
-            continue
-        if data is None or data[0] != trial.config.data:
-            data = (trial.config.data, load_source(trial.config.data))
-        source = data[1]
+    last: tuple[object, Source] | None = None
+    for trial in trials:
+        if last is None or last[0] != trial.config.data:
+            last = (trial.config.data, load_source(trial.config.data))
         try:
-            prepared = prepare(trial.config, source=source)
-        except ConfigError as error:
+            prepared = prepare(trial.config, source=last[1])
+        except MethodError as error:
             if not skip_impossible:
                 raise
             impossible[trial.label] = str(error)
             continue
-        line = f"[{number}/{len(trials)}] {trial.label}, seed {trial.seed}"
-        with watch(line) if watch else nullcontext(Unwatched()) as watcher:
-            runs.append((trial, _run_or_resume(prepared, path, watcher)))
-    return Outcome(runs, impossible)
+        _check_same(out / trial.folder, prepared)
+        ready.append((trial, prepared))
+    if not ready:
+        raise ConfigError("; ".join(impossible.values()))
+    return ready, impossible
 
 
 def _run_or_resume(prepared: Experiment, path: Path, watcher: Watcher) -> RunFolder:
@@ -125,21 +148,22 @@ def _run_or_resume(prepared: Experiment, path: Path, watcher: Watcher) -> RunFol
     return run(prepared, path, watcher)
 
 
-def _finished(path: Path, trial: Trial) -> RunFolder | None:
-    """The run at `path` when it is complete; an error when it is another run altogether."""
+def _check_same(path: Path, prepared: Experiment) -> None:
+    """Refuse a run folder that holds another run than the one asked for."""
     folder = RunFolder(path)
     if not folder.config.exists():
-        return None
-    there, wanted = configs.load(folder.config).to_table(), trial.config.to_table()
+        return
+    there, wanted = configs.load(folder.config).to_table(), prepared.config.to_table()
     differences = [
         f"{section}.{key} is {there[section].get(key)} there, {wanted[section].get(key)} asked for"
         for section in wanted
         for key in sorted((there[section].keys() | wanted[section].keys()) - _IRRELEVANT)
         if there[section].get(key) != wanted[section].get(key)
     ]
+    if not differences and folder.identity()["fingerprint"] != prepared.fingerprint():
+        differences = ["its data are not the ones there now"]
     if differences:
         raise RunError(f"{path} is another run: {'; '.join(differences)}. Choose another --out")
-    return folder if folder.summary() is not None else None
 
 
 def _plan(
@@ -149,17 +173,31 @@ def _plan(
     overrides: Sequence[str],
     data_dir: Path | None,
 ) -> list[Trial]:
-    trials = []
+    words = [*overrides, *(setting for _, settings in plans for setting in settings)]
+    if any(word.partition("=")[0].strip() == "federation.seed" for word in words):
+        raise ConfigError("federation.seed: seeds are given with --seeds")
+    trials: list[Trial] = []
     for seed in seeds:
         for label, settings in plans:
             words = [*overrides, *settings, f"federation.seed={seed}"]
-            trials.append(Trial(label, seed, configs.load(experiment, words, data_dir)))
+            trial = Trial(label, seed, configs.load(experiment, words, data_dir))
+            for other in trials:
+                if other.config == trial.config or other.folder == trial.folder:
+                    raise ConfigError(f"'{label}' and '{other.label}', seed {seed}, are the same")
+            trials.append(trial)
     if not trials:
         raise ConfigError("there is nothing to run: name at least one of each")
-    if len({trial.folder for trial in trials}) < len(trials):
-        raise ConfigError("something is named twice")
     return trials
 
 
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _values(text: str) -> list[str]:
+    """The values between commas, also where they are lists themselves."""
+    try:
+        parsed: list[Any] = tomllib.loads(f"values = [{text}]")["values"]
+    except tomllib.TOMLDecodeError:  # bare words
+        return _words(text)
+    return [value if isinstance(value, str) else json.dumps(value) for value in parsed]

@@ -1,7 +1,7 @@
 """The round, played with an engine that does exactly what a test wants."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -109,14 +109,25 @@ def test_when_everybody_fails_the_run_ends() -> None:
 
 
 def test_a_bad_day_of_a_few_does_not_end_the_run() -> None:
-    fed = federation(
-        Scripted(lambda job: Reply(job.client_id, job.round, error="down")), participation=0.25
-    )
+    def answer(job: Job) -> Reply:
+        if job.down is not None:
+            return Reply(job.client_id, job.round, error="down")
+        return Scripted.usual(job)
+
+    fed = federation(Scripted(answer), participation=0.25)
     assert fed.round(1)["failed"][0]["client"] == fed.participants(1)[0]
     fed.round(2)
     restored = Federation(fed.task, Sum(), fed.engine, fed.state(), participation=0.25)
     with pytest.raises(RunError, match="3rd time in a row"):
         restored.round(3)
+
+
+def test_a_run_in_which_nobody_can_be_judged_ends() -> None:
+    def answer(job: Job) -> Reply:
+        return replace(Scripted.usual(job), metrics={}, error="ValueError: no logits")
+
+    with pytest.raises(RunError, match="no client could be judged"):
+        federation(Scripted(answer)).round(1)
 
 
 def test_a_server_that_is_not_finite_any_more_is_not_committed() -> None:

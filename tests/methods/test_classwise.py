@@ -58,12 +58,14 @@ def test_fd_answers_with_the_mean_over_the_others() -> None:
 
 
 @pytest.mark.parametrize("method", [FD(), FedProto()])
-def test_a_newcomer_gets_nothing_until_it_has_shown_its_classes(method: FD | FedProto) -> None:
+def test_a_newcomer_is_told_about_all_classes_until_it_has_shown_its_own(
+    method: FD | FedProto,
+) -> None:
     width = 4 if isinstance(method, FD) else 3
     server = method.init_server(TASK, [], torch.Generator())
-    assert len(method.broadcast(server, 0)["classes"]) == 0
+    assert len(method.broadcast(server, 0)["classes"]) == 0  # nobody has said anything yet
     server = method.server_update(server, uploads(width))
-    assert len(method.broadcast(server, 3)["classes"]) == 0
+    assert method.broadcast(server, 3)["classes"].tolist() == [0, 1, 2, 3]
     shown: Payload = {
         "classes": torch.tensor([1], dtype=torch.int32),
         "means": torch.ones(1, width),

@@ -12,6 +12,7 @@ from fedgh.core.types import Payload, Task, Upload
 from fedgh.engines.host import Blueprint
 from fedgh.experiment import Experiment
 from fedgh.methods import METHODS
+from fedgh.methods.fedkd import LEFT, RIGHT
 from tests.engines.test_engines import interrupted
 from tests.tiny import numbers, quick, states
 
@@ -184,10 +185,9 @@ def test_fml_and_fedkd_send_the_small_model_only() -> None:
     fml = METHODS["fml"]().init_server(task, [], torch.Generator())
     assert wire.nbytes(fml) == 4 * 670_058  # CNN-5
     fedkd = METHODS["fedkd"]()
-    names = {
-        name.rpartition(".")[0] if "." in name else name for name in fedkd.upload_spec(task, {})
-    }
-    assert {n for n in fml if n.endswith("weight")} <= names
+    server = fedkd.init_server(task, [], torch.Generator())
+    factors = {name for name in fedkd.upload_spec(task, server) if name.endswith((LEFT, RIGHT))}
+    assert factors == {n + end for n in fml if n.endswith("weight") for end in (LEFT, RIGHT)}
 
 
 def test_cross_entropy_is_what_torch_calls_it() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from torch.testing import assert_close
 from fedgh.core import wire
 from fedgh.core.average import network_state
 from fedgh.core.losses import distill
-from fedgh.core.types import Client, Upload
+from fedgh.core.types import Client, Payload, Upload
+from fedgh.methods import fedkd
 from fedgh.methods.fedkd import LEFT, RIGHT, FedKD, compress, expand
 from fedgh.methods.fml import FML, mutual_loss
 from fedgh.models import shared_model
@@ -64,7 +66,8 @@ def test_both_models_learn_and_nothing_else_changes(method: FML | FedKD) -> None
     up = method.client_update(each, method.broadcast(server, 0))
     wire.check(up, method.upload_spec(each.task, server))
     weights = {name for name in before if name.endswith(("weight", "bias"))}
-    changed = {name for name in before if not each.state()[name].equal(before[name])}
+    after = each.state()
+    changed = {name for name in before if not after[name].equal(before[name])}
     assert changed == weights
     start = network_state(shared_model(NOISY, each.task))
     if isinstance(method, FML):
@@ -73,17 +76,39 @@ def test_both_models_learn_and_nothing_else_changes(method: FML | FedKD) -> None
         assert all(up[name].abs().sum() > 0 for name in up if name.endswith(LEFT))
 
 
-def test_fml_without_mutual_learning_is_plain_training() -> None:
+def test_fml_without_mutual_learning_is_plain_training_also_when_clipped() -> None:
     from fedgh.core.local import sgd_epochs
 
     torch.manual_seed(0)
-    each = client()
+    each = client(clip=0.1)
     torch.manual_seed(0)
-    plain = client()
+    plain = client(clip=0.1)
     method = FML(alpha=1.0, beta=1.0, shared="tests.tiny:mlp")
     method.client_update(each, method.init_server(each.task, [], torch.Generator()))
     sgd_epochs(plain, lambda x, y: cross_entropy(plain.model(x), y))
     assert_close(each.state(), plain.state())
+
+
+def test_fml_starts_from_the_shared_model_it_was_sent() -> None:
+    each = client(lr=1e-12)
+    method = FML(shared="tests.tiny:mlp")
+    start = method.init_server(each.task, [], torch.Generator())
+    sent = {name: tensor + 1 for name, tensor in start.items()}
+    assert_close(method.client_update(each, sent), sent)
+
+
+def test_alpha_is_for_the_private_model_and_beta_for_the_shared_one() -> None:
+    """With alpha = 1 the private model hears the labels only, whatever the shared one says."""
+    method = FML(alpha=1.0, beta=0.0, shared="tests.tiny:mlp")
+    states = []
+    for shift in (0.0, 5.0):
+        torch.manual_seed(0)
+        each = client()
+        down = method.init_server(each.task, [], torch.Generator())
+        down["header.bias"] = down["header.bias"] + torch.tensor([shift, 0.0, 0.0])
+        method.client_update(each, down)
+        states.append(each.state())
+    assert_close(states[0], states[1])
 
 
 def test_fedkd_loss_written_out() -> None:
@@ -101,7 +126,11 @@ def test_fedkd_loss_written_out() -> None:
     mse = ((h_mentor - h_mentee @ projection.T) ** 2).mean()  # type: ignore[operator]
     assert_close(total, ce + (kl + mse) / ce)
     # The weight 1 / (CE + CE) is a number, not something to learn.
-    parameters = list(each.model.parameters())
+    parameters = [
+        *each.model.parameters(),
+        *mentee.parameters(),
+        *each.modules["projection"].parameters(),
+    ]
     ours = torch.autograd.grad(total, parameters, retain_graph=True)
     theirs = torch.autograd.grad(ce + (kl + mse) / ce.item(), parameters)
     for a, b in zip(ours, theirs, strict=True):
@@ -152,35 +181,91 @@ def test_the_energy_rises_from_start_to_end() -> None:
     assert steps == pytest.approx([0.009] * 9)
 
 
-def test_fedkd_adds_up_the_weighted_updates() -> None:
-    each = client()
-    method = FedKD(energy_start=1.0, energy_end=1.0, shared="tests.tiny:mlp")
-    server = method.init_server(each.task, [], torch.Generator())
-    shapes = network_state(shared_model("tests.tiny:mlp", each.task))
-    updates = [{n: torch.randn_like(t) for n, t in shapes.items()} for _ in range(3)]
-    weights = [1, 2, 5]
-    uploads = [
-        Upload(k, n, compress(u, 1.0))
-        for k, (n, u) in enumerate(zip(weights, updates, strict=True))
-    ]
-    once = method.server_update(server, uploads)
-    twice = method.server_update(once, uploads)
-    for name in shapes:
-        mean = sum(n * u[name] for n, u in zip(weights, updates, strict=True)) / 8
-        assert_close(expand(method.broadcast(once, 0))[name], mean, atol=1e-5, rtol=1e-4)
-        assert_close(expand(method.broadcast(twice, 0))[name], 2 * mean, atol=1e-5, rtol=1e-4)
-    assert twice["clock"].tolist() == [2, each.task.rounds]
-    assert "clock" not in method.broadcast(twice, 0)
+def test_the_energy_is_that_of_squared_singular_values() -> None:
+    """diag(3, 2, 1): squares 9, 4, 1. Two of them hold 13/14 = 93%, one 64%."""
+    for energy, rank in ((0.6, 1), (0.65, 2), (0.9, 2), (0.95, 3)):
+        factors = compress({"w": torch.diag(torch.tensor([3.0, 2.0, 1.0]))}, energy)
+        assert factors["w" + LEFT].shape == (3, rank)
 
 
-def test_a_newcomer_to_fedkd_reaches_the_same_mentee_as_everybody() -> None:
-    """With everything kept and no learning, the upload is nothing: all start from one mentee."""
-    method = FedKD(energy_start=1.0, energy_end=1.0, shared="tests.tiny:mlp")
-    each = client(lr=1e-12)
+def smallest_rank(matrix: Tensor, energy: float) -> int:
+    squares = torch.linalg.svdvals(matrix.double()).square()
+    return next(k for k in range(1, 99) if squares[:k].sum() >= energy * squares.sum())
+
+
+@pytest.mark.parametrize("round", [1, 10])
+def test_uploads_and_broadcasts_keep_the_energy_of_their_round(
+    round: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "extractor.1.weight"
+    method = FedKD(energy_start=0.3, energy_end=0.999, shared="tests.tiny:mlp")
+    each = client(lr=0.5)
+    each.task, each.round = replace(each.task, rounds=10), round
     method.init_client(each)
+    sent: list[Tensor] = []
+
+    def spy(update: Payload, energy: float) -> Payload:
+        sent.append(update[name])
+        return compress(update, energy)
+
+    monkeypatch.setattr(fedkd, "compress", spy)
+    up = method.client_update(each, {})
     server = method.init_server(each.task, [], torch.Generator())
+    server["clock"] = torch.tensor([round - 1, 10])
+    down = method.broadcast(method.server_update(server, [Upload(0, 1, up)]), 0)
+    energy = method.energy(round, 10)
+    assert up[name + LEFT].shape[1] == smallest_rank(sent[0], energy)
+    assert down[f"last.{name}{LEFT}"].shape[1] == smallest_rank(sent[1], energy)
+
+
+def random_updates(each: Client, count: int) -> list[Payload]:
     shapes = network_state(shared_model("tests.tiny:mlp", each.task))
-    update = {n: torch.randn_like(t) for n, t in shapes.items()}
-    server = method.server_update(server, [Upload(0, 1, compress(update, 1.0))])
-    up = method.client_update(each, method.broadcast(server, 0))
-    assert all(tensor.abs().sum() < 1e-5 for name, tensor in expand(up).items())
+    return [{n: torch.randn_like(t) for n, t in shapes.items()} for _ in range(count)]
+
+
+def test_fedkd_compresses_each_rounds_mean_and_keeps_their_exact_sum() -> None:
+    each = client()
+    each.task = replace(each.task, num_clients=3)
+    method = FedKD(energy_start=0.6, energy_end=0.6, shared="tests.tiny:mlp")
+    server = method.init_server(each.task, [], torch.Generator())
+    weights = [1, 2, 5]
+    expected: Payload = {}
+    for _ in range(3):
+        updates = random_updates(each, 3)
+        uploads = [
+            Upload(k, n, compress(u, 1.0))
+            for k, (n, u) in enumerate(zip(weights, updates, strict=True))
+        ]
+        server = method.server_update(server, uploads)
+        for name in updates[0]:
+            mean = sum(n * u[name] for n, u in zip(weights, updates, strict=True)) / 8
+            kept = expand(compress({name: torch.as_tensor(mean)}, 0.6))[name]
+            expected[name] = expected.get(name, torch.zeros(())) + kept
+    for name, tensor in expected.items():
+        assert_close(server[f"sum.{name}"], tensor, atol=1e-4, rtol=1e-4)
+    assert server["clock"].tolist() == [3, each.task.rounds]
+
+
+def test_who_missed_a_round_of_fedkd_gets_the_whole_sum_and_reaches_the_same_mentee() -> None:
+    """Two clients without learning: one follows every round, the other comes in late."""
+    method = FedKD(energy_start=0.6, energy_end=0.6, shared="tests.tiny:mlp")
+    faithful, late = client(lr=1e-12), client(lr=1e-12)
+    late.id = 1
+    for each in (faithful, late):
+        each.task = replace(each.task, num_clients=2, rounds=9)
+        method.init_client(each)
+    server = method.init_server(faithful.task, [], torch.Generator())
+    assert method.broadcast(server, 0) == {}  # everybody knows the start
+    for number in range(1, 5):
+        faithful.round = number
+        down = method.broadcast(server, 0)
+        assert all(name.startswith("last.") for name in down)
+        method.client_update(faithful, down)
+        (update,) = random_updates(faithful, 1)
+        server = method.server_update(server, [Upload(0, 1, compress(update, 0.6))])
+    faithful.round = late.round = 5
+    down = method.broadcast(server, 1)
+    assert all(name.startswith("sum.") for name in down)
+    method.client_update(late, down)
+    method.client_update(faithful, method.broadcast(server, 0))
+    assert_close(late.memory, faithful.memory, atol=1e-4, rtol=1e-4)

@@ -25,15 +25,17 @@ def class_sums(classes: Tensor, rows: Tensor, num_classes: int) -> tuple[Tensor,
 
 
 def remember_classes(known: Tensor, uploads: Sequence[Upload]) -> Tensor:
-    """Note which classes each client has shown to have, [clients, classes].
-
-    The server answers a client about these classes only; a newcomer has shown none.
-    """
+    """Note which classes each client has shown to have, [clients, classes]."""
     known = known.clone()
     for upload in uploads:
-        known[upload.client_id] = False
         known[upload.client_id, upload.payload["classes"].long()] = True
     return known
+
+
+def classes_to_answer(known: Tensor, client_id: int, available: Tensor) -> Tensor:
+    """The available classes that concern a client: its own, or all while those are not known."""
+    own = known[client_id]
+    return (available & own if own.any() else available).nonzero().flatten()
 
 
 def answer(classes: Tensor, rows: Tensor) -> Payload:

@@ -43,7 +43,8 @@ def sgd_epochs(client: Client, loss: Loss, modules: Sequence[nn.Module] | None =
                 optimizer.zero_grad()
                 value.backward()
                 if how.clip > 0:
-                    nn.utils.clip_grad_norm_(parameters, how.clip)
+                    for module in modules:  # each by itself: one must not slow the other down
+                        nn.utils.clip_grad_norm_(module.parameters(), how.clip)
                 optimizer.step()
                 total += value.detach() * len(y)
                 seen += len(y)

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedgh.core import wire
 from fedgh.core.method import Method
 from fedgh.core.rng import stream
-from fedgh.core.types import Job, Payload, Reply, Task, Upload
+from fedgh.core.types import Job, Payload, Reply, Task, Upload, part, prefixed
 from fedgh.errors import RunError, WireError
 
 MOST_EMPTY_ROUNDS = 3
@@ -67,9 +67,9 @@ class Federation:
         self.engine = engine
         self.per_round = max(1, round(participation * task.num_clients))
         self.eval_every = eval_every
-        self.server = _part(state, "server.")
+        self.server = part(state, "server.")
         self.bytes_total = int(state["bytes_total"])
-        self._scores = _part(state, "scores.")  # each client's last ones
+        self._scores = part(state, "scores.")  # each client's last ones
         self._stale = state["stale"].clone()  # whose model has changed since they were taken
         self._trained = state["trained"].clone()  # the last round in which each client trained
         self._empty_rounds = int(state["empty_rounds"])  # in a row, without a single upload
@@ -79,7 +79,7 @@ class Federation:
         """The state before the first round, in which clients will be judged by `metrics`."""
         unknown = torch.full((task.num_clients,), torch.nan, dtype=torch.float64)
         return {
-            **{f"server.{name}": tensor for name, tensor in server.items()},
+            **prefixed("server.", server),
             **{f"scores.{name}": unknown.clone() for name in metrics},
             "stale": torch.ones(task.num_clients, dtype=torch.bool),
             "trained": torch.zeros(task.num_clients, dtype=torch.int64),
@@ -110,7 +110,7 @@ class Federation:
             pass
         server_seconds = time.perf_counter() - update - received.waited
 
-        self._check_health(number, received)
+        self._check_health(number, received, evaluate)
         self.bytes_total += received.bytes_up + bytes_down
         return {
             "round": number,
@@ -132,8 +132,8 @@ class Federation:
     def state(self) -> Payload:
         """All that a later round depends on, beside the clients themselves."""
         return {
-            **{f"server.{name}": tensor for name, tensor in self.server.items()},
-            **{f"scores.{name}": scores for name, scores in self._scores.items()},
+            **prefixed("server.", self.server),
+            **prefixed("scores.", self._scores),
             "stale": self._stale,
             "trained": self._trained,
             "bytes_total": torch.tensor(self.bytes_total),
@@ -206,7 +206,7 @@ class Federation:
             out[f"{name}_per_client"] = _json_numbers(scores) if evaluated else None
         return out
 
-    def _check_health(self, number: int, received: Received) -> None:
+    def _check_health(self, number: int, received: Received, evaluated: bool) -> None:
         """End a run that cannot get anywhere, before its round is committed."""
         self._empty_rounds = 0 if received.uploads else self._empty_rounds + 1
         everybody = self.per_round == self.task.num_clients
@@ -217,20 +217,14 @@ class Federation:
                 + ("" if everybody else f", for the {MOST_EMPTY_ROUNDS}rd time in a row")
                 + f"; client {problem['client']}: {problem['reason']}"
             )
+        if evaluated and bool(self._scores["accuracy"].isnan().all()):
+            raise RunError(f"round {number}: no client could be judged; {received.failed[0]}")
         for name, tensor in self.server.items():
             if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
                 raise RunError(
                     f"round {number}: the server's '{name}' is not finite any more; "
                     "lower its learning rate (for fedgh: method.server_lr)"
                 )
-
-
-def _part(state: Payload, prefix: str) -> Payload:
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in state.items()
-        if name.startswith(prefix)
-    }
 
 
 def _json_numbers(values: Tensor) -> list[float | None]:

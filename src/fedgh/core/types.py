@@ -16,6 +16,16 @@ Payload = dict[str, Tensor]
 """Named CPU tensors. The only thing that ever crosses between a client and the server."""
 
 
+def prefixed(prefix: str, payload: Payload) -> Payload:
+    """The same tensors under names that begin with `prefix`."""
+    return {prefix + name: tensor for name, tensor in payload.items()}
+
+
+def part(payload: Payload, prefix: str) -> Payload:
+    """The tensors whose names begin with `prefix`, under the rest of their names."""
+    return {n.removeprefix(prefix): t for n, t in payload.items() if n.startswith(prefix)}
+
+
 def _split_commas(value: object) -> object:
     return (
         [part.strip() for part in value.split(",") if part.strip()]
@@ -134,26 +144,21 @@ class Client:
 
     def state(self) -> Payload:
         """A copy of everything that outlives a round."""
-        parts = {
-            "model": self.model.state_dict(),
-            "modules": self.modules.state_dict(),
-            "memory": self.memory,
+        live = {
+            **prefixed("model.", self.model.state_dict()),
+            **prefixed("modules.", self.modules.state_dict()),
+            **prefixed("memory.", self.memory),
         }
         return {
-            f"{part}.{name}": tensor.detach().clone(memory_format=torch.contiguous_format)
-            for part, tensors in parts.items()
-            for name, tensor in tensors.items()
+            name: tensor.detach().clone(memory_format=torch.contiguous_format)
+            for name, tensor in live.items()
         }
 
     def load(self, state: Payload) -> None:
         """Become what `state` describes."""
-        parts: dict[str, Payload] = {"model": {}, "modules": {}, "memory": {}}
-        for key, tensor in state.items():
-            part, _, name = key.partition(".")
-            parts[part][name] = tensor
-        self.model.load_state_dict(parts["model"])
-        self.modules.load_state_dict(parts["modules"])
-        self.memory = {name: tensor.clone() for name, tensor in parts["memory"].items()}
+        self.model.load_state_dict(part(state, "model."))
+        self.modules.load_state_dict(part(state, "modules."))
+        self.memory = {name: tensor.clone() for name, tensor in part(state, "memory.").items()}
 
 
 @dataclass(frozen=True)

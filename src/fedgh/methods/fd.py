@@ -14,7 +14,13 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
 from fedgh.core import wire
-from fedgh.core.classwise import answer, as_table, class_sums, remember_classes
+from fedgh.core.classwise import (
+    answer,
+    as_table,
+    class_sums,
+    classes_to_answer,
+    remember_classes,
+)
 from fedgh.core.local import class_means, sgd_epochs
 from fedgh.core.method import Method
 from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
@@ -32,7 +38,7 @@ def distillation(logits: Tensor, y: Tensor, targets: Tensor, filled: Tensor) -> 
 class FD(Method):
     """A class that no other participant of the last round held has no target.
 
-    Nor has any class of a newcomer: the server does not know yet which classes it has.
+    A newcomer, whose classes the server does not know yet, is told about all there are.
     """
 
     name: ClassVar[str] = "fd"
@@ -59,7 +65,7 @@ class FD(Method):
         sums, holders = class_sums(
             server["classes"][others], server["means"][others], server["known"].shape[1]
         )
-        mine = (server["known"][client_id] & (holders > 0)).nonzero().flatten()
+        mine = classes_to_answer(server["known"], client_id, holders > 0)
         return answer(mine, sums[mine] / holders[mine, None])
 
     def client_update(self, client: Client, down: Payload) -> Payload:

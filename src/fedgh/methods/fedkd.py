@@ -5,9 +5,9 @@ from each other's outputs and from each other's hidden states; the more reliable
 predictions, the more they listen to each other. Only updates of the mentee travel, both ways, as
 the singular vectors that hold a share of their energy. The share rises over the rounds.
 
-What travels down is the sum of all updates since a start that everybody can compute from the
-seed. So a client that sat out, or is new, needs no other round's message. Running statistics of
-batch normalisation in the mentee are part of its updates.
+A participant of the last round gets the last update. One that sat out, or is new, gets the sum
+of all updates, uncompressed: a whole mentee. Everybody knows the start from the seed. Running
+statistics of batch normalisation in the mentee are part of its updates.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ from fedgh.core.average import WeightedMean, load_network, network_spec, network
 from fedgh.core.local import sgd_epochs
 from fedgh.core.losses import distill
 from fedgh.core.method import Method
-from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
+from fedgh.core.types import Client, Payload, SplitModel, Task, Upload, part, prefixed
 from fedgh.models import shared_model
 
 LEFT, RIGHT = ".left", ".right"
@@ -67,7 +67,7 @@ def plus(a: Payload, b: Payload) -> Payload:
 
 @dataclass(frozen=True)
 class FedKD(Method):
-    """`energy_start` and `energy_end` are the shares kept in the first and in the last round."""
+    """The share of energy kept rises linearly from `energy_start` to `energy_end`."""
 
     name: ClassVar[str] = "fedkd"
     weighs_by_examples: ClassVar[bool] = True
@@ -77,7 +77,7 @@ class FedKD(Method):
     shared: str = "cnn5"
 
     def energy(self, round: int, rounds: int) -> float:
-        """The share of the energy that an update of this round keeps."""
+        """The share kept in a round, the last of which keeps `energy_end`."""
         return self.energy_start + (self.energy_end - self.energy_start) * round / rounds
 
     def init_server(
@@ -86,14 +86,21 @@ class FedKD(Method):
         models: Sequence[SplitModel],  # noqa: ARG002
         rng: torch.Generator,  # noqa: ARG002
     ) -> Payload:
-        """No update yet; beside it the clock that sets the energy: rounds done, rounds in all."""
+        """No update yet. The clock counts rounds: done, and in all."""
         start = network_state(shared_model(self.shared, task))
         nothing = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
-        return compress(nothing, energy=1) | {"clock": torch.tensor([0, task.rounds])}
+        return {
+            **prefixed("sum.", nothing),
+            "took_part": torch.zeros(task.num_clients, dtype=torch.bool),  # in the last round
+            "clock": torch.tensor([0, task.rounds]),
+        }
 
-    def broadcast(self, server: Payload, client_id: int) -> Payload:  # noqa: ARG002
-        """The update since the start, compressed."""
-        return {name: tensor for name, tensor in server.items() if name != "clock"}
+    def broadcast(self, server: Payload, client_id: int) -> Payload:
+        """The last update to those who know the sum before it; the sum to all others."""
+        if server["clock"][0] == 0:
+            return {}
+        known = "last." if server["took_part"][client_id] else "sum."
+        return {name: tensor for name, tensor in server.items() if name.startswith(known)}
 
     def init_client(self, client: Client) -> None:
         """W of the hidden loss: from the mentee's hidden states to the mentor's."""
@@ -113,8 +120,14 @@ class FedKD(Method):
     def client_update(self, client: Client, down: Payload) -> Payload:
         """Let mentor and mentee teach each other; send the mentee's update, compressed."""
         mentee = shared_model(self.shared, client.task)
-        before = plus(network_state(mentee), expand(down))
-        load_network(mentee, before)
+        before = network_state(mentee)
+        if down:
+            last, whole = expand(part(down, "last.")), part(down, "sum.")
+            client.memory = plus(client.memory, last) if last else whole
+            before = plus(before, client.memory)
+            load_network(mentee, before)
+        else:  # the first round: no update yet
+            client.memory = {name: torch.zeros_like(tensor) for name, tensor in before.items()}
         sgd_epochs(
             client,
             lambda x, y: self.loss(client, mentee, x, y),
@@ -124,22 +137,27 @@ class FedKD(Method):
         return compress(update, self.energy(client.round, client.task.rounds))
 
     def server_update(self, server: Payload, uploads: Iterable[Upload]) -> Payload:
-        """Add the mean of the updates, weighted by the numbers of training samples."""
+        """The mean of the updates, weighted by the numbers of training samples, compressed."""
         mean = WeightedMean()
+        took_part = torch.zeros_like(server["took_part"])
         for upload in uploads:
             mean.add(expand(upload.payload), upload.num_examples)
+            took_part[upload.client_id] = True
+        if not took_part.any():
+            return server
         round, rounds = (server["clock"] + torch.tensor([1, 0])).tolist()
-        so_far = expand(self.broadcast(server, 0))
-        nothing = {name: torch.zeros_like(tensor) for name, tensor in so_far.items()}
-        total = plus(so_far, mean.value(if_none=nothing))
-        return compress(total, self.energy(round, rounds)) | {
-            "clock": torch.tensor([round, rounds])
+        last = compress(mean.value(if_none={}), self.energy(round, rounds))
+        return {
+            **prefixed("sum.", plus(part(server, "sum."), expand(last))),
+            **prefixed("last.", last),
+            "took_part": took_part,
+            "clock": torch.tensor([round, rounds]),
         }
 
     def upload_spec(self, task: Task, server: Payload) -> wire.Spec:  # noqa: ARG002
         """For a matrix its factors, of any rank; for a vector itself."""
         spec: dict[str, wire.Field] = {}
-        for name, tensor in network_state(shared_model(self.shared, task)).items():
+        for name, tensor in part(server, "sum.").items():
             if tensor.ndim < 2:
                 spec |= network_spec({name: tensor})
             else:

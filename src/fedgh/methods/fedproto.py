@@ -14,7 +14,13 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedgh.core import wire
-from fedgh.core.classwise import answer, as_table, class_sums, remember_classes
+from fedgh.core.classwise import (
+    answer,
+    as_table,
+    class_sums,
+    classes_to_answer,
+    remember_classes,
+)
 from fedgh.core.local import class_means, sgd_epochs
 from fedgh.core.method import Method
 from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
@@ -32,7 +38,7 @@ def distance(representation: Tensor, y: Tensor, prototypes: Tensor, filled: Tens
 class FedProto(Method):
     """A class that no participant of a round held keeps its prototype from before.
 
-    A newcomer gets none: the server does not know yet which classes it has.
+    A newcomer, whose classes the server does not know yet, gets all prototypes.
     """
 
     name: ClassVar[str] = "fedproto"
@@ -54,7 +60,7 @@ class FedProto(Method):
 
     def broadcast(self, server: Payload, client_id: int) -> Payload:
         """The global prototypes of the client's own classes."""
-        mine = (server["known"][client_id] & server["filled"]).nonzero().flatten()
+        mine = classes_to_answer(server["known"], client_id, server["filled"])
         return answer(mine, server["prototypes"][mine])
 
     def client_update(self, client: Client, down: Payload) -> Payload:

@@ -1,5 +1,6 @@
 """A run in the terminal: progress while it goes on, tables and pictures of it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rich.box import SIMPLE_HEAD
@@ -173,48 +174,54 @@ def closing_lines(run: RunFolder) -> str:
     return "\n".join(lines)
 
 
-def comparison(table: list[Row], impossible: dict[str, str], target: float | None) -> Table:
-    """Methods side by side, narrow enough for 80 columns."""
+def comparison(table: list[Row], missing: dict[str, str], target: float | None) -> Table:
+    """Methods side by side; below each mean its standard deviation over seeds."""
     goal = "" if target is None else f"to {percent(target)}"
     out = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for title in ("method", "accuracy %", "diff", "p", goal, "B/c/r", "paper's", "s"):
+    for title in ("method", "accuracy %", "diff", "p", goal, "bytes", "B/c/r", "paper's", "s"):
         out.add_column(title, justify="left" if title == "method" else "right", no_wrap=True)
     for row in table:
+        rounds = [row.rounds_to_target, row.rounds_to_target_std]
+        sent = [row.bytes_to_target, row.bytes_to_target_std]
+        some = f"\nin {row.reached} of {row.seeds}" if 0 < row.reached < row.seeds else ""
         out.add_row(
             Text(row.label),
-            spread(row.accuracy, row.accuracy_std),
+            _spread([row.accuracy, row.accuracy_std], lambda share: f"{100 * share:.2f}"),
             "" if row.difference is None else f"{100 * row.difference:+.2f}",
             "" if row.p_value is None else f"{row.p_value:.3f}",
-            _cost(row) if goal else "",
-            human_bytes(row.bytes_per_client_round),
-            _optional_bytes(row.paper_bytes_per_client_round),
-            f"{row.seconds:.0f}",
+            _spread(rounds, "{:.3g} r".format) + some if goal else "",
+            _spread(sent, human_bytes) if goal else "",
+            _spread([row.bytes_per_client_round, row.bytes_per_client_round_std], human_bytes),
+            _spread([row.paper_bytes_per_client_round, None], human_bytes),
+            _spread([row.seconds, row.seconds_std], "{:.0f}".format),
         )
-    for label in impossible:
-        out.add_row(Text(label), "not possible", style="dim")
+    for label in missing:
+        out.add_row(Text(label), "-", style="dim")
     return out
 
 
 def search(table: list[Row]) -> Table:
     """Points of a grid, best first, judged on the evaluation split."""
-    out = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    out = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     out.add_column("settings", no_wrap=True)
-    out.add_column("evaluation accuracy", justify="right")
-    out.add_column("per client-round", justify="right")
-    out.add_column("seconds", justify="right")
+    for title in ("evaluation accuracy %", "B/c/r", "s"):
+        out.add_column(title, justify="right", no_wrap=True)
     for row in table:
+        judged = [row.evaluation_accuracy, row.evaluation_accuracy_std]
         out.add_row(
             Text(row.label),
-            percent(row.evaluation_accuracy),
-            human_bytes(row.bytes_per_client_round),
-            f"{row.seconds:.0f}",
+            _spread(judged, lambda share: f"{100 * share:.2f}"),
+            _spread([row.bytes_per_client_round, None], human_bytes),
+            _spread([row.seconds, None], "{:.0f}".format),
         )
     return out
 
 
-def spread(mean: float, std: float | None) -> str:
-    """A mean, with its standard deviation where there is one."""
-    return f"{100 * mean:.2f}" + ("" if std is None else f" ± {100 * std:.2f}")
+def print_whole(console: Console, table: Table) -> None:
+    """Print a table with every number whole, wider than the console if need be."""
+    options = console.options.update(max_width=1000)
+    console.width = max(console.width, console.measure(table, options=options).maximum)
+    console.print(table)
 
 
 def partition_picture(experiment: Experiment, console: Console) -> None:
@@ -287,16 +294,12 @@ def listing(rows: dict[str, str]) -> Table:
     return table
 
 
-def _cost(row: Row) -> str:
-    """What it took to reach the target, and in how many seeds it was, where not in all."""
-    if row.rounds_to_target is None:
+def _spread(mean_and_std: list[float | None], show: Callable[[float], str]) -> str:
+    """A mean, and its standard deviation below it where there is one that shows."""
+    mean, std = mean_and_std
+    if mean is None:
         return "-"
-    some = f" ({row.reached}/{row.seeds})" if row.reached < row.seeds else ""
-    return f"{row.rounds_to_target:.3g} r, {_optional_bytes(row.bytes_to_target)}{some}"
-
-
-def _optional_bytes(value: float | None) -> str:
-    return "-" if value is None else human_bytes(value)
+    return show(mean) + (f"\n±{show(std)}" if std else "")
 
 
 def _samples(client: Record) -> int:
