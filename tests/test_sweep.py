@@ -2,19 +2,19 @@
 
 import csv
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedgh import cli, experiment, statistics
+from fedgh import experiment, statistics
 from fedgh.core.runs import RunFolder
 from fedgh.core.types import Job
 from fedgh.errors import ConfigError, RunError
 from fedgh.methods import METHODS
 from fedgh.sweep import Outcome, Trial, plan_comparison, plan_search, run_trials
+from tests.test_cli import SET, inside
 from tests.tiny import QUICK, numbers, quick
 
 
@@ -249,17 +249,6 @@ def test_the_test_finds_what_is_there_and_nothing_else() -> None:
     assert np.mean(np.array(noise) < 0.05) < 0.2
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["fedgh", *words])
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return ended.value.code if isinstance(ended.value.code, int) else 0
-
-
-SET = [word for override in QUICK for word in ("--set", override)]
-
-
 def test_compare_as_a_user_types_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,9 +256,9 @@ def test_compare_as_a_user_types_it(
     words = ["compare", *SET, "--seeds", "0,1", "--rounds", "2", "--out", str(tmp_path)]
     small = "shared=tests.tiny:mlp"
     methods = f"standalone,lg_fedavg,fd,fedproto,fedgh,fml:{small},fedkd:{small}"
-    assert call(monkeypatch, *words, "--methods", methods + ",fedavg") == 2  # named, so refused
+    assert inside(monkeypatch, *words, "--methods", methods + ",fedavg") == 2  # named, so refused
     assert "fedavg averages whole models" in capsys.readouterr().err
-    assert call(monkeypatch, *words, "--methods", methods) == 0
+    assert inside(monkeypatch, *words, "--methods", methods) == 0
     out = capsys.readouterr().out
     assert "…" not in out  # every number whole
     rows = list(csv.DictReader((tmp_path / "comparison.csv").open()))
@@ -292,7 +281,7 @@ def test_tune_chooses_on_the_evaluation_split(
 ) -> None:
     words = ["tune", *SET, "--grid", "local.lr=0.0001,0.05", "--grid", "local.epochs=1,2"]
     words += ["--set", "method.name=lg_fedavg", "--out", str(tmp_path)]
-    assert call(monkeypatch, *words) == 0
+    assert inside(monkeypatch, *words) == 0
     out = capsys.readouterr().out
     rows = json.loads((tmp_path / "search.json").read_text())["rows"]
     assert len(rows) == 4
@@ -307,7 +296,7 @@ def test_tune_chooses_on_the_evaluation_split(
         for line in lines:
             line["accuracy_per_client"] = [1.0] * 5
         (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert call(monkeypatch, *words) == 0
+    assert inside(monkeypatch, *words) == 0
     assert f"best: {rows[0]['label']};" in capsys.readouterr().out
 
 
@@ -326,5 +315,5 @@ def test_mistakes(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert call(monkeypatch, *words) == 2
+    assert inside(monkeypatch, *words) == 2
     assert says in capsys.readouterr().err

@@ -31,10 +31,7 @@ class Method(ABC):
     """Whether the server learns how many training samples each client has."""
 
     def init_server(
-        self,
-        task: Task,  # noqa: ARG002
-        models: Sequence[SplitModel],  # noqa: ARG002
-        rng: torch.Generator,  # noqa: ARG002
+        self, task: Task, models: Sequence[SplitModel], rng: torch.Generator
     ) -> Payload:
         """What the server holds before the first round.
 
@@ -46,7 +43,7 @@ class Method(ABC):
     def init_client(self, client: Client) -> None:  # noqa: B027
         """Give a new client what it needs beside its model."""
 
-    def broadcast(self, server: Payload, client_id: int) -> Payload:  # noqa: ARG002
+    def broadcast(self, server: Payload, client_id: int) -> Payload:
         """What the server sends to this participant."""
         return server
 
@@ -67,6 +64,6 @@ class Method(ABC):
         out: Tensor = client.model(x)
         return out
 
-    def paper_bytes(self, task: Task, local_classes: int) -> int | None:  # noqa: ARG002
+    def paper_bytes(self, task: Task, local_classes: int) -> int | None:
         """Bytes up and down per client and round as the FedGH paper reckons; None: it does not."""
         return None

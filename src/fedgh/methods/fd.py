@@ -46,10 +46,7 @@ class FD(Method):
     gamma: Annotated[float, Field(ge=0)] = 0.1  # its paper has a gamma but names no value
 
     def init_server(
-        self,
-        task: Task,
-        models: Sequence[SplitModel],  # noqa: ARG002
-        rng: torch.Generator,  # noqa: ARG002
+        self, task: Task, models: Sequence[SplitModel], rng: torch.Generator
     ) -> Payload:
         """Nobody has said anything yet."""
         return {
@@ -91,7 +88,7 @@ class FD(Method):
             "means": torch.cat([u.payload["means"] for u in said]),
         }
 
-    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:  # noqa: ARG002
+    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
         """One mean output for each local class."""
         return {
             "classes": wire.Field(torch.int32, ("s",), classes=task.num_classes),

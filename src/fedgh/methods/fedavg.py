@@ -27,10 +27,7 @@ class FedAvg(Method):
     weighs_by_examples: ClassVar[bool] = True
 
     def init_server(
-        self,
-        task: Task,
-        models: Sequence[SplitModel],
-        rng: torch.Generator,  # noqa: ARG002
+        self, task: Task, models: Sequence[SplitModel], rng: torch.Generator
     ) -> Payload:
         """One model for all; refused when architectures differ."""
         shapes = [network_spec(network_state(model)) for model in models]
@@ -53,6 +50,6 @@ class FedAvg(Method):
         """The mean of the models, weighted by their numbers of training samples."""
         return mean_by_examples(uploads, if_none=server)
 
-    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:  # noqa: ARG002
+    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
         """A whole model."""
         return network_spec(server)

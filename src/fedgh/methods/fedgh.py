@@ -30,10 +30,7 @@ class FedGH(Method):
     server_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the pairs of a round
 
     def init_server(
-        self,
-        task: Task,
-        models: Sequence[SplitModel],  # noqa: ARG002
-        rng: torch.Generator,
+        self, task: Task, models: Sequence[SplitModel], rng: torch.Generator
     ) -> Payload:
         """The global header at its random start."""
         return linear_header(task, rng)
@@ -60,7 +57,7 @@ class FedGH(Method):
                 step(pairs["means"], pairs["classes"])
         return header.state()
 
-    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:  # noqa: ARG002
+    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
         """One pair per local class, and nothing else: no counts, no distribution."""
         return {
             "classes": wire.Field(torch.int32, ("s",), classes=task.num_classes),

@@ -81,10 +81,7 @@ class FedKD(Method):
         return self.energy_start + (self.energy_end - self.energy_start) * round / rounds
 
     def init_server(
-        self,
-        task: Task,
-        models: Sequence[SplitModel],  # noqa: ARG002
-        rng: torch.Generator,  # noqa: ARG002
+        self, task: Task, models: Sequence[SplitModel], rng: torch.Generator
     ) -> Payload:
         """No update yet. The clock counts rounds: done, and in all."""
         start = network_state(shared_model(self.shared, task))
@@ -154,7 +151,7 @@ class FedKD(Method):
             "clock": torch.tensor([round, rounds]),
         }
 
-    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:  # noqa: ARG002
+    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
         """For a matrix its factors, of any rank; for a vector itself."""
         spec: dict[str, wire.Field] = {}
         for name, tensor in part(server, "sum.").items():

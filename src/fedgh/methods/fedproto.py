@@ -46,10 +46,7 @@ class FedProto(Method):
     lam: Annotated[float, Field(ge=0)] = 1.0  # lambda: weight of the distance to the prototypes
 
     def init_server(
-        self,
-        task: Task,
-        models: Sequence[SplitModel],  # noqa: ARG002
-        rng: torch.Generator,  # noqa: ARG002
+        self, task: Task, models: Sequence[SplitModel], rng: torch.Generator
     ) -> Payload:
         """There are no prototypes yet."""
         return {
@@ -97,7 +94,7 @@ class FedProto(Method):
             "filled": server["filled"] | seen,
         }
 
-    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:  # noqa: ARG002
+    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
         """One prototype for each local class, and how many samples it stands for."""
         return {
             "classes": wire.Field(torch.int32, ("s",), classes=task.num_classes),

@@ -45,10 +45,7 @@ class FML(Method):
     shared: str = "cnn5"
 
     def init_server(
-        self,
-        task: Task,
-        models: Sequence[SplitModel],  # noqa: ARG002
-        rng: torch.Generator,  # noqa: ARG002
+        self, task: Task, models: Sequence[SplitModel], rng: torch.Generator
     ) -> Payload:
         """The shared model at its random start."""
         return network_state(shared_model(self.shared, task))
@@ -68,6 +65,6 @@ class FML(Method):
         """The mean of the shared models, weighted by the numbers of training samples."""
         return mean_by_examples(uploads, if_none=server)
 
-    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:  # noqa: ARG002
+    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
         """A shared model."""
         return network_spec(server)

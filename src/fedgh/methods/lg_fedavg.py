@@ -27,10 +27,7 @@ class LGFedAvg(Method):
     weighs_by_examples: ClassVar[bool] = True
 
     def init_server(
-        self,
-        task: Task,
-        models: Sequence[SplitModel],  # noqa: ARG002
-        rng: torch.Generator,
+        self, task: Task, models: Sequence[SplitModel], rng: torch.Generator
     ) -> Payload:
         """The global header at its random start."""
         return linear_header(task, rng)
@@ -45,10 +42,10 @@ class LGFedAvg(Method):
         """The mean of the headers, weighted by the clients' numbers of training samples."""
         return mean_by_examples(uploads, if_none=server)
 
-    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:  # noqa: ARG002
+    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
         """A header."""
         return network_spec(server)
 
-    def paper_bytes(self, task: Task, local_classes: int) -> int:  # noqa: ARG002
+    def paper_bytes(self, task: Task, local_classes: int) -> int:
         """The header, with its bias, up and down."""
         return 2 * 4 * (task.rep_dim + 1) * task.num_classes

@@ -25,7 +25,7 @@ class Standalone(Method):
 
     reset_header: bool = False
 
-    def client_update(self, client: Client, down: Payload) -> Payload:  # noqa: ARG002
+    def client_update(self, client: Client, down: Payload) -> Payload:
         """Train on the local data; share nothing."""
         if self.reset_header:
             client.model.header.load_state_dict(
@@ -34,14 +34,14 @@ class Standalone(Method):
         sgd_epochs(client, lambda x, y: cross_entropy(client.model(x), y))
         return {}
 
-    def server_update(self, server: Payload, uploads: Iterable[Upload]) -> Payload:  # noqa: ARG002
+    def server_update(self, server: Payload, uploads: Iterable[Upload]) -> Payload:
         """There is nothing to do."""
         return server
 
-    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:  # noqa: ARG002
+    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
         """Nothing crosses."""
         return {}
 
-    def paper_bytes(self, task: Task, local_classes: int) -> int:  # noqa: ARG002
+    def paper_bytes(self, task: Task, local_classes: int) -> int:
         """Nothing crosses."""
         return 0
