@@ -15,6 +15,7 @@ from fedgh.core.runs import RunFolder
 from tests.tiny import QUICK, numbers, quick, states
 
 ROOT = Path(__file__).parent.parent
+PATIENCE = 120  # seconds; a busy machine may need many for what takes one
 SET = [word for override in QUICK for word in ("--set", override)]
 
 
@@ -25,7 +26,7 @@ def fedgh(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         cwd=cwd,
         text=True,
         capture_output=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
 
 
@@ -93,7 +94,7 @@ def test_runs_do_not_overwrite_each_other(
     assert "fedgh resume runs/demo" in capsys.readouterr().err
 
 
-LONGER = ["federation.rounds=20", "local.epochs=4"]  # long enough to be interrupted
+LONGER = ["federation.rounds=30", "local.epochs=4"]  # long enough to be interrupted
 LONG = ["run", *SET, *(word for override in LONGER for word in ("--set", override))]
 LONG += ["--engine", "workers", "--workers", "2"]
 
@@ -114,7 +115,7 @@ def start(out: Path) -> subprocess.Popen[str]:
 def start_and_wait_for(out: Path, rounds: int) -> subprocess.Popen[str]:
     """A run that has just completed so many rounds; with 0, one whose workers are starting."""
     process = start(out)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and process.poll() is None:
         lines = out / "rounds.jsonl"  # exists as soon as the run begins
         if lines.exists() and lines.read_text().count("\n") >= rounds:
@@ -149,7 +150,7 @@ def test_kill_9_loses_at_most_the_round_under_way(
     out = tmp_path / "run"
     process = start_and_wait_for(out, rounds)
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE)
     assert not (out / "summary.json").exists()
     resumed = training.resume(out, engine="serial")
     assert numbers(resumed) == numbers(straight)
@@ -165,10 +166,10 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(
     if rounds == 0:
         time.sleep(1)  # in the middle of starting the workers, which takes a few seconds
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process at once
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert stderr.strip() == f"stopped; go on with: fedgh resume {out}"
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while session_members(process) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert session_members(process) == []
