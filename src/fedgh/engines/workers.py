@@ -135,8 +135,8 @@ def _work(connection: Connection, blueprint: Blueprint, checkpoint: Path, round:
 def _keep_memory() -> None:
     """Keep glibc from handing memory back after every batch, only to ask for it again.
 
-    Large tensors then live on the heap, which is never trimmed. Fresh pages from the system cost
-    8% of a FedGH round (`make bench`); other C libraries have no mallopt, and go without.
+    Large tensors then live on the heap, which is never trimmed: fresh pages are slow to get. Other
+    C libraries have no mallopt, and go without.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
