@@ -61,11 +61,17 @@ class ModelSection(_Section):
 
 
 class RunSection(_Section):
-    """How it is computed and looked at. Nothing here changes what is learned."""
+    """How it is computed and looked at. Nothing here changes what is learned.
+
+    (Another device adds up in another order: equal within rounding, not bit by bit.)
+    """
 
     engine: Literal["serial", "workers"] = "workers"
-    workers: int = Field(0, ge=0)  # processes; 0 = one per core
+    workers: int = Field(0, ge=0)  # processes; 0 = one per core, or per graphics card
+    device: Literal["cpu", "cuda", "mps", "auto"] = "cpu"
+    memory: float = Field(4.0, gt=0)  # GiB of clients kept in memory; the others wait in files
     eval_every: int = Field(1, ge=1)  # rounds between evaluations; the last is always evaluated
+    evaluate: Literal["all", "trained"] = "all"  # whose mean: all clients, or those that took part
     checkpoint_every: int = Field(1, ge=1)
     global_accuracy: bool = False  # also judge every client on everybody's classes
 

@@ -16,6 +16,7 @@ from fedgh.core.types import Payload, Task
 from fedgh.data import partition as deal
 from fedgh.data.partition import Partition
 from fedgh.data.sources import SOURCES, Source, Where
+from fedgh.engines.device import find_device
 from fedgh.engines.host import Blueprint
 from fedgh.errors import ConfigError, MethodError
 from fedgh.models import Extractor, check_extractor, extractor, split_model
@@ -74,11 +75,11 @@ class Experiment:
             {
                 "client": client,
                 "extractor": zoo[client % len(zoo)],
-                "classes": {names[label]: int(row[label]) for label in row.nonzero().flatten()},
+                "classes": {names[label]: count for label, count in enumerate(row) if count},
                 **dict(zip(("train", "evaluation", "test"), sizes, strict=True)),
             }
             for client, (row, sizes) in enumerate(
-                zip(counts, self.partition.bounds.diff(dim=1).tolist(), strict=True)
+                zip(counts.tolist(), self.partition.bounds.diff(dim=1).tolist(), strict=True)
             )
         ]
 
@@ -96,6 +97,7 @@ class Experiment:
             y=self.source.y,
             partition=self.partition,
             global_sample=sample,
+            device=find_device(self.config.run.device),
         )
 
 
@@ -111,6 +113,7 @@ def prepare(
 
     `source` and `extractors` stand in for what the configuration names.
     """
+    find_device(config.run.device)
     source = source or load_source(config.data)
     if config.local.augment and not (source.x.dtype == torch.uint8 and source.x.ndim == 4):
         raise ConfigError(f"local.augment is for images, but inputs have shape {source.shape}")

@@ -106,6 +106,7 @@ def _train(experiment: Experiment, folder: RunFolder, watch: Watcher) -> RunFold
                 state,
                 participation=config.federation.participation,
                 eval_every=config.run.eval_every,
+                judge_untrained=config.run.evaluate == "all",
             )
             for number in range(done + 1, task.rounds + 1):
                 record = federation.round(number, watch.replied)
@@ -125,9 +126,10 @@ def _train(experiment: Experiment, folder: RunFolder, watch: Watcher) -> RunFold
 
 def _engine(experiment: Experiment, checkpoint: Path, round: int) -> Engine:
     section = experiment.config.run
+    memory = int(section.memory * 2**30)
     if section.engine == "serial":
-        return Serial(experiment.blueprint(), checkpoint, round)
-    return Workers(experiment.blueprint(), checkpoint, round, section.workers)
+        return Serial(experiment.blueprint(), checkpoint, round, memory)
+    return Workers(experiment.blueprint(), checkpoint, round, memory, section.workers)
 
 
 @contextmanager

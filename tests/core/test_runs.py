@@ -27,7 +27,8 @@ def state(round: int) -> Payload:
 
 
 def play(run: RunFolder, files: ClientFiles, round: int) -> None:
-    files.save(round, [(0, {"w": torch.full((2,), float(round))})])
+    files.write(round, 0, {"w": torch.full((2,), float(round))})
+    files.seal(round)
     run.append({"round": round})
     run.commit(round, state(round))
 
@@ -66,7 +67,9 @@ def test_an_unfinished_round_is_forgotten(run: RunFolder) -> None:
     play(run, files, 1)
     play(run, files, 2)
     # Round 3 got as far as its client files and half its line.
-    files.save(3, [(0, {"w": torch.zeros(2)}), (1, {"w": torch.zeros(2)})])
+    files.write(3, 0, {"w": torch.zeros(2)})
+    files.write(3, 1, {"w": torch.zeros(2)})
+    files.seal(3)
     (run.checkpoint / "server.safetensors.123.part").write_bytes(b"half")
     with (run.path / "rounds.jsonl").open("a") as file:
         file.write('{"round": 3, "accur')
@@ -82,6 +85,29 @@ def test_an_unfinished_round_is_forgotten(run: RunFolder) -> None:
     assert restored is not None
     assert_close(restored["w"], torch.full((2,), 2.0))
     assert ClientFiles(run.checkpoint, 2).load(1) is None
+
+
+def test_a_state_written_before_its_checkpoint_replaces_nothing_until_the_commit(
+    run: RunFolder,
+) -> None:
+    def there() -> list[str]:
+        return sorted(p.name[14:26] for p in run.checkpoint.glob("client-*"))
+
+    files = ClientFiles(run.checkpoint, 0)
+    play(run, files, 1)
+    for round in (2, 3):  # memory was short; no checkpoint is due yet
+        files.write(round, 0, {"w": torch.full((2,), float(round))})
+    assert there() == ["round-000001", "round-000002", "round-000003"]
+    assert ClientFiles(run.checkpoint, 1).load(0)["w"][0] == 1  # type: ignore[index]
+    files.seal(4)
+    assert "round-000001" in there()  # round 4 is not committed yet
+    for round in (2, 3, 4):
+        run.append({"round": round})
+    run.commit(4, {"s": torch.tensor(4), "trained": torch.tensor([3, 0])})
+    files.seal(5)
+    assert there() == ["round-000003"]
+    assert run.rewind()[0] == 4
+    assert ClientFiles(run.checkpoint, 4).load(0)["w"][0] == 3  # type: ignore[index]
 
 
 def test_a_line_that_was_written_but_not_committed_is_forgotten(run: RunFolder) -> None:

@@ -18,6 +18,8 @@ from fedgh.core.types import Job, Reply
 from fedgh.data.batches import to_input
 from fedgh.data.sources import Source
 from fedgh.engines.host import ClientHost
+from fedgh.engines.serial import Serial
+from fedgh.engines.workers import Workers
 from fedgh.errors import ConfigError, RunError
 from fedgh.experiment import Experiment, prepare
 from fedgh.methods.fedgh import FedGH
@@ -70,6 +72,104 @@ def test_workers_give_the_same_bits_as_serial(
     run = training.run(prepared, tmp_path / "run")
     assert numbers(run) == numbers(straight)
     assert states(run) == states(straight)
+
+
+def test_a_client_that_moves_to_another_worker_changes_nothing(
+    straight: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moves = []
+    move = Workers._move
+
+    def counted(self: Workers, *args: int) -> None:
+        moves.append(args)
+        move(self, *args)
+
+    monkeypatch.setattr(Workers, "_move", counted)
+    run = training.run(quick(*EVERYTHING, "run.engine=workers", "run.workers=2"), tmp_path / "run")
+    assert moves
+    assert states(run) == states(straight)
+
+
+@pytest.mark.parametrize("engine", ["serial", "workers"])
+@pytest.mark.parametrize("memory", ["0.000001", "0.0005"])  # room for none, room for a few
+def test_clients_that_wait_in_files_give_the_same_bits(
+    straight: RunFolder, engine: str, memory: str, tmp_path: Path
+) -> None:
+    settings = [*EVERYTHING, f"run.engine={engine}", "run.workers=2", f"run.memory={memory}"]
+    run = training.run(quick(*settings), tmp_path / "run")
+    assert numbers(run) == numbers(straight)
+    assert states(run) == states(straight)
+    # The same when states are written long before the checkpoint that they belong to.
+    interrupted(quick(*settings, "run.checkpoint_every=3"), tmp_path / "rare", 2)
+    rare = training.resume(tmp_path / "rare")
+    assert numbers(rare) == numbers(straight)
+    assert sorted(states(rare).values()) == sorted(states(straight).values())
+
+
+def test_only_as_many_clients_as_there_is_room_for_are_kept(tmp_path: Path) -> None:
+    blueprint = quick().blueprint()
+    down = wire.to_bytes(quick().initial_server())
+    one = blueprint.make(0).nbytes
+    assert one == sum(t.nbytes for t in blueprint.make(0).state().values())
+    host = ClientHost(blueprint, tmp_path, 0, memory=3 * one)
+    for client in (0, 2, 4, 0, 1):  # 1 and 3 have some bytes more: batch norm
+        assert host.run(Job(client, 1, down, evaluate=False)).error is None
+    assert list(host._clients) == [0, 1]  # the least recently used have gone
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_full_disk_ends_the_run_with_an_explanation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedgh.core.checkpoint.os.fsync", full)
+    host = ClientHost(quick().blueprint(), tmp_path, 0, memory=1)
+    down = wire.to_bytes(quick().initial_server())
+    with pytest.raises(OSError, match="No space"):
+        host.run(Job(0, 1, down, evaluate=False))
+    serial = Serial(quick().blueprint(), tmp_path, 0, memory=1)
+    with pytest.raises(RunError, match="fedgh resume"):
+        list(serial.run([Job(0, 1, down, evaluate=False)]))
+
+
+def test_the_longest_jobs_begin_first_and_are_shared_out_evenly(tmp_path: Path) -> None:
+    settings = [
+        "federation.clients=4",
+        "data.classes_per_client=3",
+        "model.zoo=cnn1,tests.tiny:mlp",
+    ]
+    blueprint = quick(*settings).blueprint()
+    costs = [blueprint.cost(Job(client, 1, b"", evaluate=True)) for client in range(4)]
+    assert min(costs[0], costs[2]) > max(costs[1], costs[3])
+    engine = Workers(blueprint, tmp_path, 0, 2**30, 2)
+    try:
+        down = wire.to_bytes(quick(*settings).initial_server())
+        replies = list(engine.run([Job(c, 1, down, evaluate=True) for c in range(4)]))
+        order = [reply.client_id for reply in replies]
+        of_worker = [[c for c in order if engine._home[c] == worker] for worker in range(2)]
+        assert {clients[0] for clients in of_worker} == {0, 2}
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("engine", ["serial", "workers"])
+def test_only_those_that_took_part_are_judged_if_so_wished(engine: str, tmp_path: Path) -> None:
+    run = training.run(
+        quick("run.evaluate=trained", "federation.participation=0.4", f"run.engine={engine}"),
+        tmp_path / "run",
+    )
+    everybody = training.run(quick("federation.participation=0.4"), tmp_path / "all")
+    taken_part: set[int] = set()
+    for record, full in zip(run.records(), everybody.records(), strict=True):
+        taken_part |= set(record["participants"])
+        known = record["accuracy_per_client"]
+        assert {k for k, score in enumerate(known) if score is not None} == taken_part
+        assert all(known[k] == full["accuracy_per_client"][k] for k in taken_part)
+        assert record["accuracy"] == pytest.approx(
+            sum(known[k] for k in taken_part) / len(taken_part)
+        )
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
@@ -176,13 +276,15 @@ def test_an_extractor_may_be_an_object(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ["serial", "workers"])
 def test_an_unwritable_checkpoint_is_an_error(engine: str, tmp_path: Path) -> None:
     class TakeAway(Unwatched):
+        replies = 0
+
         def replied(self, reply: Reply) -> None:
-            folder = tmp_path / "run" / "checkpoint"
-            if reply.client_id == 4 and folder.exists():  # the last: all workers have started
-                folder.rename(tmp_path / "gone")
+            self.replies += 1
+            if self.replies == 5:  # the last of the round: all workers have started
+                (tmp_path / "run" / "checkpoint").rename(tmp_path / "gone")
 
     prepared = quick(f"run.engine={engine}", "federation.rounds=2")
-    with pytest.raises(RunError, match="cannot write the checkpoint of round 1"):
+    with pytest.raises(RunError, match="cannot write the state of a client"):
         training.run(prepared, tmp_path / "run", TakeAway())
     (tmp_path / "gone").rename(tmp_path / "run" / "checkpoint")
     run = training.resume(tmp_path / "run")

@@ -8,7 +8,7 @@ the commit has made superfluous is deleted only afterwards.
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -86,30 +86,51 @@ class ServerFile:
 
 
 class ClientFiles:
-    """The states of the clients that one host is responsible for."""
+    """The states of the clients that one host is responsible for.
+
+    A state may be written before its checkpoint is due: until the commit it is a left-over, and
+    what it replaces stays.
+    """
 
     def __init__(self, folder: Path, round: int) -> None:
         self.folder = folder
         self._current = {client: path for client, _, path in _newest(folder, round)}
-        self._superseded: list[Path] = []
+        self._superseded: list[tuple[int, Path]] = []  # the round of the successor, the file
+        self._sealed = round
 
     def load(self, client: int) -> Payload | None:
         """The client's last committed state; None when it never took part."""
         path = self._current.get(client)
         return None if path is None else read_state(path)
 
-    def save(self, round: int, states: Iterable[tuple[int, Payload]]) -> None:
-        """Write states of `round`; what they replace goes once that round is committed."""
-        for path in self._superseded:  # the commit of the save before this one is done
-            path.unlink(missing_ok=True)
-        self._superseded = []
-        for client, state in states:
-            path = self.folder / f"client-{client:06}.round-{round:06}.safetensors"
-            _replace(path, safetensors.torch.save(state))
-            if client in self._current:
-                self._superseded.append(self._current[client])
-            self._current[client] = path
+    def write(self, round: int, client: int, state: Payload) -> None:
+        """Write a client's state after `round`."""
+        path = self.folder / f"client-{client:06}.round-{round:06}.safetensors"
+        _replace(path, safetensors.torch.save(state))
+        before = self._current.get(client)
+        if before is not None and before != path:
+            self._superseded.append((round, before))
+        self._current[client] = path
+
+    def seal(self, round: int) -> None:
+        """Make all that was written durable: `round` is about to be committed.
+
+        What the commit before this one has made superfluous can go.
+        """
+        for successor, path in self._superseded:
+            if successor <= self._sealed:
+                path.unlink(missing_ok=True)
+        self._superseded = [item for item in self._superseded if item[0] > self._sealed]
+        self._sealed = round
         _sync_folder(self.folder)
+
+    def forget(self, client: int) -> Path | None:
+        """Leave a client's file to another host."""
+        return self._current.pop(client, None)
+
+    def adopt(self, client: int, path: Path) -> None:
+        """Answer for a file that another host has left."""
+        self._current[client] = path
 
 
 def check_clients(folder: Path, round: int, trained: Sequence[int]) -> None:

@@ -35,22 +35,31 @@ def sgd_epochs(client: Client, loss: Loss, modules: Sequence[nn.Module] | None =
     for module in modules:
         module.train()
     rng = client.stream("batches")
-    total, seen = torch.zeros(()), 0
+    total, seen = torch.zeros((), device=client.device), 0
     with client.timed("train"):
         for _ in range(how.epochs):
-            for x, y in shuffled(client.data.train, how.batch_size, rng, how.augment):
+            for x, y in shuffled(
+                client.data.train, how.batch_size, rng, how.augment, client.device
+            ):
                 value = loss(x, y)
                 optimizer.zero_grad()
                 value.backward()
                 if how.clip > 0:
                     for module in modules:  # each by itself: one must not slow the other down
-                        nn.utils.clip_grad_norm_(module.parameters(), how.clip)
+                        _clip(module, how.clip)
                 optimizer.step()
                 total += value.detach() * len(y)
                 seen += len(y)
     if not (total.isfinite() and all(bool(p.isfinite().all()) for p in parameters)):
         raise FloatingPointError("training diverged; lower local.lr or set local.clip")
     client.metrics["train_loss"] = float(total) / seen
+
+
+def _clip(module: nn.Module, largest: float) -> None:
+    """Shrink gradients whose norm is too large; most are not, and are left alone."""
+    norm = nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
+    if norm > largest:
+        nn.utils.clip_grads_with_norm_(module.parameters(), largest, norm)
 
 
 @torch.inference_mode()
@@ -65,11 +74,11 @@ def class_means(client: Client, of: Callable[[Tensor], Tensor] | None = None) ->
     num_classes = client.task.num_classes
     sums: Tensor | None = None
     with client.timed("summarise"):
-        for x, y in in_order(client.data.train):
-            values = of(x).double()  # so that the batch size does not show in the result
+        for x, y in in_order(client.data.train, client.device):
+            values = of(x).cpu().double()  # so that the batch size does not show in the result
             if sums is None:
                 sums = values.new_zeros(num_classes, values.shape[1])
-            sums.index_add_(0, y, values)
+            sums.index_add_(0, y.cpu(), values)
         assert sums is not None, "a client has at least one training sample"
         counts = client.data.train.labels.bincount(minlength=num_classes)
         present = counts.nonzero().flatten()
@@ -84,6 +93,6 @@ def accuracy(client: Client, predict: Callable[[Client, Tensor], Tensor], on: Ex
         module.eval()
     right = 0
     with client.timed("evaluate"):
-        for x, y in in_order(on):
+        for x, y in in_order(on, client.device):
             right += int((predict(client, x).argmax(1) == y).sum())
     return right / len(on)

@@ -22,10 +22,7 @@ class Engine(Protocol):
     """Where clients live and work."""
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
-        """Replies in the order of the jobs, each as soon as it and those before it are in.
-
-        A client that failed is a reply with an error, never an exception.
-        """
+        """One reply for each job, as they come. A client that failed is a reply with an error."""
 
     def save(self, round: int) -> None:
         """Write the state of every client that has changed since the last time."""
@@ -61,12 +58,14 @@ class Federation:
         *,
         participation: float = 1.0,
         eval_every: int = 1,
+        judge_untrained: bool = True,
     ) -> None:
         self.task = task
         self.method = method
         self.engine = engine
         self.per_round = max(1, round(participation * task.num_clients))
         self.eval_every = eval_every
+        self.judge_untrained = judge_untrained  # else only those that have taken part
         self.server = part(state, "server.")
         self.bytes_total = int(state["bytes_total"])
         self._scores = part(state, "scores.")  # each client's last ones
@@ -152,7 +151,8 @@ class Federation:
             jobs.append(Job(client, number, last[1], evaluate))
             bytes_down += wire.nbytes(down)
         if evaluate:
-            out_of_date = set(self._stale.nonzero().flatten().tolist()) - set(participants)
+            stale = self._stale if self.judge_untrained else self._stale & (self._trained > 0)
+            out_of_date = set(stale.nonzero().flatten().tolist()) - set(participants)
             jobs += [Job(client, number, None, True) for client in sorted(out_of_date)]
         return jobs, bytes_down
 
@@ -161,14 +161,13 @@ class Federation:
     ) -> Iterator[Upload]:
         """Accepted uploads in client order, as they come; everything else is noted down."""
         spec = self.method.upload_spec(self.task, self.server)
-        replies = self.engine.run(jobs)
+        replies = _in_order(jobs, self.engine.run(jobs), on_reply)
         while True:
             asked = time.perf_counter()
             reply = next(replies, None)
             received.waited += time.perf_counter() - asked
             if reply is None:
                 return
-            on_reply(reply)
             self._note(reply, received)
             if reply.up is None:
                 continue
@@ -198,7 +197,7 @@ class Federation:
             received.seconds[phase] = received.seconds.get(phase, 0.0) + seconds
 
     def _evaluation(self, evaluated: bool) -> dict[str, Any]:
-        """For each metric the mean over all clients, and every client's own."""
+        """For each metric the mean over all judged clients, and every client's own."""
         out: dict[str, Any] = {}
         for name, scores in self._scores.items():
             known = evaluated and not bool(scores.isnan().all())
@@ -225,6 +224,19 @@ class Federation:
                     f"round {number}: the server's '{name}' is not finite any more; "
                     "lower its learning rate (for fedgh: method.server_lr)"
                 )
+
+
+def _in_order(
+    jobs: Sequence[Job], replies: Iterator[Reply], on_reply: Callable[[Reply], None]
+) -> Iterator[Reply]:
+    """Replies in the order of the jobs: how fast a client is must not change what is learned."""
+    early: dict[int, Reply] = {}
+    for job in jobs:
+        while job.client_id not in early:
+            reply = next(replies)
+            on_reply(reply)
+            early[reply.client_id] = reply
+        yield early.pop(job.client_id)
 
 
 def _json_numbers(values: Tensor) -> list[float | None]:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from fedgh.core.rng import stream
 
+CPU = torch.device("cpu")
+
 Payload = dict[str, Tensor]
 """Named CPU tensors. The only thing that ever crosses between a client and the server."""
 
@@ -24,6 +26,11 @@ def prefixed(prefix: str, payload: Payload) -> Payload:
 def part(payload: Payload, prefix: str) -> Payload:
     """The tensors whose names begin with `prefix`, under the rest of their names."""
     return {n.removeprefix(prefix): t for n, t in payload.items() if n.startswith(prefix)}
+
+
+def moved(payload: Payload, device: torch.device) -> Payload:
+    """The same tensors on a device."""
+    return {name: tensor.to(device) for name, tensor in payload.items()}
 
 
 def _split_commas(value: object) -> object:
@@ -131,6 +138,27 @@ class Client:
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the client computes."""
+        return self.model.header.weight.device
+
+    def to(self, device: torch.device) -> None:
+        """Compute there from now on."""
+        self.model.to(device)
+        self.modules.to(device)
+        self.memory = moved(self.memory, device)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of its state."""
+        tensors = [
+            *self.model.state_dict().values(),
+            *self.modules.state_dict().values(),
+            *self.memory.values(),
+        ]
+        return sum(tensor.nbytes for tensor in tensors)
+
     def stream(self, name: str) -> torch.Generator:
         """The random stream `name` of this client in this round."""
         return stream(self.task.seed, name, self.id, self.round)
@@ -143,14 +171,14 @@ class Client:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
     def state(self) -> Payload:
-        """A copy of everything that outlives a round."""
+        """A copy of everything that outlives a round, in main memory."""
         live = {
             **prefixed("model.", self.model.state_dict()),
             **prefixed("modules.", self.modules.state_dict()),
             **prefixed("memory.", self.memory),
         }
         return {
-            name: tensor.detach().clone(memory_format=torch.contiguous_format)
+            name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
             for name, tensor in live.items()
         }
 
@@ -158,7 +186,8 @@ class Client:
         """Become what `state` describes."""
         self.model.load_state_dict(part(state, "model."))
         self.modules.load_state_dict(part(state, "modules."))
-        self.memory = {name: tensor.clone() for name, tensor in part(state, "memory.").items()}
+        kept = {name: tensor.clone() for name, tensor in part(state, "memory.").items()}
+        self.memory = moved(kept, self.device)
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,40 @@
 """Random flip, crop and erasing of a whole batch of images at once.
 
-Each sample draws its own parameters, distributed as in the usual per-sample transforms.
+Each sample draws its own parameters, distributed as in the usual per-sample transforms. They are
+drawn on the CPU, so that they are the same on every device; the images stay where they are.
+
+Images are [n, c, h, w], and best channels-last: a line of pixels is then one piece of memory, and
+everything here moves whole lines.
 """
 
 import math
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 
 def flip(x: Tensor, rng: torch.Generator) -> Tensor:
     """Mirror each image left to right with probability 1/2."""
-    chosen = torch.rand(len(x), generator=rng) < 0.5
-    return torch.where(chosen[:, None, None, None], x.flip(-1), x)
+    n = len(x)
+    chosen = torch.rand(n, generator=rng) < 0.5
+    either = torch.cat([x, x.flip(-1)]).permute(0, 2, 3, 1)
+    return either.index_select(0, (torch.arange(n) + n * chosen).to(x.device)).permute(0, 3, 1, 2)
 
 
 def random_crop(x: Tensor, rng: torch.Generator, padding: int = 4) -> Tensor:
     """Pad each image with zeros on all sides and cut a window of the old size anywhere."""
-    height, width = x.shape[-2:]
-    shifts = 2 * padding + 1
-    top, left = torch.randint(shifts, (2, len(x)), generator=rng)
-    windows = pad(x, [padding] * 4).unfold(2, height, 1).unfold(3, width, 1)
-    return windows[torch.arange(len(x)), :, top, left]
+    n, channels, height, width = x.shape
+    top, left = torch.randint(2 * padding + 1, (2, n), generator=rng)
+    line = (width + 2 * padding) * channels
+    padded = x.new_zeros(n, height + 2 * padding, line)
+    inner = slice(padding * channels, (padding + width) * channels)
+    padded[:, padding : padding + height, inner] = _lines(x)
+    # Any `width` pixels in a row are a piece of memory: take those that the windows consist of.
+    pieces = padded.as_strided((padded.numel() - width * channels + 1, width * channels), (1, 1))
+    first = torch.arange(n) * padded[0].numel() + top * line + left * channels
+    starts = first[:, None] + torch.arange(height) * line
+    cut = pieces.index_select(0, starts.flatten().to(x.device))
+    return cut.view(n, height, width, channels).permute(0, 3, 1, 2)
 
 
 def erase(
@@ -38,7 +50,7 @@ def erase(
     Area and (log) aspect ratio are drawn uniformly; of `tries` draws the first rectangle that
     fits is taken, and an image for which none fits stays whole.
     """
-    n, _, height, width = x.shape
+    n, channels, height, width = x.shape
     draw = torch.rand(5, n, tries, generator=rng)
     size = height * width * (area[0] + (area[1] - area[0]) * draw[0])
     low, high = math.log(aspect[0]), math.log(aspect[1])
@@ -51,5 +63,17 @@ def erase(
     top, left = (u * (height - h + 1)).floor(), (v * (width - w + 1)).floor()
     rows, columns = torch.arange(height), torch.arange(width)
     in_rows = (rows >= top) & (rows < top + h) & chosen[:, None]
-    in_columns = (columns >= left) & (columns < left + w)
-    return x.masked_fill(in_rows[:, None, :, None] & in_columns[:, None, None, :], 0.0)
+    outside = ((columns < left) | (columns >= left + w)).float().repeat_interleave(channels, 1)
+    # Only the lines that a rectangle touches are read and written.
+    touched = in_rows.flatten().nonzero().flatten()
+    keep = outside.index_select(0, touched // height).to(x.device)
+    touched = touched.to(x.device)
+    lines = _lines(x).view(n * height, width * channels)
+    erased = lines.index_copy(0, touched, lines.index_select(0, touched).mul_(keep))
+    return erased.view(n, height, width, channels).permute(0, 3, 1, 2)
+
+
+def _lines(x: Tensor) -> Tensor:
+    """The pixels as lines [n, height, width * channels]; of channels-last images a view."""
+    n, channels, height, width = x.shape
+    return x.permute(0, 2, 3, 1).reshape(n, height, width * channels)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fedgh.core.types import Augmentation, Examples
+from fedgh.core.types import CPU, Augmentation, Examples
 from fedgh.data.augment import erase, flip, random_crop
 
 INFERENCE_BATCH = 512
@@ -22,14 +22,20 @@ def to_input(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
 
-def in_order(examples: Examples, size: int = INFERENCE_BATCH) -> Iterator[tuple[Tensor, Tensor]]:
+def in_order(
+    examples: Examples, device: torch.device = CPU, size: int = INFERENCE_BATCH
+) -> Iterator[tuple[Tensor, Tensor]]:
     """All examples once, in their own order, as they are."""
     for rows in examples.index.split(size):
-        yield to_input(examples.x[rows]), examples.y[rows]
+        yield to_input(_take(examples.x, rows).to(device)), examples.y[rows].to(device)
 
 
 def shuffled(
-    examples: Examples, size: int, rng: torch.Generator, augment: Sequence[Augmentation] = ()
+    examples: Examples,
+    size: int,
+    rng: torch.Generator,
+    augment: Sequence[Augmentation] = (),
+    device: torch.device = CPU,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """All examples once, in random order, augmented.
 
@@ -41,7 +47,7 @@ def shuffled(
     if len(batches) > 1 and len(batches[-1]) == 1:
         batches[-2:] = [torch.cat(batches[-2:])]
     for rows in batches:
-        x = examples.x[rows]
+        x = _take(examples.x, rows).to(device)
         if "flip" in augment:
             x = flip(x, rng)
         if "crop" in augment:
@@ -49,4 +55,11 @@ def shuffled(
         x = to_input(x)
         if "erase" in augment:
             x = erase(x, rng)
-        yield x, examples.y[rows]
+        yield x, examples.y[rows].to(device)
+
+
+def _take(x: Tensor, rows: Tensor) -> Tensor:
+    """Some rows; of images that lie channels-last each is copied in one piece."""
+    if x.ndim != 4:
+        return x.index_select(0, rows)
+    return x.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)

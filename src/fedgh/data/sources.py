@@ -47,7 +47,10 @@ class Source:
 
     def __post_init__(self) -> None:
         x, y = torch.as_tensor(self.x), torch.as_tensor(self.y)
-        object.__setattr__(self, "x", x if x.dtype == torch.uint8 and x.ndim == 4 else x.float())
+        x = x if x.dtype == torch.uint8 and x.ndim == 4 else x.float()
+        # Images lie channels-last, as the networks and the augmentation want them.
+        layout = torch.channels_last if x.ndim == 4 else torch.contiguous_format
+        object.__setattr__(self, "x", x.contiguous(memory_format=layout))
         object.__setattr__(self, "y", y.long())
         if len(self.x) != len(self.y) or not len(self.y):
             raise DataError(f"{self.name}: {len(self.x)} inputs and {len(self.y)} labels")

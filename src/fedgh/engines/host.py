@@ -2,8 +2,10 @@
 
 import traceback
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from fedgh.core import wire
@@ -11,9 +13,11 @@ from fedgh.core.checkpoint import ClientFiles
 from fedgh.core.local import accuracy
 from fedgh.core.method import Method
 from fedgh.core.rng import isolated
-from fedgh.core.types import Client, Examples, Job, LocalTraining, Reply, Task
+from fedgh.core.types import CPU, Client, Examples, Job, LocalTraining, Reply, Task, moved
 from fedgh.data.partition import Partition
+from fedgh.errors import RunError
 from fedgh.models import Extractor, split_model
+from fedgh.models.cost import forward_flops
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,20 @@ class Blueprint:
     y: Tensor
     partition: Partition
     global_sample: Tensor | None = None  # everybody's test data, balanced over the classes
+    device: torch.device = CPU
+
+    @cached_property
+    def flops(self) -> tuple[int, ...]:
+        """What each extractor costs for one input."""
+        return tuple(forward_flops(make, self.task) for make in self.extractors)
+
+    def cost(self, job: Job) -> float:
+        """About how much there is to compute: good enough to share jobs out evenly."""
+        train, evaluation, test = self.partition.bounds[job.client_id].diff().tolist()
+        forward = (evaluation + test) * job.evaluate
+        if job.down is not None:  # backward costs twice as much as forward, then come the means
+            forward += train * (3 * self.local.epochs + 1)
+        return float(forward * self.flops[job.client_id % len(self.flops)])
 
     def make(self, client_id: int) -> Client:
         """The client as it is before its first round: a function of the seed alone."""
@@ -39,20 +57,60 @@ class Blueprint:
         client = Client(client_id, task, model, data, self.local)
         with isolated(task.seed, "init-client", client_id):
             self.method.init_client(client)
+        client.to(self.device)
         return client
 
 
 class ClientHost:
-    """Clients made when first needed, kept in memory, saved on demand."""
+    """Clients made when first needed, kept in memory while there is room, saved on demand."""
 
-    def __init__(self, blueprint: Blueprint, checkpoint: Path, round: int) -> None:
+    def __init__(
+        self, blueprint: Blueprint, checkpoint: Path, round: int, memory: int = 2**62
+    ) -> None:
         self.blueprint = blueprint
+        self.memory = memory  # bytes
         self._files = ClientFiles(checkpoint, round)
-        self._clients: dict[int, Client] = {}
+        self._clients: dict[int, Client] = {}  # the one used last comes last
         self._changed: set[int] = set()
 
     def run(self, job: Job) -> Reply:
-        """Train and judge a client. What its code raises becomes part of the reply."""
+        """Train and judge a client, then make room for the next."""
+        reply = self._run(job)
+        held = {client: self._clients[client].nbytes for client in self._clients}
+        used = sum(held.values())
+        for client, nbytes in held.items():
+            if used <= self.memory:
+                break
+            self._leave(client, job.round)
+            used -= nbytes
+        return reply
+
+    def release(self, client_id: int, round: int) -> Path | None:
+        """Hand a client over to another host: the file of its state, if it has one."""
+        if client_id in self._clients:
+            self._leave(client_id, round)
+        return self._files.forget(client_id)
+
+    def adopt(self, client_id: int, path: Path) -> None:
+        """Take over a client from another host."""
+        self._files.adopt(client_id, path)
+
+    def save(self, round: int) -> None:
+        """Write the clients that have changed since the last time."""
+        for client in sorted(self._changed):
+            self._files.write(round, client, self._clients[client].state())
+        self._changed.clear()
+        self._files.seal(round)
+
+    def _leave(self, client_id: int, round: int) -> None:
+        """Let go of a client; its state is written if it is nowhere else."""
+        client = self._clients.pop(client_id)
+        if client_id in self._changed:
+            self._files.write(round, client_id, client.state())
+            self._changed.remove(client_id)
+
+    def _run(self, job: Job) -> Reply:
+        """What a client's code raises becomes part of the reply."""
         try:
             client = self._client(job.client_id, keep=job.down is not None)
         except Exception as problem:  # a client's code may raise anything
@@ -84,16 +142,12 @@ class ClientHost:
             error="; ".join(errors) or None,
         )
 
-    def save(self, round: int) -> None:
-        """Write the clients that have changed since the last time."""
-        states = ((client, self._clients[client].state()) for client in sorted(self._changed))
-        self._files.save(round, states)
-        self._changed.clear()
-
     def _client(self, client_id: int, keep: bool) -> Client:
         """The client, made or loaded if need be; one that is only looked at is not kept."""
         if client_id in self._clients:
-            return self._clients[client_id]
+            client = self._clients.pop(client_id)
+            self._clients[client_id] = client
+            return client
         client = self.blueprint.make(client_id)
         state = self._files.load(client_id)
         if state is not None:
@@ -103,7 +157,9 @@ class ClientHost:
         return client
 
     def _train(self, client: Client, down: bytes) -> bytes:
-        up = wire.to_bytes(self.blueprint.method.client_update(client, wire.from_bytes(down)))
+        received = moved(wire.from_bytes(down), client.device)
+        upload = self.blueprint.method.client_update(client, received)
+        up = wire.to_bytes(moved(upload, CPU))
         self._changed.add(client.id)
         return up
 
@@ -118,6 +174,14 @@ class ClientHost:
             everybody = Examples(self.blueprint.x, self.blueprint.y, sample)
             scores["global_accuracy"] = accuracy(client, predict, everybody)
         client.metrics.update(scores)
+
+
+def cannot_write(error: OSError) -> RunError:
+    """What to tell a user when the state of a client cannot be written."""
+    return RunError(
+        f"cannot write the state of a client: {error}. The last completed round is safe: make "
+        "room and go on with `fedgh resume`"
+    )
 
 
 def _one_line(problem: Exception) -> str:

@@ -1,6 +1,7 @@
-"""One single-threaded process per core; clients stay where they first worked.
+"""One single-threaded process per core; clients stay where they first worked, or nearly.
 
 Data lie in shared memory, one copy per machine. Only messages travel: jobs there, replies back.
+The longest jobs begin first, and a client moves when its worker has far more to do than another.
 Which worker does a job cannot change its result, so the number of workers cannot either.
 """
 
@@ -11,6 +12,7 @@ import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -21,7 +23,8 @@ import torch
 import torch.multiprocessing
 
 from fedgh.core.types import Job, Reply
-from fedgh.engines.host import Blueprint, ClientHost
+from fedgh.engines.device import processes_for, share_of
+from fedgh.engines.host import Blueprint, ClientHost, cannot_write
 from fedgh.errors import ConfigError, RunError
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
@@ -31,9 +34,13 @@ SHARED_MEMORY = Path("/dev/shm")
 class Workers:
     """The engine for real work on one machine."""
 
-    def __init__(self, blueprint: Blueprint, checkpoint: Path, round: int, count: int = 0) -> None:
+    def __init__(
+        self, blueprint: Blueprint, checkpoint: Path, round: int, memory: int, count: int = 0
+    ) -> None:
         _share(blueprint)
-        count = min(count or _cores(), blueprint.task.num_clients)
+        count = count or processes_for(blueprint.device, _cores())
+        count = min(count, blueprint.task.num_clients)
+        self._cost = blueprint.cost
         # Workers are forked from a clean helper process that has imported everything once (the
         # first optimizer imports dynamo): this process may hold threads that do not survive a fork.
         context = torch.multiprocessing.get_context("forkserver")
@@ -44,9 +51,13 @@ class Workers:
             with _no_interrupts():
                 for index in range(count):
                     ours, theirs = context.Pipe()
+                    device = share_of(blueprint.device, index)
                     process = context.Process(
                         target=_work,
-                        args=(theirs, blueprint, checkpoint, round),
+                        args=(
+                            *(theirs, replace(blueprint, device=device)),
+                            *(checkpoint, round, memory // count),
+                        ),
                         name=f"fedgh-worker-{index}",
                         daemon=True,
                     )
@@ -61,29 +72,30 @@ class Workers:
             ) from None
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
-        """Hand out all jobs; yield replies in the order of the jobs."""
+        """Hand out all jobs, and yield the replies as they come."""
         queues: list[list[Job]] = [[] for _ in self._workers]
-        for job in jobs:
-            home = self._home.get(job.client_id)
-            if home is None:
-                home = min(range(len(queues)), key=lambda worker: len(queues[worker]))
-                self._home[job.client_id] = home
-            queues[home].append(job)
-        self._send([("run", queue) for queue in queues])
-        early: dict[int, Reply] = {}
-        replies = self._replies(len(jobs))
-        for job in jobs:
-            while job.client_id not in early:
-                reply = next(replies)
-                early[reply.client_id] = reply
-            yield early.pop(job.client_id)
+        load = [0.0] * len(queues)
+        for cost, job in sorted(
+            ((self._cost(job), job) for job in jobs), key=lambda item: -item[0]
+        ):
+            lightest = min(range(len(load)), key=load.__getitem__)
+            worker = self._home.get(job.client_id, lightest)
+            if load[worker] >= load[lightest] + cost:  # elsewhere it would be done by then
+                self._move(job.client_id, worker, lightest, job.round)
+                worker = lightest
+            self._home[job.client_id] = worker
+            queues[worker].append(job)
+            load[worker] += cost
+        for worker, queue in enumerate(queues):
+            self._send(worker, "run", queue)
+        return self._answers(len(jobs))
 
     def save(self, round: int) -> None:
         """Every worker writes its own clients."""
-        self._send([("save", round)] * len(self._workers))
-        for problem in self._replies(len(self._workers)):
-            if problem is not None:
-                raise RunError(f"cannot write the checkpoint of round {round}: {problem}")
+        for worker in range(len(self._workers)):
+            self._send(worker, "save", round)
+        for _ in self._answers(len(self._workers)):
+            pass
 
     def close(self) -> None:
         """End the workers at once. What counts is on disk, complete or absent."""
@@ -94,14 +106,21 @@ class Workers:
             process.join()
         self._workers = []
 
-    def _send(self, messages: list[tuple[str, Any]]) -> None:
-        for (process, connection), message in zip(self._workers, messages, strict=True):
-            try:
-                connection.send(message)
-            except OSError:
-                raise _died(process) from None
+    def _move(self, client: int, origin: int, destination: int, round: int) -> None:
+        """Let a client change its worker, between rounds."""
+        self._send(origin, "release", (client, round))
+        (path,) = self._answers(1)
+        if path is not None:
+            self._send(destination, "adopt", (client, path))
 
-    def _replies(self, count: int) -> Iterator[Any]:
+    def _send(self, worker: int, what: str, argument: object) -> None:
+        process, connection = self._workers[worker]
+        try:
+            connection.send((what, argument))
+        except OSError:
+            raise _died(process) from None
+
+    def _answers(self, count: int) -> Iterator[Any]:
         """The next `count` answers of the workers, as they come."""
         processes = {connection: process for process, connection in self._workers}
         while count:
@@ -111,25 +130,41 @@ class Workers:
                     answer = ready.recv()
                 except (EOFError, OSError):
                     raise _died(processes[ready]) from None
+                if isinstance(answer, OSError):
+                    raise cannot_write(answer)
                 count -= 1
                 yield answer
 
 
-def _work(connection: Connection, blueprint: Blueprint, checkpoint: Path, round: int) -> None:
+def _work(
+    connection: Connection, blueprint: Blueprint, checkpoint: Path, round: int, memory: int
+) -> None:
     """The life of a worker: do what is asked until the other end is gone."""
     _keep_memory()
     torch.set_num_threads(1)
-    host = ClientHost(blueprint, checkpoint, round)
+    host = ClientHost(blueprint, checkpoint, round, memory)
     try:
         while True:
-            what, argument = connection.recv()
-            if what == "run":
-                for job in argument:
-                    connection.send(host.run(job))
-            else:
-                connection.send(_save(host, argument))
+            for answer in _answer(host, *connection.recv()):
+                connection.send(answer)
     except (EOFError, OSError):
         return
+
+
+def _answer(host: ClientHost, what: str, argument: Any) -> Iterator[Any]:
+    """Do what is asked. What cannot be written is an answer, too."""
+    try:
+        if what == "run":
+            yield from map(host.run, argument)
+        elif what == "release":
+            yield host.release(*argument)
+        elif what == "adopt":
+            host.adopt(*argument)
+        else:
+            host.save(argument)
+            yield None
+    except OSError as error:
+        yield error
 
 
 def _keep_memory() -> None:
@@ -142,14 +177,6 @@ def _keep_memory() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def _save(host: ClientHost, round: int) -> str | None:
-    try:
-        host.save(round)
-    except OSError as error:
-        return str(error)
-    return None
 
 
 @contextmanager

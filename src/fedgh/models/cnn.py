@@ -10,16 +10,19 @@ from fedgh.errors import ConfigError
 def cnn(
     shape: tuple[int, ...], rep_dim: int, *, conv2: int, fc1: int, conv1: int = 16
 ) -> nn.Sequential:
-    """Two 5x5 convolutions with pooling, two dense layers; the last ReLU is the representation."""
+    """Two 5x5 convolutions with pooling, two dense layers; the last ReLU is the representation.
+
+    The ReLU comes after the pooling: the same values and gradients on a quarter of the pixels.
+    """
     if len(shape) != 3 or shape[1:] != (32, 32):
         raise ConfigError(f"the CNNs take 32x32 images, but inputs have shape {shape}")
     return nn.Sequential(
         nn.Conv2d(shape[0], conv1, 5),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Conv2d(conv1, conv2, 5),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Flatten(),
         nn.Linear(conv2 * 5 * 5, fc1),
         nn.ReLU(),
