@@ -60,6 +60,15 @@ def test_steps_per_pair_equal_autograd_over_several_blocks() -> None:
     assert_close(fast.state(), slow, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("scale", [10.0, 100.0])
+def test_steps_that_overshoot_by_far_equal_autograd(scale: float) -> None:
+    header, x, y = random_problem(4, BLOCK, 50, 5)
+    fast = LinearSGD(header, 1.0)  # one step moves a logit by thousands
+    fast.step_each(scale * x, y)
+    batches = list(zip((scale * x).split(1), y.split(1), strict=True))
+    assert_close(fast.state(), by_autograd(header, batches, 1.0), atol=1e-3, rtol=1e-4)
+
+
 def test_steps_per_client_equal_autograd() -> None:
     header, x, y = random_problem(2, 60, 20, 7)
     sizes = [1, 9, 30, 20]

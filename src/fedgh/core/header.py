@@ -10,13 +10,20 @@ so one product R W^T and one Gram matrix R R^T serve the whole block. The result
 step per pair; only the order of the additions differs.
 """
 
+from collections.abc import Sequence
+from math import inf
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgh.core.types import Payload, Task
 
 BLOCK = 128
 """Pairs per block: enough for matrix products to pay, few enough for the Gram matrix."""
+
+Matrix = NDArray[np.float32]
 
 
 def linear_header(task: Task, rng: torch.Generator) -> Payload:
@@ -69,15 +76,35 @@ class LinearSGD:
             self._block(rows, labels)
 
     def _block(self, x: Tensor, y: Tensor) -> None:
-        logits = x @ self._weight.T + self._bias
+        logits = torch.addmm(self._bias, x, self._weight.T)
+        logits -= logits.amax(1, keepdim=True)  # the same softmax, from small numbers
         gram = x @ x.T + 1  # the 1 is the bias: a feature that is always one
+        pull = gram.mul_(self.lr).tril_(-1)  # of each pair on the later ones
         grad = torch.zeros_like(logits)
-        for i, label in enumerate(y.tolist()):
-            z = torch.addmv(logits[i], grad[:i].T, gram[i, :i], alpha=-self.lr)
-            torch.softmax(z, dim=0, out=grad[i])
-            grad[i, label] -= 1
+        _recur(logits.numpy(), pull.numpy(), grad.numpy(), y.tolist())
         self._apply(grad, x)
 
     def _apply(self, grad: Tensor, x: Tensor) -> None:
         self._weight.addmm_(grad.T, x, alpha=-self.lr)
         self._bias.sub_(grad.sum(0), alpha=self.lr)
+
+
+def _recur(logits: Matrix, pull: Matrix, grad: Matrix, labels: Sequence[int]) -> None:
+    """Fill `grad` row by row: softmax(logits - pull @ grad) - onehot(label).
+
+    Rows of `grad` that are still to come are zero, and so are their weights. In numpy, because
+    on rows this short a call of torch takes several times as long.
+    """
+    ones = np.ones(logits.shape[1], np.float32)
+    with np.errstate(over="ignore"):
+        for z, weights, d, label in zip(logits, pull, grad, labels, strict=True):
+            np.subtract(z, weights.dot(grad), d)
+            np.exp(d, d)
+            total = d.dot(ones)
+            if not 0 < total < inf:  # the pull was so strong that exp left its range
+                d[:] = 0
+                now = z - weights.dot(grad)
+                np.exp(now - now.max(), d)
+                total = d.dot(ones)
+            np.divide(d, total, d)
+            d[label] -= 1
