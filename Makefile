@@ -20,8 +20,8 @@ check: $(VENV)/dev.done  ## style and types
 
 setup: $(VENV)/dev.done  ## everything a contributor needs, in .venv
 
-bench: $(VENV)/run.done  ## seconds of a FedGH round, by phase
-	$(BIN)/python benchmarks/round.py
+bench: $(VENV)/dev.done  ## speed and scale beside the limit of the machine; QUICK=1 for less
+	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
 
 clean:
 	rm -rf $(VENV) dist

@@ -249,6 +249,21 @@ def fetch(
 
 
 @app.command()
+def bench(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few minutes instead of twenty.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Also write the numbers there, as JSON.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Measure this machine: rounds, header, scale, beside what it could do at best."""
+    from fedgh.bench.suite import SECTIONS
+    from fedgh.report.bench import bench
+
+    bench(Console(), SECTIONS, quick=quick, data_dir=data_dir, out=out)
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     print(__version__)

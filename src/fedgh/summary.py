@@ -47,14 +47,15 @@ def summarise(
             **{package: version(package) for package in ("fedgh", "torch", "numpy")},
         },
         "machine": {
-            "processor": _processor(),
+            "processor": processor(),
             "cores": os.cpu_count(),
             "system": platform.platform(),
         },
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """What the processor calls itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -38,7 +38,7 @@ class Workers:
         self, blueprint: Blueprint, checkpoint: Path, round: int, memory: int, count: int = 0
     ) -> None:
         _share(blueprint)
-        count = count or processes_for(blueprint.device, _cores())
+        count = count or processes_for(blueprint.device, available_cores())
         count = min(count, blueprint.task.num_clients)
         self._cost = blueprint.cost
         # Workers are forked from a clean helper process that has imported everything once (the
@@ -140,8 +140,7 @@ def _work(
     connection: Connection, blueprint: Blueprint, checkpoint: Path, round: int, memory: int
 ) -> None:
     """The life of a worker: do what is asked until the other end is gone."""
-    _keep_memory()
-    torch.set_num_threads(1)
+    become_worker()
     host = ClientHost(blueprint, checkpoint, round, memory)
     try:
         while True:
@@ -165,6 +164,12 @@ def _answer(host: ClientHost, what: str, argument: Any) -> Iterator[Any]:
             yield None
     except OSError as error:
         yield error
+
+
+def become_worker() -> None:
+    """Set a process up for single-threaded work on many tensors."""
+    _keep_memory()
+    torch.set_num_threads(1)
 
 
 def _keep_memory() -> None:
@@ -201,7 +206,7 @@ def _died(process: BaseProcess) -> RunError:
     )
 
 
-def _cores() -> int:
+def available_cores() -> int:
     """The cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -42,13 +42,9 @@ def extractor(name: str) -> Extractor:
 
 
 def split_model(make: Extractor, task: Task) -> SplitModel:
-    """A model for this task: the extractor, laid out for speed, under a linear header."""
+    """A model for this task: the extractor under a linear header."""
     header = nn.Linear(task.rep_dim, task.num_classes)
-    model = SplitModel(make(task.input_shape, task.rep_dim), header)
-    for parameter in model.parameters():
-        if parameter.ndim == 4:
-            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-    return model
+    return SplitModel(make(task.input_shape, task.rep_dim), header)
 
 
 def shared_model(name: str, task: Task) -> SplitModel:

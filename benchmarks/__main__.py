@@ -1,0 +1,91 @@
+"""The whole benchmark: `make bench`, or `make bench QUICK=1`.
+
+What `fedgh bench` measures, the plain version beside it, and the bars that the project has set
+itself. Writes benchmarks/results/latest.json.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.plain import plain_clients, plain_round
+from fedgh import training
+from fedgh.bench.rounds import hetero
+from fedgh.bench.suite import SECTIONS, Bench
+from fedgh.core.checkpoint import ServerFile
+from fedgh.core.types import part
+from fedgh.methods.fedgh import FedGH
+from fedgh.report.bench import bench, verdicts
+
+RESULTS = Path(__file__).parent / "results" / "latest.json"
+
+AT_LEAST = {
+    "round_fraction_of_limit_b64_e5": 0.55,
+    "round_fraction_of_limit_b512_e5": 0.60,
+    "speedup_over_plain_e1": 3.0,
+    "speedup_over_plain_e5": 2.0,
+    "header_speedup_c10": 20.0,
+    "header_speedup_c100": 20.0,
+}
+AT_MOST = {
+    "plain_difference": 1e-4,
+    "header_difference_c10": 1e-4,
+    "header_difference_c100": 1e-4,
+    "million_pairs_seconds": 30.0,
+    "scale_time_ratio_100_to_100000": 1.3,
+    "scale_peak_gib_100000": 3.0,
+}
+
+
+def against_plain(bench: Bench) -> Iterator[tuple[str, float]]:
+    """The same round (B = 64) as a researcher would write it"""
+    yield "plain_difference", _difference(bench)
+    for epochs in (1, 5):
+        experiment = hetero(bench.source, 64, epochs, 1)
+        clients, header = plain_clients(experiment), experiment.initial_server()
+        start = time.perf_counter()
+        plain_round(clients, header, _server_lr(experiment.config.method))
+        seconds = time.perf_counter() - start
+        yield f"plain_seconds_e{epochs}", seconds
+        ours = bench.numbers[f"round_seconds_b64_e{epochs}"]
+        assert isinstance(ours, float)
+        yield f"speedup_over_plain_e{epochs}", seconds / ours
+
+
+def _difference(bench: Bench) -> float:
+    """The largest between the two headers and accuracies, after a round without augmentation."""
+    source = type(bench.source)(
+        "some", bench.source.x[:6000], bench.source.y[:6000], bench.source.class_names
+    )
+    experiment = hetero(source, 64, 1, 1, "local.augment=[]")
+    run = training.run(experiment, bench.folder / "compared")
+    ours = part(ServerFile(run.checkpoint).load()[1], "server.")
+    header, accuracies = plain_round(
+        plain_clients(experiment),
+        experiment.initial_server(),
+        _server_lr(experiment.config.method),
+    )
+    in_header = max(float((ours[name] - header[name]).abs().max()) for name in header)
+    pairs = zip(run.records()[0]["accuracy_per_client"], accuracies, strict=True)
+    return float(max(in_header, *(abs(a - b) for a, b in pairs)))
+
+
+def _server_lr(method: object) -> float:
+    assert isinstance(method, FedGH)
+    return method.server_lr
+
+
+def main() -> int:
+    """Measure, write, and tell which bars are met."""
+    console = Console()
+    sections = (SECTIONS[0], against_plain, *SECTIONS[1:])
+    numbers = bench(console, sections, quick="--quick" in sys.argv, out=RESULTS)
+    console.print(verdicts(numbers, AT_LEAST, AT_MOST))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

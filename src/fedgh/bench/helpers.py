@@ -1,0 +1,64 @@
+"""Processes that are just like workers, to ask what such processes can do at best."""
+
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+import torch
+import torch.multiprocessing
+
+from fedgh.engines.workers import available_cores, become_worker
+
+T = TypeVar("T")
+
+SIZE = 1024
+
+
+class Helpers:
+    """As many single-threaded processes as there are cores."""
+
+    def __enter__(self) -> "Helpers":
+        context = torch.multiprocessing.get_context("forkserver")
+        self.count = available_cores()
+        self._processes = []
+        self._connections = []
+        for _ in range(self.count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_help, args=(theirs,), daemon=True)
+            process.start()
+            self._processes.append(process)
+            self._connections.append(ours)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.terminate()
+            process.join()
+
+    def all(self, function: Callable[..., T], *args: Any) -> list[T]:
+        """What `function` returns when all processes call it at the same time."""
+        for connection in self._connections:
+            connection.send((function, args))
+        return [connection.recv() for connection in self._connections]
+
+    def limit(self, seconds: float = 2.0) -> float:
+        """GFLOP/s of plain matrix products, all processes together: what cannot be beaten."""
+        return sum(self.all(_matrix_products, seconds))
+
+
+def _help(connection: Connection) -> None:
+    become_worker()
+    while True:
+        function, args = connection.recv()
+        connection.send(function(*args))
+
+
+def _matrix_products(seconds: float) -> float:
+    """GFLOP/s of sgemm in this process."""
+    a = torch.rand(SIZE, SIZE)
+    count, start = 0, time.perf_counter()
+    while (spent := time.perf_counter() - start) < seconds:
+        a @ a
+        count += 1
+    return count * 2 * SIZE**3 / spent / 1e9
