@@ -41,6 +41,26 @@ def test_every_network_maps_images_to_representations(name: str, channels: int) 
         assert model(x).equal(model.header(model.represent(x)))
 
 
+@pytest.mark.parametrize("name", PAPER)
+def test_relu_after_pooling_is_relu_before_pooling(name: str) -> None:
+    ours = EXTRACTORS[name]((3, 32, 32), 500)
+    layers = list(ours)  # type: ignore[call-overload]
+    for first in (1, 4):
+        assert isinstance(layers[first], nn.MaxPool2d)
+        layers[first], layers[first + 1] = layers[first + 1], layers[first]
+    papers = nn.Sequential(*layers)  # the same weights
+    x = torch.randn(8, 3, 32, 32)
+    x[:, :, 8:24, 4:20] = -1  # constant areas, where the largest of four is not unique
+    gradients = []
+    for network in (ours, papers):
+        network.zero_grad()
+        out = network(x)
+        out.square().sum().backward()
+        gradients.append([out.detach(), *(p.grad for p in network.parameters())])
+    for a, b in zip(*gradients, strict=True):
+        assert a.equal(b)
+
+
 def test_resnet18_is_resnet18() -> None:
     net = EXTRACTORS["resnet18"]((3, 32, 32), 500)
     # The published ImageNet ResNet-18 has 11,176,512 parameters before its last layer, 9,408 of

@@ -11,7 +11,7 @@ from fedgh.core.types import Payload, Upload
 def as_table(classes: Tensor, rows: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
     """Rows at the places of their classes, [num_classes, width], and which places are filled."""
     table = rows.new_zeros(num_classes, rows.shape[1])
-    filled = torch.zeros(num_classes, dtype=torch.bool)
+    filled = rows.new_zeros(num_classes, dtype=torch.bool)
     table[classes.long()] = rows
     filled[classes.long()] = True
     return table, filled

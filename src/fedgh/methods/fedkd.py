@@ -116,7 +116,7 @@ class FedKD(Method):
 
     def client_update(self, client: Client, down: Payload) -> Payload:
         """Let mentor and mentee teach each other; send the mentee's update, compressed."""
-        mentee = shared_model(self.shared, client.task)
+        mentee = shared_model(self.shared, client.task).to(client.device)
         before = network_state(mentee)
         if down:
             last, whole = expand(part(down, "last.")), part(down, "sum.")

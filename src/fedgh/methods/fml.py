@@ -52,7 +52,7 @@ class FML(Method):
 
     def client_update(self, client: Client, down: Payload) -> Payload:
         """Let the private and the shared model teach each other; send the shared one back."""
-        shared = shared_model(self.shared, client.task)
+        shared = shared_model(self.shared, client.task).to(client.device)
         load_network(shared, down)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:

@@ -1,0 +1,143 @@
+"""The benchmark counts right and compares like with like; how fast things are is not tested."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from benchmarks.__main__ import AT_LEAST, AT_MOST
+from benchmarks.plain import plain_clients, plain_round
+from fedgh import training
+from fedgh.bench import header, overhead, rounds, scale, suite
+from fedgh.bench.helpers import Helpers
+from fedgh.cli import app
+from fedgh.core.checkpoint import ServerFile
+from fedgh.core.rng import stream
+from fedgh.core.types import Task, part
+from fedgh.data.sources import Source
+from fedgh.models import EXTRACTORS
+from fedgh.models.cost import forward_flops, training_flops
+from fedgh.report.bench import verdicts
+
+
+def images(n: int) -> Source:
+    rng = stream(0, "test-images")
+    x = torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8, generator=rng)
+    return Source("random", x, torch.arange(n) % 10, tuple("0123456789"))
+
+
+@pytest.mark.parametrize(("name", "conv2", "fc1"), [("cnn1", 32, 2000), ("cnn2", 16, 2000)])
+def test_multiplications_are_counted_exactly(name: str, conv2: int, fc1: int) -> None:
+    task = Task(10, 500, 10, 1, 0, (3, 32, 32))
+    first = 28 * 28 * 16 * 3 * 25
+    later = 10 * 10 * conv2 * 16 * 25 + 25 * conv2 * fc1 + fc1 * 500 + 500 * 10
+    assert forward_flops(EXTRACTORS[name], task) == 2 * (first + later)
+    # Backward: to the weights and to the inputs, but nobody needs the gradient of the images.
+    assert training_flops(EXTRACTORS[name], task) == 2 * (2 * first + 3 * later)
+
+
+def test_the_flops_of_a_round_add_up() -> None:
+    experiment = rounds.hetero(images(400), 64, 3, 1, "model.zoo=tests.tiny:mlp")
+    per_image = 2 * (3 * 32 * 32 * 500 + 500 * 10)
+    first = 2 * 3 * 32 * 32 * 500
+    sizes = experiment.partition.bounds.diff(dim=1).sum(0).tolist()
+    expected = 3 * sizes[0] * (3 * per_image - first) + sum(sizes) * per_image
+    assert rounds.round_flops(experiment) == expected
+
+
+def test_the_plain_version_comes_to_the_same_result(tmp_path: Path) -> None:
+    experiment = rounds.hetero(images(1200), 40, 2, 1, "local.augment=[]", "run.engine=serial")
+    assert all(size % 40 != 1 for size in experiment.partition.bounds.diff(dim=1)[:, 0].tolist())
+    run = training.run(experiment, tmp_path / "run")
+    start = experiment.initial_server()
+    plain, accuracies = plain_round(plain_clients(experiment), start, server_lr=0.01)
+    ours = part(ServerFile(run.checkpoint).load()[1], "server.")
+    assert not plain["weight"].equal(start["weight"])
+    torch.testing.assert_close(plain, ours, atol=1e-5, rtol=0)
+    assert run.records()[0]["accuracy_per_client"] == pytest.approx(accuracies)
+
+
+def test_a_stopwatch_leaves_out_the_first_round_and_what_lies_between() -> None:
+    watch = rounds.Stopwatch(iter([1.0, 3.0, 5.0]).__next__)
+    for number in (1, 2, 3):
+        watch.finished_round({"round": number})
+    assert [timed.record["round"] for timed in watch.rounds] == [2, 3]
+    assert [timed.around for timed in watch.rounds] == [2.0, 4.0]
+    assert all(0 <= timed.seconds < 1 for timed in watch.rounds)
+
+
+def test_helpers_work_at_the_same_time_and_leave() -> None:
+    with Helpers() as helpers:
+        assert len(set(helpers.all(os.getpid))) == helpers.count
+        assert helpers.all(torch.get_num_threads) == [1] * helpers.count
+        assert helpers.limit(0.05) > 0
+        processes = list(helpers._processes)
+    assert not any(process.is_alive() for process in processes)
+
+
+def test_memory_is_that_of_a_process_and_its_descendants() -> None:
+    assert os.getpid() in scale._tree(os.getpid())
+    if Path("/proc/self/smaps_rollup").exists():
+        before = scale._proportional_set(os.getpid())
+        ballast = torch.ones(64 * 2**20, dtype=torch.uint8)
+        assert scale._proportional_set(os.getpid()) - before > 60 * 2**20
+        del ballast
+
+
+def test_a_hundred_clients_of_whom_ten_take_part(tmp_path: Path) -> None:
+    seconds, prepared = scale.simulate(100, 2, tmp_path / "run")
+    assert seconds > 0
+    assert prepared > 0
+    records = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").open()]
+    assert [len(record["participants"]) for record in records] == [10, 10]
+
+
+def test_header_and_overhead_sections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(header, "COMPARED", 50)
+    monkeypatch.setattr(header, "TURNS", 1)
+    monkeypatch.setattr(header, "MILLION", 100_000)
+    bench: Any = SimpleNamespace(quick=True, folder=tmp_path)
+    found = dict(header.header_training(bench)) | dict(overhead.engine_overhead(bench))
+    assert found["header_difference_c10"] < 1e-4
+    assert found["header_difference_c100"] < 1e-4
+    assert all(value >= 0 for value in found.values())
+    assert {"million_pairs_seconds", "overhead_seconds_workers"} <= set(found)
+
+
+def two_numbers(bench: suite.Bench) -> Iterator[tuple[str, float]]:
+    """A section of two numbers"""
+    yield "one", 1.0
+    one = bench.numbers["one"]
+    assert isinstance(one, float)
+    yield "two", 2 * one
+
+
+def test_numbers_are_printed_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "SECTIONS", (two_numbers,))
+    monkeypatch.setattr(suite, "_images", lambda *_: images(20))
+    out = tmp_path / "deep" / "numbers.json"
+    result = CliRunner().invoke(app, ["bench", "--quick", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "A section of two numbers" in result.output
+    written = json.loads(out.read_text())
+    assert written["two"] == 2.0
+    assert written["data"] == "random"
+    assert not any(isinstance(value, dict | list) for value in written.values())
+
+
+def test_a_bar_is_met_or_missed() -> None:
+    table = verdicts({"a": 1.0, "b": 2.0}, {"a": 1.0}, {"b": 1.5})
+    assert list(table.columns[-1].cells) == ["met", "[red]missed[/]"]
+
+
+def test_the_committed_numbers_hold_every_bar() -> None:
+    results = Path(__file__).parents[2] / "benchmarks" / "results" / "latest.json"
+    numbers = json.loads(results.read_text())
+    assert {"limit_gflops", *AT_LEAST, *AT_MOST} <= set(numbers)
+    assert not numbers["quick"]
