@@ -153,7 +153,7 @@ def compare(
     print_whole(console, comparison(table, outcome.missing, target))
     _say_missing(console, outcome.missing)
     console.print(
-        f"accuracy  mean ± std over {len(numbers)} seed(s); of all clients, each on its own "
+        f"accuracy  mean ± std over {len(numbers)} seed(s); of the clients, each on its own "
         f"test data, in the last {last} evaluated round(s)\n"
         f"diff, p   to {reference}, in points; sign-flip test paired over clients and seeds, not "
         "corrected for the number of methods\n"

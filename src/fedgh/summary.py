@@ -31,6 +31,8 @@ def summarise(
         "data": data,
         "seed": task.seed,
         "rounds": len(records),
+        "clients": task.num_clients,
+        "judged_clients": sum(score is not None for score in last["accuracy_per_client"]),
         "final_accuracy": last["accuracy"],
         "final_evaluation_accuracy": last["evaluation_accuracy"],
         "best_accuracy": max(record["accuracy"] for record in evaluated),

@@ -154,9 +154,11 @@ def closing_lines(run: RunFolder) -> str:
     """Accuracy, bytes, target, and where to look further."""
     summary = run.summary()
     assert summary is not None, "the run is finished"
+    judged, clients = summary["judged_clients"], summary["clients"]
+    whose = "all clients" if judged == clients else f"{judged} of {clients} clients"
     lines = [
         f"accuracy   {percent(summary['final_accuracy'])} after round {summary['rounds']}, "
-        "mean over all clients, each on its own test data",
+        f"mean over {whose}, each on its own test data",
         f"sent       {human_bytes(summary['bytes_total'])} in all, "
         f"{human_bytes(summary['bytes_per_client_round'])} per client and round",
     ]
