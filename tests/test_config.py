@@ -88,7 +88,7 @@ def test_another_method_starts_from_its_own_defaults() -> None:
         ("method.server_batch=all", "method.server_batch: should be 'pair' or 'client'"),
         ("model.zoo=[]", "model.zoo: should have at least 1 item, got []"),
         ("methods.name=fd", "methods: no section 'methods'; did you mean 'method'?"),
-        ("run.engine=cluster", "run.engine: should be 'serial' or 'workers'"),
+        ("run.engine=cluster", "run.engine: should be 'serial', 'workers' or 'ray'"),
         ("epochs=5", "expected section.key=value"),
         ("local.epochs", "expected section.key=value"),
     ],

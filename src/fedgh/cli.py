@@ -54,6 +54,7 @@ class EngineName(StrEnum):
 
     serial = "serial"
     workers = "workers"
+    ray = "ray"
 
 
 class Kind(StrEnum):
@@ -97,17 +98,22 @@ def run(
 @app.command()
 def resume(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    set_: Set = None,
     engine: Engine = None,
     workers: Workers = None,
     quiet: Quiet = False,
 ) -> None:
-    """Go on with a run that was stopped; it ends as if it never had been."""
+    """Go on with a run that was stopped; it ends as if it never had been.
+
+    What does not change the result may be changed: --set run.memory=1.
+    """
     from fedgh import training
     from fedgh.report.terminal import Live
 
     console = Console(quiet=quiet)
     with _resumable(run), Live(console) as live:
-        finished = training.resume(run, live, **dict(_engine(engine, workers)))
+        chosen = dict(_engine(engine, workers))
+        finished = training.resume(run, live, overrides=set_ or [], **chosen)
     _show(console, finished)
 
 

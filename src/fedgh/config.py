@@ -63,11 +63,12 @@ class ModelSection(_Section):
 class RunSection(_Section):
     """How it is computed and looked at. Nothing here changes what is learned.
 
-    (Another device adds up in another order: equal within rounding, not bit by bit.)
+    (Another device rounds differently, and draws its own dropout.)
     """
 
-    engine: Literal["serial", "workers"] = "workers"
+    engine: Literal["serial", "workers", "ray"] = "workers"
     workers: int = Field(0, ge=0)  # processes; 0 = one per core, or per graphics card
+    address: str = "local"  # of a Ray cluster; "auto" = the one this machine belongs to
     device: Literal["cpu", "cuda", "mps", "auto"] = "cpu"
     memory: float = Field(4.0, gt=0)  # GiB of clients kept in memory; the others wait in files
     eval_every: int = Field(1, ge=1)  # rounds between evaluations; the last is always evaluated

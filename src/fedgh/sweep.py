@@ -23,7 +23,8 @@ from fedgh.experiment import Experiment, load_source, prepare
 from fedgh.methods import METHODS
 from fedgh.training import Unwatched, Watcher, resume, run
 
-_IRRELEVANT = {"engine", "workers", "checkpoint_every", "dir", "path"}  # to what a run records
+# To what a run records.
+_IRRELEVANT = {"engine", "workers", "address", "memory", "checkpoint_every", "dir", "path"}
 
 Watch = Callable[[str], AbstractContextManager[Watcher]]
 """Given a line about a run, someone to watch it."""

@@ -1,6 +1,6 @@
 """From a prepared experiment to a run folder: run, resume."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -71,17 +71,20 @@ def resume(
     *,
     engine: str | None = None,
     workers: int | None = None,
+    overrides: Iterable[str] = (),
     prepare: Callable[[Config], Experiment] = prepare,
 ) -> RunFolder:
     """Go on with a run after its last completed round, perhaps on another engine.
+
+    `overrides` may change what does not change the result: `run.memory=1`.
 
     A run that was made with its own source or extractors needs a `prepare` that supplies them
     again.
     """
     folder = RunFolder.open(path)
     chosen = {"engine": engine, "workers": workers}
-    overrides = [f"run.{key}={value}" for key, value in chosen.items() if value is not None]
-    experiment = prepare(configs.load(folder.config, overrides))
+    changes = [f"run.{key}={value}" for key, value in chosen.items() if value is not None]
+    experiment = prepare(configs.load(folder.config, [*overrides, *changes]))
     if experiment.fingerprint() != folder.identity()["fingerprint"]:
         raise RunError(
             f"{path} was started with other data or settings than are there now; put them back "
@@ -129,7 +132,11 @@ def _engine(experiment: Experiment, checkpoint: Path, round: int) -> Engine:
     memory = int(section.memory * 2**30)
     if section.engine == "serial":
         return Serial(experiment.blueprint(), checkpoint, round, memory)
-    return Workers(experiment.blueprint(), checkpoint, round, memory, section.workers)
+    if section.engine == "workers":
+        return Workers(experiment.blueprint(), checkpoint, round, memory, section.workers)
+    from fedgh.engines.ray import Ray  # an extra
+
+    return Ray(experiment.blueprint(), checkpoint, round, memory, section.workers, section.address)
 
 
 @contextmanager

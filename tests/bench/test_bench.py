@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
+from torch import nn
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import AT_LEAST, AT_MOST
@@ -21,9 +23,10 @@ from fedgh.core.checkpoint import ServerFile
 from fedgh.core.rng import stream
 from fedgh.core.types import Task, part
 from fedgh.data.sources import Source
+from fedgh.errors import ConfigError
 from fedgh.models import EXTRACTORS
 from fedgh.models.cost import forward_flops, training_flops
-from fedgh.report.bench import verdicts
+from fedgh.report.bench import bench, verdicts
 
 
 def images(n: int) -> Source:
@@ -40,6 +43,27 @@ def test_multiplications_are_counted_exactly(name: str, conv2: int, fc1: int) ->
     assert forward_flops(EXTRACTORS[name], task) == 2 * (first + later)
     # Backward: to the weights and to the inputs, but nobody needs the gradient of the images.
     assert training_flops(EXTRACTORS[name], task) == 2 * (2 * first + 3 * later)
+
+
+def test_a_layer_that_hides_its_products_is_not_free() -> None:
+    task = Task(10, 500, 10, 1, 0, (3, 32, 32))
+
+    def recurrent(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
+        return Recurrent(rep_dim)
+
+    assert forward_flops(recurrent, task) == 2 * (4 * 500 * (96 + 500) + 500 * 10)
+
+
+class Recurrent(nn.Module):
+    """The lines of an image as a sequence."""
+
+    def __init__(self, rep_dim: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(96, rep_dim, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.lstm(x.transpose(1, 2).flatten(2))[0][:, -1]
+        return out
 
 
 def test_the_flops_of_a_round_add_up() -> None:
@@ -102,8 +126,8 @@ def test_header_and_overhead_sections(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(header, "COMPARED", 50)
     monkeypatch.setattr(header, "TURNS", 1)
     monkeypatch.setattr(header, "MILLION", 100_000)
-    bench: Any = SimpleNamespace(quick=True, folder=tmp_path)
-    found = dict(header.header_training(bench)) | dict(overhead.engine_overhead(bench))
+    at_hand: Any = SimpleNamespace(quick=True, folder=tmp_path)
+    found = dict(header.header_training(at_hand)) | dict(overhead.engine_overhead(at_hand))
     assert found["header_difference_c10"] < 1e-4
     assert found["header_difference_c100"] < 1e-4
     assert all(value >= 0 for value in found.values())
@@ -131,13 +155,43 @@ def test_numbers_are_printed_and_written(tmp_path: Path, monkeypatch: pytest.Mon
     assert not any(isinstance(value, dict | list) for value in written.values())
 
 
+def broken_off(bench: suite.Bench) -> Iterator[tuple[str, float]]:
+    """Interrupted after its first number"""
+    yield "one", 1.0
+    raise KeyboardInterrupt
+
+
+def test_what_was_measured_before_ctrl_c_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suite, "_images", lambda *_: images(20))
+    with pytest.raises(KeyboardInterrupt):
+        bench(Console(quiet=True), (broken_off,), quick=True, out=tmp_path / "numbers.json")
+    assert json.loads((tmp_path / "numbers.partial.json").read_text()) == {"one": 1.0}
+    assert not (tmp_path / "numbers.json").exists()
+
+
+def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for out in (tmp_path, tmp_path / "file" / "numbers.json"):
+        with pytest.raises(ConfigError, match="--out"):
+            bench(Console(quiet=True), (broken_off,), quick=True, out=out)
+
+
+def test_the_benchmark_downloads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDGH_DATA", str(tmp_path))
+    monkeypatch.setattr("pooch.os_cache", lambda _: str(tmp_path / "cache"))
+    monkeypatch.setattr("pooch.retrieve", lambda *_, **__: pytest.fail("a download"))
+    source = suite._images(quick=True, data_dir=None)
+    assert (source.name, len(source), source.shape) == ("random images", 8000, (3, 32, 32))
+
+
 def test_a_bar_is_met_or_missed() -> None:
-    table = verdicts({"a": 1.0, "b": 2.0}, {"a": 1.0}, {"b": 1.5})
-    assert list(table.columns[-1].cells) == ["met", "[red]missed[/]"]
+    table = verdicts({"a": 1.0, "b": 2.0}, {"a": 1.0, "c": 1.0}, {"b": 1.5})
+    assert list(table.columns[-1].cells) == ["met", "not measured", "[red]missed[/]"]
 
 
 def test_the_committed_numbers_hold_every_bar() -> None:
     results = Path(__file__).parents[2] / "benchmarks" / "results" / "latest.json"
     numbers = json.loads(results.read_text())
     assert {"limit_gflops", *AT_LEAST, *AT_MOST} <= set(numbers)
-    assert not numbers["quick"]

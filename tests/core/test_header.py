@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -6,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
-from fedgh.core.header import BLOCK, LinearSGD, linear_header
+from fedgh.core.header import BLOCK, LinearSGD, _recur, linear_header
 from fedgh.core.rng import stream
 from fedgh.core.types import Payload, Task
 
@@ -58,6 +59,18 @@ def test_steps_per_pair_equal_autograd_over_several_blocks() -> None:
     fast.step_each(x, y)
     slow = by_autograd(header, list(zip(x.split(1), y.split(1), strict=True)), 0.01)
     assert_close(fast.state(), slow, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("offset", [-200, -110, -103.5, -102, -100, -95, -85, 0, 85, 95, 200])
+def test_a_pull_to_the_edge_of_the_range_of_exp(offset: float) -> None:
+    wanted = torch.tensor([0.3, -0.2, 1.1]) + offset
+    first = np.array([-2 / 3, 1 / 3, 1 / 3], np.float32)  # softmax(0, 0, 0), label 0
+    logits = np.stack([np.zeros(3), wanted.numpy() + 30 * first]).astype(np.float32)
+    pull = np.array([[0, 0], [30, 0]], np.float32)
+    grad = np.zeros((2, 3), np.float32)
+    _recur(logits, pull, grad, [0, 1])
+    expected = wanted.softmax(0) - torch.tensor([0.0, 1, 0])
+    assert_close(torch.from_numpy(grad[1]), expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("scale", [10.0, 100.0])

@@ -6,9 +6,8 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 import torch
-import torch.multiprocessing
 
-from fedgh.engines.workers import available_cores, become_worker
+from fedgh.engines.workers import available_cores, become_worker, no_interrupts, worker_context
 
 T = TypeVar("T")
 
@@ -19,20 +18,23 @@ class Helpers:
     """As many single-threaded processes as there are cores."""
 
     def __enter__(self) -> "Helpers":
-        context = torch.multiprocessing.get_context("forkserver")
+        context = worker_context()
         self.count = available_cores()
-        self._processes = []
-        self._connections = []
-        for _ in range(self.count):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_help, args=(theirs,), daemon=True)
-            process.start()
-            self._processes.append(process)
-            self._connections.append(ours)
+        self._processes: list[Any] = []
+        self._connections: list[Connection] = []
+        with no_interrupts():
+            for _ in range(self.count):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_help, args=(theirs,), daemon=True)
+                process.start()
+                theirs.close()
+                self._processes.append(process)
+                self._connections.append(ours)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes:
+        for process, connection in zip(self._processes, self._connections, strict=True):
+            connection.close()
             process.terminate()
             process.join()
 
@@ -49,9 +51,12 @@ class Helpers:
 
 def _help(connection: Connection) -> None:
     become_worker()
-    while True:
-        function, args = connection.recv()
-        connection.send(function(*args))
+    try:
+        while True:
+            function, args = connection.recv()
+            connection.send(function(*args))
+    except (EOFError, OSError):
+        return
 
 
 def _matrix_products(seconds: float) -> float:

@@ -103,13 +103,28 @@ class ClientFiles:
         path = self._current.get(client)
         return None if path is None else read_state(path)
 
+    def read(self, client: int) -> bytes | None:
+        """The same as it is on disk."""
+        path = self._current.get(client)
+        if path is None:
+            return None
+        with _explained(path):
+            return path.read_bytes()
+
     def write(self, round: int, client: int, state: Payload) -> None:
         """Write a client's state after `round`."""
+        self.put(round, client, safetensors.torch.save(state))
+
+    def put(self, round: int, client: int, content: bytes) -> None:
+        """Write a client's state after `round`, given as it will be on disk."""
         path = self.folder / f"client-{client:06}.round-{round:06}.safetensors"
-        _replace(path, safetensors.torch.save(state))
+        _replace(path, content)
         before = self._current.get(client)
         if before is not None and before != path:
-            self._superseded.append((round, before))
+            if _round_of(before) > self._sealed:  # no commit has ever named it
+                before.unlink(missing_ok=True)
+            else:
+                self._superseded.append((round, before))
         self._current[client] = path
 
     def seal(self, round: int) -> None:
@@ -131,6 +146,12 @@ class ClientFiles:
     def adopt(self, client: int, path: Path) -> None:
         """Answer for a file that another host has left."""
         self._current[client] = path
+
+
+def _round_of(path: Path) -> int:
+    match = _CLIENT_FILE.fullmatch(path.name)
+    assert match is not None
+    return int(match[2])
 
 
 def check_clients(folder: Path, round: int, trained: Sequence[int]) -> None:

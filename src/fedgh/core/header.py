@@ -23,6 +23,8 @@ from fedgh.core.types import Payload, Task
 BLOCK = 128
 """Pairs per block: enough for matrix products to pay, few enough for the Gram matrix."""
 
+TINY = 1e-30  # floats much smaller than this have few digits left
+
 Matrix = NDArray[np.float32]
 
 
@@ -96,12 +98,12 @@ def _recur(logits: Matrix, pull: Matrix, grad: Matrix, labels: Sequence[int]) ->
     on rows this short a call of torch takes several times as long.
     """
     ones = np.ones(logits.shape[1], np.float32)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         for z, weights, d, label in zip(logits, pull, grad, labels, strict=True):
             np.subtract(z, weights.dot(grad), d)
             np.exp(d, d)
             total = d.dot(ones)
-            if not 0 < total < inf:  # the pull was so strong that exp left its range
+            if not TINY < total < inf:  # the pull was so strong that exp left its range
                 d[:] = 0
                 now = z - weights.dot(grad)
                 np.exp(now - now.max(), d)

@@ -4,7 +4,8 @@ Train and eval mode are set here and nowhere else. Every sample is used: the las
 counts too.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ def sgd_epochs(client: Client, loss: Loss, modules: Sequence[nn.Module] | None =
         module.train()
     rng = client.stream("batches")
     total, seen = torch.zeros((), device=client.device), 0
-    with client.timed("train"):
+    with client.timed("train"), _gradients_gone_after(optimizer):
         for _ in range(how.epochs):
             for x, y in shuffled(
                 client.data.train, how.batch_size, rng, how.augment, client.device
@@ -53,6 +54,15 @@ def sgd_epochs(client: Client, loss: Loss, modules: Sequence[nn.Module] | None =
     if not (total.isfinite() and all(bool(p.isfinite().all()) for p in parameters)):
         raise FloatingPointError("training diverged; lower local.lr or set local.clip")
     client.metrics["train_loss"] = float(total) / seen
+
+
+@contextmanager
+def _gradients_gone_after(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """A client that waits for its next round should not take twice the room."""
+    try:
+        yield
+    finally:
+        optimizer.zero_grad()
 
 
 def _clip(module: nn.Module, largest: float) -> None:

@@ -68,7 +68,7 @@ def erase(
     touched = in_rows.flatten().nonzero().flatten()
     keep = outside.index_select(0, touched // height).to(x.device)
     touched = touched.to(x.device)
-    lines = _lines(x).view(n * height, width * channels)
+    lines = _lines(x).reshape(n * height, width * channels)
     erased = lines.index_copy(0, touched, lines.index_select(0, touched).mul_(keep))
     return erased.view(n, height, width, channels).permute(0, 3, 1, 2)
 

@@ -73,17 +73,26 @@ def places(given: Path | None) -> list[Path]:
     return [place.expanduser() for place in found if place is not None]
 
 
+def find(name: str, given: Path | None = None) -> Path | None:
+    """The folder of a public data set; None if it is nowhere."""
+    official = OFFICIAL[name]
+    for root in places(given):
+        folder = root / official.folder
+        if all((folder / file).is_file() for file in official.files):
+            return folder
+    return None
+
+
 def locate(name: str, given: Path | None = None, progress: Any = False) -> Path:
     """The folder of a public data set, downloaded first if it is nowhere.
 
     `progress` is what pooch takes: an object like a tqdm bar.
     """
+    found = find(name, given)
+    if found is not None:
+        return found
     official = OFFICIAL[name]
     roots = places(given)
-    for root in roots:
-        folder = root / official.folder
-        if all((folder / file).is_file() for file in official.files):
-            return folder
     folder = roots[0] / official.folder
     try:
         for item in official.downloads:

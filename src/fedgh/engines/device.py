@@ -33,5 +33,4 @@ def share_of(device: torch.device, worker: int) -> torch.device:
     """The device of one worker: several graphics cards are dealt round-robin."""
     if device.type != "cuda":
         return device
-    torch.backends.cudnn.deterministic = True  # a resumed run repeats itself on the GPU, too
     return torch.device("cuda", worker % torch.cuda.device_count())

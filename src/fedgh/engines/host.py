@@ -4,16 +4,16 @@ import traceback
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedgh.core import wire
-from fedgh.core.checkpoint import ClientFiles
 from fedgh.core.local import accuracy
 from fedgh.core.method import Method
 from fedgh.core.rng import isolated
-from fedgh.core.types import CPU, Client, Examples, Job, LocalTraining, Reply, Task, moved
+from fedgh.core.types import CPU, Client, Examples, Job, LocalTraining, Payload, Reply, Task, moved
 from fedgh.data.partition import Partition
 from fedgh.errors import RunError
 from fedgh.models import Extractor, split_model
@@ -61,39 +61,52 @@ class Blueprint:
         return client
 
 
+class Files(Protocol):
+    """Where the states of clients are while they are not in memory."""
+
+    def load(self, client: int) -> Payload | None:
+        """The client's last state; None when it never took part."""
+
+    def write(self, round: int, client: int, state: Payload) -> None:
+        """Keep a client's state after `round`."""
+
+    def seal(self, round: int) -> None:
+        """Make sure of all that was written: `round` is about to be committed."""
+
+
 class ClientHost:
     """Clients made when first needed, kept in memory while there is room, saved on demand."""
 
-    def __init__(
-        self, blueprint: Blueprint, checkpoint: Path, round: int, memory: int = 2**62
-    ) -> None:
+    def __init__(self, blueprint: Blueprint, files: Files, memory: int = 2**62) -> None:
         self.blueprint = blueprint
         self.memory = memory  # bytes
-        self._files = ClientFiles(checkpoint, round)
+        self._files = files
         self._clients: dict[int, Client] = {}  # the one used last comes last
         self._changed: set[int] = set()
+        self._sizes: dict[int, int] = {}
+        self._used = 0
+        if blueprint.device.type == "cuda":
+            torch.backends.cudnn.deterministic = True  # so that a resumed run repeats itself
 
     def run(self, job: Job) -> Reply:
         """Train and judge a client, then make room for the next."""
         reply = self._run(job)
-        held = {client: self._clients[client].nbytes for client in self._clients}
-        used = sum(held.values())
-        for client, nbytes in held.items():
-            if used <= self.memory:
-                break
-            self._leave(client, job.round)
-            used -= nbytes
+        client = self._clients.get(job.client_id)
+        if client is not None:
+            self._used += client.nbytes - self._sizes.get(client.id, 0)
+            self._sizes[client.id] = client.nbytes
+        while self._used > self.memory:
+            self._leave(next(iter(self._clients)), job.round)
         return reply
 
-    def release(self, client_id: int, round: int) -> Path | None:
-        """Hand a client over to another host: the file of its state, if it has one."""
+    def release(self, client_id: int, round: int) -> None:
+        """Let go of a client; its state is written if it is nowhere else."""
         if client_id in self._clients:
             self._leave(client_id, round)
-        return self._files.forget(client_id)
 
-    def adopt(self, client_id: int, path: Path) -> None:
-        """Take over a client from another host."""
-        self._files.adopt(client_id, path)
+    def holds(self, client_id: int) -> bool:
+        """Whether a client is in memory."""
+        return client_id in self._clients
 
     def save(self, round: int) -> None:
         """Write the clients that have changed since the last time."""
@@ -103,8 +116,8 @@ class ClientHost:
         self._files.seal(round)
 
     def _leave(self, client_id: int, round: int) -> None:
-        """Let go of a client; its state is written if it is nowhere else."""
         client = self._clients.pop(client_id)
+        self._used -= self._sizes.pop(client_id, 0)
         if client_id in self._changed:
             self._files.write(round, client_id, client.state())
             self._changed.remove(client_id)
@@ -113,6 +126,8 @@ class ClientHost:
         """What a client's code raises becomes part of the reply."""
         try:
             client = self._client(job.client_id, keep=job.down is not None)
+        except RunError:  # its state cannot be read: the machine's trouble, not the client's
+            raise
         except Exception as problem:  # a client's code may raise anything
             return Reply(job.client_id, job.round, error=_one_line(problem))
         client.round, client.metrics, client.seconds = job.round, {}, {}

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedgh.core.checkpoint import ClientFiles
 from fedgh.core.types import Job, Reply
 from fedgh.engines.host import Blueprint, ClientHost, cannot_write
 
@@ -12,7 +13,7 @@ class Serial:
     """Same bits as every other engine, with all clients within reach of a debugger."""
 
     def __init__(self, blueprint: Blueprint, checkpoint: Path, round: int, memory: int) -> None:
-        self._host = ClientHost(blueprint, checkpoint, round, memory)
+        self._host = ClientHost(blueprint, ClientFiles(checkpoint, round), memory)
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
         """Do the jobs one by one."""

@@ -1,7 +1,8 @@
 """One single-threaded process per core; clients stay where they first worked, or nearly.
 
 Data lie in shared memory, one copy per machine. Only messages travel: jobs there, replies back.
-The longest jobs begin first, and a client moves when its worker has far more to do than another.
+The longest jobs are shared out first, and a client moves when its worker has far more to do than
+another. Each worker keeps to the order of the clients, in which the server wants their replies.
 Which worker does a job cannot change its result, so the number of workers cannot either.
 """
 
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
+from fedgh.core.checkpoint import ClientFiles
 from fedgh.core.types import Job, Reply
 from fedgh.engines.device import processes_for, share_of
 from fedgh.engines.host import Blueprint, ClientHost, cannot_write
@@ -41,14 +43,11 @@ class Workers:
         count = count or processes_for(blueprint.device, available_cores())
         count = min(count, blueprint.task.num_clients)
         self._cost = blueprint.cost
-        # Workers are forked from a clean helper process that has imported everything once (the
-        # first optimizer imports dynamo): this process may hold threads that do not survive a fork.
-        context = torch.multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["fedgh.engines.workers", "fedgh.methods", "torch._dynamo"])
+        context = worker_context()
         self._workers: list[tuple[BaseProcess, Connection]] = []
         self._home: dict[int, int] = {}  # client -> worker
         try:
-            with _no_interrupts():
+            with no_interrupts():
                 for index in range(count):
                     ours, theirs = context.Pipe()
                     device = share_of(blueprint.device, index)
@@ -86,8 +85,9 @@ class Workers:
             self._home[job.client_id] = worker
             queues[worker].append(job)
             load[worker] += cost
+        position = {job.client_id: place for place, job in enumerate(jobs)}
         for worker, queue in enumerate(queues):
-            self._send(worker, "run", queue)
+            self._send(worker, "run", sorted(queue, key=lambda job: position[job.client_id]))
         return self._answers(len(jobs))
 
     def save(self, round: int) -> None:
@@ -123,7 +123,7 @@ class Workers:
     def _answers(self, count: int) -> Iterator[Any]:
         """The next `count` answers of the workers, as they come."""
         processes = {connection: process for process, connection in self._workers}
-        while count:
+        while count > 0:
             for ready in wait(list(processes)):
                 assert isinstance(ready, Connection)
                 try:
@@ -132,6 +132,8 @@ class Workers:
                     raise _died(processes[ready]) from None
                 if isinstance(answer, OSError):
                     raise cannot_write(answer)
+                if isinstance(answer, RunError):
+                    raise answer
                 count -= 1
                 yield answer
 
@@ -141,29 +143,43 @@ def _work(
 ) -> None:
     """The life of a worker: do what is asked until the other end is gone."""
     become_worker()
-    host = ClientHost(blueprint, checkpoint, round, memory)
+    files = ClientFiles(checkpoint, round)
+    host = ClientHost(blueprint, files, memory)
     try:
         while True:
-            for answer in _answer(host, *connection.recv()):
+            for answer in _answer(host, files, *connection.recv()):
                 connection.send(answer)
     except (EOFError, OSError):
         return
 
 
-def _answer(host: ClientHost, what: str, argument: Any) -> Iterator[Any]:
-    """Do what is asked. What cannot be written is an answer, too."""
+def _answer(host: ClientHost, files: ClientFiles, what: str, argument: Any) -> Iterator[Any]:
+    """Do what is asked. What cannot be written or read is an answer, too."""
     try:
         if what == "run":
             yield from map(host.run, argument)
         elif what == "release":
-            yield host.release(*argument)
+            client, round = argument
+            host.release(client, round)
+            yield files.forget(client)
         elif what == "adopt":
-            host.adopt(*argument)
+            files.adopt(*argument)
         else:
             host.save(argument)
             yield None
-    except OSError as error:
+    except (OSError, RunError) as error:
         yield error
+
+
+def worker_context() -> Any:
+    """How worker processes are made.
+
+    They are forked from a clean helper process that has imported everything once (the first
+    optimizer imports dynamo): this process may hold threads that do not survive a fork.
+    """
+    context = torch.multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fedgh.engines.workers", "fedgh.methods", "torch._dynamo"])
+    return context
 
 
 def become_worker() -> None:
@@ -185,7 +201,7 @@ def _keep_memory() -> None:
 
 
 @contextmanager
-def _no_interrupts() -> Iterator[None]:
+def no_interrupts() -> Iterator[None]:
     """Hold back Ctrl-C. Processes started meanwhile never get it: it is for the parent."""
     resource_tracker.ensure_running()  # started later, it would let Ctrl-C through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -202,7 +218,8 @@ def _died(process: BaseProcess) -> RunError:
     return RunError(
         f"a worker process ended unexpectedly (exit code {process.exitcode}; -9 is often a lack "
         "of memory). The last completed round is safe: go on with `fedgh resume`, perhaps with "
-        "fewer workers. A script that starts a run needs `if __name__ == '__main__':` around it."
+        "fewer workers or less run.memory. A script that starts a run needs "
+        "`if __name__ == '__main__':` around it."
     )
 
 

@@ -1,4 +1,8 @@
-"""What a network costs to compute, counted exactly: two operations for each multiplication."""
+"""What a network costs to compute: two operations for each multiplication.
+
+Products and convolutions are counted exactly. What some layers compute out of sight (an LSTM) is
+not: then a network counts as one multiplication for each of its weights.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,8 +18,10 @@ from fedgh.models import Extractor, split_model
 
 def forward_flops(make: Extractor, task: Task) -> int:
     """Operations of the products and convolutions in one input's way through the network."""
-    with _model(make, task) as model, torch.inference_mode():
-        return _count(lambda: model.eval()(torch.zeros(2, *task.input_shape))) // 2
+    with _model(make, task) as model:
+        weights = sum(p.numel() for p in model.parameters() if p.ndim > 1)  # no biases
+        seen = _count(lambda: model.eval()(torch.zeros(2, *task.input_shape))) // 2
+        return max(seen, 2 * weights)
 
 
 def training_flops(make: Extractor, task: Task) -> int:

@@ -93,7 +93,10 @@ class Live:
         total = config.federation.rounds
         self._rounds = self._bar.add_task("rounds", total=total, completed=len(done), note="")
         # The first evaluation looks at everybody; after that a round has its participants.
-        self._clients = self._bar.add_task("clients", total=config.federation.clients, note="")
+        first = config.federation.clients
+        if config.run.evaluate == "trained":
+            first = max(1, round(first * config.federation.participation))
+        self._clients = self._bar.add_task("clients", total=first, note="")
 
     def replied(self, reply: Reply) -> None:
         """One client is done."""

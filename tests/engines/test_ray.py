@@ -1,0 +1,119 @@
+"""The same bits from a cluster, also when parts of it go away."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedgh import training
+from fedgh.core.runs import RunFolder
+from fedgh.core.types import Reply
+from fedgh.errors import ConfigError
+from fedgh.training import Unwatched
+from tests.engines.test_engines import EVERYTHING, interrupted
+from tests.tiny import numbers, quick, states
+
+ray = pytest.importorskip("ray")
+cluster_utils = pytest.importorskip("ray.cluster_utils")
+
+ON_RAY = [*EVERYTHING, "run.engine=ray", "run.workers=2"]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The run that all others must equal."""
+    return training.run(quick(*EVERYTHING), tmp_path_factory.mktemp("serial") / "run")
+
+
+@pytest.fixture
+def two_machines() -> Iterator[Any]:
+    """A cluster of two nodes with a core each; on this machine, but they do not know."""
+    cluster = cluster_utils.Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
+    cluster.second = cluster.add_node(num_cpus=1)
+    try:
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+class Once(Unwatched):
+    """Do something at the first reply of round 2."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self.action: Callable[[], object] | None = action
+
+    def replied(self, reply: Reply) -> None:
+        if reply.round == 2 and self.action is not None:
+            action, self.action = self.action, None
+            action()
+
+
+@pytest.mark.parametrize("memory", ["4.0", "0.000001"])
+def test_ray_gives_the_same_bits_as_serial(
+    straight: RunFolder, memory: str, tmp_path: Path
+) -> None:
+    run = training.run(quick(*ON_RAY, f"run.memory={memory}"), tmp_path / "run")
+    assert numbers(run) == numbers(straight)
+    assert states(run) == states(straight)
+    assert not ray.is_initialized()
+
+
+def test_a_run_goes_on_on_a_cluster(straight: RunFolder, tmp_path: Path) -> None:
+    interrupted(quick(*EVERYTHING, "run.checkpoint_every=2"), tmp_path / "run", 3)
+    run = training.resume(tmp_path / "run", engine="ray", workers=2)
+    assert numbers(run) == numbers(straight)
+
+
+def test_a_dead_actor_is_replaced_and_its_client_runs_again(
+    straight: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedgh.engines.ray import Place, Ray
+
+    engines: list[Ray] = []
+    started: list[Place] = []
+    start = Ray._start
+
+    def noted(self: Ray) -> Place:
+        engines.append(self)
+        started.append(start(self))
+        return started[-1]
+
+    def kill_a_busy_one() -> None:
+        busy = next(place for place in engines[0]._places if place.job is not None)
+        ray.kill(busy.actor)
+
+    monkeypatch.setattr(Ray, "_start", noted)
+    run = training.run(quick(*ON_RAY), tmp_path / "run", Once(kill_a_busy_one))
+    assert len(started) == 3
+    assert numbers(run) == numbers(straight)
+    assert states(run) == states(straight)
+
+
+def test_a_machine_that_goes_away_takes_nothing_with_it(
+    straight: RunFolder, two_machines: Any, tmp_path: Path
+) -> None:
+    def pull_the_plug() -> None:
+        two_machines.remove_node(two_machines.second, allow_graceful=False)
+
+    prepared = quick(*ON_RAY, f"run.address={two_machines.address}")
+    run = training.run(prepared, tmp_path / "run", Once(pull_the_plug))
+    assert numbers(run) == numbers(straight)
+    assert states(run) == states(straight)
+
+
+def test_a_cluster_that_is_not_there_is_named(tmp_path: Path) -> None:
+    prepared = quick(*ON_RAY, "run.address=127.0.0.1:1")
+    with pytest.raises(ConfigError, match=r"run\.address = '127.0.0.1:1': .*refused"):
+        training.run(prepared, tmp_path / "run")
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "fedgh.engines.ray", raising=False)
+    with pytest.raises(ConfigError, match=r"pip install 'fedgh\[ray\]'"):
+        training.run(quick(*ON_RAY), tmp_path / "run")
