@@ -240,7 +240,11 @@ def _in_order(
 
 
 def _json_numbers(values: Tensor) -> list[float | None]:
-    return [None if value != value else value for value in values.tolist()]
+    out: list[float | None] = [None] * len(values)
+    known = (~values.isnan()).nonzero().flatten()  # perhaps a few of very many
+    for client, value in zip(known.tolist(), values[known].tolist(), strict=True):
+        out[client] = value
+    return out
 
 
 def _mean(values: list[float]) -> float | None:
