@@ -191,7 +191,7 @@ def test_a_bar_is_met_or_missed() -> None:
     assert list(table.columns[-1].cells) == ["met", "not measured", "[red]missed[/]"]
 
 
-def test_the_committed_numbers_hold_every_bar() -> None:
+def test_the_committed_numbers_have_one_for_every_bar() -> None:
     results = Path(__file__).parents[2] / "benchmarks" / "results" / "latest.json"
     numbers = json.loads(results.read_text())
     assert {"limit_gflops", *AT_LEAST, *AT_MOST} <= set(numbers)

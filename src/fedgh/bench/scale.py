@@ -19,6 +19,7 @@ from fedgh import config, training
 from fedgh.bench.rounds import Stopwatch
 from fedgh.core.rng import stream
 from fedgh.data.sources import Source
+from fedgh.engines.workers import no_interrupts
 from fedgh.errors import RunError
 from fedgh.experiment import prepare
 
@@ -34,13 +35,18 @@ GIB = 2**30
 
 def many_clients(bench: "Bench") -> Iterator[tuple[str, float]]:
     """Ten participants of N clients: seconds of a round, peak memory of all processes"""
+    # A round here is short and a shared machine has moods: the sizes take turns, so that a bad
+    # moment does not hit one alone, and the least disturbed of a size's runs counts.
+    turns = [
+        [_measure(clients, bench.quick) for clients in SIZES]
+        for _ in range(1 if bench.quick else 3)
+    ]
     seconds = {}
-    for clients in SIZES:
-        # The less disturbed of two runs: a round here is short, and a shared machine has moods.
-        runs = [_measure(clients) for _ in range(1 if bench.quick else 2)]
-        seconds[clients], prepared, peak = min(runs)
+    for clients, *runs in zip(SIZES, *turns, strict=True):
+        seconds[clients], prepared, _ = min(runs)
         yield f"scale_seconds_{clients}", seconds[clients]
         yield f"scale_prepare_seconds_{clients}", prepared
+        peak = max(peak for _, _, peak in runs)
         if peak:  # not every system tells
             yield f"scale_peak_gib_{clients}", peak / GIB
     yield "scale_time_ratio_100_to_100000", seconds[100_000] / seconds[100]
@@ -70,16 +76,22 @@ def simulate(clients: int, rounds: int, out: Path) -> tuple[float, float]:
     return median(timed.seconds for timed in watch.rounds), prepared
 
 
-def _measure(clients: int) -> tuple[float, float, int]:
+def _measure(clients: int, quick: bool) -> tuple[float, float, int]:
     with tempfile.TemporaryDirectory(prefix="fedgh-scale-") as folder:
-        command = [sys.executable, "-m", __name__, str(clients), str(ROUNDS)]
-        with subprocess.Popen([*command, folder], stdout=subprocess.PIPE, text=True) as process:
-            peak = 0
-            while process.poll() is None:
-                peak = max(peak, sum(map(_proportional_set, _tree(process.pid))))
-                time.sleep(0.2)
-            assert process.stdout is not None
-            out = process.stdout.read()
+        rounds = ROUNDS // 2 if quick else ROUNDS
+        command = [sys.executable, "-m", __name__, str(clients), str(rounds), folder]
+        with no_interrupts():  # Ctrl-C is for this process, which ends the other
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        with process:
+            try:
+                peak = 0
+                while process.poll() is None:
+                    peak = max(peak, sum(map(_proportional_set, _tree(process.pid))))
+                    time.sleep(0.2)
+                assert process.stdout is not None
+                out = process.stdout.read()
+            finally:
+                process.terminate()
     if process.returncode:
         raise RunError(f"{clients} clients: the measurement failed")
     seconds, prepared = json.loads(out)

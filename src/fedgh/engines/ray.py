@@ -27,8 +27,8 @@ from fedgh.engines.host import Blueprint, ClientHost, cannot_write
 from fedgh.engines.workers import become_worker
 from fedgh.errors import ConfigError, RunError
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told that this runs
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's future default, quietly
 
 try:
     import ray
