@@ -99,8 +99,11 @@ def quick(*overrides: str) -> Experiment:
 
 
 def numbers(run: RunFolder) -> list[dict[str, Any]]:
-    """Everything a run has recorded except how long it took."""
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in run.records()]
+    """Everything a run has recorded except how long it took and what wrapping it took."""
+    return [
+        {k: v for k, v in record.items() if k not in ("seconds", "wire_bytes")}
+        for record in run.records()
+    ]
 
 
 def states(run: RunFolder) -> dict[str, bytes]:

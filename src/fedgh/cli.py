@@ -28,6 +28,10 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Public data sets.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+flower_app = typer.Typer(
+    help="Real federations, on Flower.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(flower_app, name="flower")
 
 Name = Annotated[
     str, typer.Argument(metavar="[NAME|FILE.toml]", help="A named experiment or a TOML file.")
@@ -252,6 +256,72 @@ def fetch(
     console = Console()
     folder = locate(name, data_dir, progress=Download(console, name))
     console.print(f"{name} is in {folder}", markup=False, soft_wrap=True)
+
+
+FederationDir = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.")]
+FederationOut = Annotated[Path | None, typer.Option(help="The run folder; else DIR/run.")]
+
+
+@flower_app.command()
+def init(
+    folder: FederationDir,
+    experiment: Name = "demo",
+    set_: Set = None,
+    host: Annotated[
+        str, typer.Option(help="By what name participants will reach the server.")
+    ] = "127.0.0.1",
+    node_config: Annotated[
+        str, typer.Option(metavar="'KEY=\"VALUE\" ...'", help="Settings for every participant.")
+    ] = "",
+    data_dir: DataDir = None,
+) -> None:
+    """Write certificates, keys, the app and start scripts for a federation."""
+    from fedgh import config
+    from fedgh.experiment import prepare
+    from fedgh.flower.folder import FederationFolder
+
+    settings = config.load(experiment, set_ or [], data_dir)
+    prepare(settings)
+    made = FederationFolder.create(folder, settings, host=host, node_config=node_config)
+    Console().print(
+        f"{made.path} has {settings.federation.clients} participants\n"
+        f"on this machine: fedgh flower up {made.path}\n"
+        f"between machines: see {made.path / 'README.md'}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@flower_app.command()
+def up(folder: FederationDir, out: FederationOut = None, quiet: Quiet = False) -> None:
+    """Run a federation on this machine, with TLS and keys; what was broken off goes on."""
+    from fedgh.flower import operate
+
+    console = Console(quiet=quiet)
+    run = out or folder / "run"
+    try:
+        finished = operate.up(folder, run, console)
+    except KeyboardInterrupt:
+        print(f"\nstopped; the same command goes on with {run}", file=sys.stderr)
+        sys.exit(130)
+    _show(console, finished)
+
+
+@flower_app.command()
+def status(folder: FederationDir, out: FederationOut = None) -> None:
+    """Show what runs, and how far it has come."""
+    from fedgh.flower import operate
+
+    operate.status(folder, out or folder / "run", Console())
+
+
+@flower_app.command()
+def stop(folder: FederationDir) -> None:
+    """End a federation on this machine."""
+    from fedgh.flower import operate
+
+    print("stopped" if operate.stop(folder) else "nothing is running")
 
 
 @app.command()

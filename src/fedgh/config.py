@@ -44,6 +44,8 @@ class DataSection(_Section):
     partition: Literal["classes", "dirichlet", "iid"] = "classes"
     classes_per_client: int = Field(2, ge=1)  # for "classes"
     alpha: float = Field(0.5, gt=0)  # for "dirichlet"
+    classes: NameList | None = None  # for "private": the names of all classes
+    shape: list[int] | None = None  # for "private": of one input, if a method shares a network
 
     def absolute(self) -> "DataSection":
         """The same places, wherever the run is resumed from."""
@@ -74,6 +76,8 @@ class RunSection(_Section):
     eval_every: int = Field(1, ge=1)  # rounds between evaluations; the last is always evaluated
     evaluate: Literal["all", "trained"] = "all"  # whose mean: all clients, or those that took part
     checkpoint_every: int = Field(1, ge=1)
+    quorum: float = Field(0.0, ge=0, le=1)  # share of a round's participants that must answer
+    deadline: float = Field(600.0, gt=0)  # seconds a participant on another machine may take
     global_accuracy: bool = False  # also judge every client on everybody's classes
 
 

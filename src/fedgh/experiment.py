@@ -46,6 +46,11 @@ class Experiment:
             input_shape=self.source.shape,
         )
 
+    @property
+    def private(self) -> bool:
+        """Whether the data are with the participants, and nowhere else."""
+        return self.config.data.name == "private"
+
     def initial_server(self) -> Payload:
         """What the server holds before the first round; refuses what the method cannot do."""
         seed = self.task.seed
@@ -74,7 +79,7 @@ class Experiment:
         return [
             {
                 "client": client,
-                "extractor": zoo[client % len(zoo)],
+                "extractor": "private" if self.private else zoo[client % len(zoo)],
                 "classes": {names[label]: count for label, count in enumerate(row) if count},
                 **dict(zip(("train", "evaluation", "test"), sizes, strict=True)),
             }
@@ -103,7 +108,8 @@ class Experiment:
 
 def load_source(data: DataSection) -> Source:
     """The data that a configuration names."""
-    return SOURCES[data.name](Where(data.dir, data.path, data.image_size))
+    classes, shape = tuple(data.classes or ()), tuple(data.shape or ())
+    return SOURCES[data.name](Where(data.dir, data.path, data.image_size, classes, shape))
 
 
 def prepare(
@@ -120,9 +126,14 @@ def prepare(
     if extractors is not None:
         zoo = _names(extractors)
         config = config.model_copy(update={"model": config.model.model_copy(update={"zoo": zoo})})
-    found = tuple(extractors) if extractors is not None else _find_extractors(config.model.zoo)
+    if extractors is not None:
+        found = tuple(extractors)
+    elif config.data.name == "private" and not source.shape:
+        found = ()  # no network is shared, so none need be known here
+    else:
+        found = _find_extractors(config.model.zoo)
     experiment = Experiment(config, source, _deal(config, source), found)
-    for name, make in zip(config.model.zoo, found, strict=True):
+    for name, make in zip(config.model.zoo, found, strict=False):
         with _about("model.zoo"):
             check_extractor(name, make, experiment.task)
     experiment.initial_server()
@@ -132,6 +143,8 @@ def prepare(
 def _deal(config: Config, source: Source) -> Partition:
     """Give every sample to a client."""
     data, clients, seed = config.data, config.federation.clients, config.federation.seed
+    if data.name == "private":
+        return deal.nothing(clients)
     y = source.y.numpy()
     if clients * deal.SMALLEST > len(y):
         raise ConfigError(

@@ -23,7 +23,11 @@ def summarise(
     target = config.federation.target
     reached = next((r for r in evaluated if target is not None and r["accuracy"] >= target), None)
     client_rounds = sum(len(record["participants"]) for record in records)
-    reckoned = [config.method.paper_bytes(task, len(client["classes"])) for client in clients]
+    reckoned = [
+        config.method.paper_bytes(task, len(client["classes"]))
+        for client in clients
+        if client["classes"]  # else a participant's secret
+    ]
     paper = [size for size in reckoned if size is not None]
     last = evaluated[-1]
     return {
@@ -41,6 +45,7 @@ def summarise(
         "rounds_to_target": reached and reached["round"],
         "bytes_to_target": reached and reached["bytes_total"],
         "bytes_total": records[-1]["bytes_total"],
+        "wire_bytes_total": sum(record.get("wire_bytes", 0) for record in records),
         "bytes_per_client_round": records[-1]["bytes_total"] / client_rounds,
         "paper_bytes_per_client_round": sum(paper) / len(paper) if paper else None,
         "seconds": sum(record["seconds"]["total"] for record in records),

@@ -24,7 +24,16 @@ from fedgh.methods import METHODS
 from fedgh.training import Unwatched, Watcher, resume, run
 
 # To what a run records.
-_IRRELEVANT = {"engine", "workers", "address", "memory", "checkpoint_every", "dir", "path"}
+_IRRELEVANT = {
+    "engine",
+    "workers",
+    "address",
+    "memory",
+    "checkpoint_every",
+    "deadline",
+    "dir",
+    "path",
+}
 
 Watch = Callable[[str], AbstractContextManager[Watcher]]
 """Given a line about a run, someone to watch it."""

@@ -1,20 +1,20 @@
 """From a prepared experiment to a run folder: run, resume."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Protocol
 
-import torch
-
 from fedgh import config as configs
 from fedgh.config import Config
+from fedgh.core.checkpoint import check_clients
 from fedgh.core.rounds import Engine, Federation
 from fedgh.core.runs import Record, RunFolder
-from fedgh.core.types import Reply
+from fedgh.core.types import Payload, Reply
+from fedgh.engines.host import one_thread
 from fedgh.engines.serial import Serial
 from fedgh.engines.workers import Workers
-from fedgh.errors import RunError
+from fedgh.errors import ConfigError, RunError
 from fedgh.experiment import Experiment, prepare
 from fedgh.summary import summarise
 
@@ -45,8 +45,18 @@ class Unwatched:
         """Say nothing."""
 
 
-def run(experiment: Experiment, out: Path, watch: Watcher | None = None) -> RunFolder:
-    """Run a new experiment into the folder `out`."""
+MakeEngine = Callable[[Experiment, RunFolder, int, Payload], Engine]
+"""From an experiment, its folder, the rounds done and their state to where the clients are."""
+
+
+def run(
+    experiment: Experiment,
+    out: Path,
+    watch: Watcher | None = None,
+    *,
+    make_engine: MakeEngine | None = None,
+) -> RunFolder:
+    """Run a new experiment into the folder `out`, on the engine that its configuration names."""
     metrics = ["accuracy", "evaluation_accuracy"]
     if experiment.config.run.global_accuracy:
         metrics.append("global_accuracy")
@@ -62,7 +72,7 @@ def run(experiment: Experiment, out: Path, watch: Watcher | None = None) -> RunF
         clients=experiment.clients(),
         state=Federation.initial_state(experiment.task, experiment.initial_server(), metrics),
     )
-    return _train(experiment, folder, watch or Unwatched())
+    return _train(experiment, folder, watch or Unwatched(), make_engine or local_engine)
 
 
 def resume(
@@ -73,6 +83,7 @@ def resume(
     workers: int | None = None,
     overrides: Iterable[str] = (),
     prepare: Callable[[Config], Experiment] = prepare,
+    make_engine: MakeEngine | None = None,
 ) -> RunFolder:
     """Go on with a run after its last completed round, perhaps on another engine.
 
@@ -90,18 +101,20 @@ def resume(
             f"{path} was started with other data or settings than are there now; put them back "
             "(a run that was started from Python with its own data is resumed from Python)"
         )
-    return _train(experiment, folder, watch or Unwatched())
+    return _train(experiment, folder, watch or Unwatched(), make_engine or local_engine)
 
 
-def _train(experiment: Experiment, folder: RunFolder, watch: Watcher) -> RunFolder:
+def _train(
+    experiment: Experiment, folder: RunFolder, watch: Watcher, make_engine: MakeEngine
+) -> RunFolder:
     config, task = experiment.config, experiment.task
     with ExitStack() as stack:
         stack.enter_context(folder.locked())
-        stack.enter_context(_one_thread())
+        stack.enter_context(one_thread())
         done, state = folder.rewind()
         watch.started(experiment, folder, folder.records())
         if done < task.rounds:
-            engine = stack.enter_context(closing(_engine(experiment, folder.checkpoint, done)))
+            engine = stack.enter_context(closing(make_engine(experiment, folder, done, state)))
             federation = Federation(
                 task,
                 config.method,
@@ -110,6 +123,7 @@ def _train(experiment: Experiment, folder: RunFolder, watch: Watcher) -> RunFold
                 participation=config.federation.participation,
                 eval_every=config.run.eval_every,
                 judge_untrained=config.run.evaluate == "all",
+                quorum=config.run.quorum,
             )
             for number in range(done + 1, task.rounds + 1):
                 record = federation.round(number, watch.replied)
@@ -127,7 +141,14 @@ def _train(experiment: Experiment, folder: RunFolder, watch: Watcher) -> RunFold
     return folder
 
 
-def _engine(experiment: Experiment, checkpoint: Path, round: int) -> Engine:
+def local_engine(experiment: Experiment, folder: RunFolder, round: int, state: Payload) -> Engine:
+    """Clients whose states are in the run folder, computed where `run.engine` says."""
+    if experiment.private:
+        raise ConfigError(
+            "data.name = 'private': the data are with the participants; `fedgh flower` reaches them"
+        )
+    checkpoint = folder.checkpoint
+    check_clients(checkpoint, round, state["trained"].tolist())
     section = experiment.config.run
     memory = int(section.memory * 2**30)
     if section.engine == "serial":
@@ -137,14 +158,3 @@ def _engine(experiment: Experiment, checkpoint: Path, round: int) -> Engine:
     from fedgh.engines.ray import Ray  # an extra
 
     return Ray(experiment.blueprint(), checkpoint, round, memory, section.workers, section.address)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Engines and server compute with one thread each, so that all add up in the same order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -98,6 +98,11 @@ class ClientFiles:
         self._superseded: list[tuple[int, Path]] = []  # the round of the successor, the file
         self._sealed = round
 
+    def round(self, client: int) -> int:
+        """The round that left the client's last state, 0 when it never took part."""
+        path = self._current.get(client)
+        return 0 if path is None else _round_of(path)
+
     def load(self, client: int) -> Payload | None:
         """The client's last committed state; None when it never took part."""
         path = self._current.get(client)
@@ -173,7 +178,16 @@ def check_clients(folder: Path, round: int, trained: Sequence[int]) -> None:
 
 def discard_leftovers(folder: Path, round: int) -> None:
     """Delete what an interrupted round left behind: only states up to `round` count."""
-    keep = {path for _, _, path in _newest(folder, round)}
+    _discard_all_but(folder, {path for _, _, path in _newest(folder, round)})
+
+
+def keep_rounds(folder: Path, rounds: set[int]) -> None:
+    """Delete all states but those that these rounds have left."""
+    states = [path for path in folder.iterdir() if _CLIENT_FILE.fullmatch(path.name)]
+    _discard_all_but(folder, {path for path in states if _round_of(path) in rounds})
+
+
+def _discard_all_but(folder: Path, keep: set[Path]) -> None:
     for path in folder.iterdir():
         ours = _CLIENT_FILE.fullmatch(path.name) or path.suffix == ".part"
         if ours and path not in keep:

@@ -37,6 +37,7 @@ class Received:
 
     uploads: int = 0
     bytes_up: int = 0
+    wire_bytes: int = 0
     waited: float = 0.0
     losses: list[float] = field(default_factory=list)
     failed: list[dict[str, Any]] = field(default_factory=list)
@@ -59,6 +60,7 @@ class Federation:
         participation: float = 1.0,
         eval_every: int = 1,
         judge_untrained: bool = True,
+        quorum: float = 0.0,
     ) -> None:
         self.task = task
         self.method = method
@@ -66,6 +68,7 @@ class Federation:
         self.per_round = max(1, round(participation * task.num_clients))
         self.eval_every = eval_every
         self.judge_untrained = judge_untrained  # else only those that have taken part
+        self.quorum = quorum  # the share of a round's participants that must answer
         self.server = part(state, "server.")
         self.bytes_total = int(state["bytes_total"])
         self._scores = part(state, "scores.")  # each client's last ones
@@ -119,6 +122,7 @@ class Federation:
             "bytes_up": received.bytes_up,
             "bytes_down": bytes_down,
             "bytes_total": self.bytes_total,
+            "wire_bytes": received.wire_bytes,
             "rejected": received.rejected,
             "failed": received.failed,
             "seconds": {
@@ -148,12 +152,15 @@ class Federation:
             down = self.method.broadcast(self.server, client)
             if last is None or down is not last[0]:  # one message serves all who get the same
                 last = (down, wire.to_bytes(down))
-            jobs.append(Job(client, number, last[1], evaluate))
+            jobs.append(Job(client, number, last[1], evaluate, int(self._trained[client])))
             bytes_down += wire.nbytes(down)
         if evaluate:
             stale = self._stale if self.judge_untrained else self._stale & (self._trained > 0)
             out_of_date = set(stale.nonzero().flatten().tolist()) - set(participants)
-            jobs += [Job(client, number, None, True) for client in sorted(out_of_date)]
+            jobs += [
+                Job(client, number, None, True, int(self._trained[client]))
+                for client in sorted(out_of_date)
+            ]
         return jobs, bytes_down
 
     def _receive(
@@ -187,12 +194,13 @@ class Federation:
         if reply.up is not None:
             self._stale[reply.client_id] = True
             self._trained[reply.client_id] = reply.round
-        if "accuracy" in reply.metrics:
+        if self._scores.keys() <= reply.metrics.keys():
             self._stale[reply.client_id] = False
             for name, scores in self._scores.items():
                 scores[reply.client_id] = reply.metrics[name]
         if "train_loss" in reply.metrics:
             received.losses.append(reply.metrics["train_loss"])
+        received.wire_bytes += reply.wire_bytes
         for phase, seconds in reply.seconds.items():
             received.seconds[phase] = received.seconds.get(phase, 0.0) + seconds
 
@@ -215,6 +223,11 @@ class Federation:
                 f"round {number}: all {self.per_round} participants failed"
                 + ("" if everybody else f", for the {MOST_EMPTY_ROUNDS}rd time in a row")
                 + f"; client {problem['client']}: {problem['reason']}"
+            )
+        if received.uploads < self.quorum * self.per_round:
+            raise RunError(
+                f"round {number}: {received.uploads} of {self.per_round} participants answered, "
+                f"run.quorum = {self.quorum:g} asks for more; the last completed round is safe"
             )
         if evaluated and bool(self._scores["accuracy"].isnan().all()):
             raise RunError(f"round {number}: no client could be judged; {received.failed[0]}")

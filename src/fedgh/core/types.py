@@ -207,6 +207,7 @@ class Job:
     round: int
     down: bytes | None
     evaluate: bool
+    trained: int = 0  # the round in which the client last trained: what it starts from
 
 
 @dataclass(frozen=True)
@@ -220,3 +221,4 @@ class Reply:
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     error: str | None = None
+    wire_bytes: int = 0  # of the messages there and back, where they travel between machines

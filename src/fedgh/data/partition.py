@@ -138,6 +138,19 @@ def iid(y: Indices, clients: int, seed: int) -> list[Indices]:
     return np.array_split(numpy_stream(seed, "partition").permutation(len(y)), clients)
 
 
+def nothing(clients: int) -> Partition:
+    """Clients none of whose samples are on this machine."""
+    return Partition(torch.empty(0, dtype=torch.int64), torch.zeros(clients, 4, dtype=torch.int64))
+
+
+def only(client: int, clients: int, y: Indices, seed: int) -> Partition:
+    """All samples of this machine are those of one client."""
+    own = assemble([np.arange(len(y))], y, seed)
+    bounds = torch.zeros(clients, 4, dtype=torch.int64)
+    bounds[client] = own.bounds[0]
+    return Partition(own.order, bounds)
+
+
 def assemble(parts: list[Indices], y: Indices, seed: int) -> Partition:
     """Split each client's samples 8:1:1 so that every split follows the client's own classes."""
     rng = numpy_stream(seed, "split")

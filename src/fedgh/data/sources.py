@@ -52,9 +52,9 @@ class Source:
         layout = torch.channels_last if x.ndim == 4 else torch.contiguous_format
         object.__setattr__(self, "x", x.contiguous(memory_format=layout))
         object.__setattr__(self, "y", y.long())
-        if len(self.x) != len(self.y) or not len(self.y):
+        if len(self.x) != len(self.y):
             raise DataError(f"{self.name}: {len(self.x)} inputs and {len(self.y)} labels")
-        if self.y.min() < 0 or self.y.max() >= len(self.class_names):
+        if len(self.y) and (self.y.min() < 0 or self.y.max() >= len(self.class_names)):
             raise DataError(
                 f"{self.name}: labels from {int(self.y.min())} to {int(self.y.max())}, "
                 f"but there are {len(self.class_names)} classes (0 to {len(self.class_names) - 1})"
@@ -92,6 +92,8 @@ class Where:
     dir: Path | None = None  # the folder that holds the official files
     path: Path | None = None  # the user's own file or folder
     image_size: int = 32
+    classes: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
 
 
 def digits(where: Where) -> Source:  # noqa: ARG001
@@ -199,6 +201,14 @@ def npz(where: Where) -> Source:
     return Source("npz", x, torch.from_numpy(y), tuple(map(str, names)))
 
 
+def private(where: Where) -> Source:
+    """Each participant's own data, on its own machine: here only `data.classes` are known."""
+    if not where.classes:
+        raise ConfigError("data.classes: data.name = 'private' needs the names of all classes")
+    inputs = torch.empty(0, *where.shape, dtype=torch.uint8)
+    return Source("private", inputs, torch.empty(0), where.classes)
+
+
 SOURCES: dict[str, Callable[[Where], Source]] = {
     "digits": digits,
     "cifar10": cifar10,
@@ -206,6 +216,7 @@ SOURCES: dict[str, Callable[[Where], Source]] = {
     "fashion-mnist": fashion_mnist,
     "image-folder": image_folder,
     "npz": npz,
+    "private": private,
 }
 
 

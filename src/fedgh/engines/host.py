@@ -1,6 +1,8 @@
 """A host keeps clients and does their jobs: the part that all engines share."""
 
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -77,9 +79,16 @@ class Files(Protocol):
 class ClientHost:
     """Clients made when first needed, kept in memory while there is room, saved on demand."""
 
-    def __init__(self, blueprint: Blueprint, files: Files, memory: int = 2**62) -> None:
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        files: Files,
+        memory: int = 2**62,
+        explain: Callable[[Exception], str] | None = None,
+    ) -> None:
         self.blueprint = blueprint
         self.memory = memory  # bytes
+        self._explain = explain or one_line  # what the server is told of a failure
         self._files = files
         self._clients: dict[int, Client] = {}  # the one used last comes last
         self._changed: set[int] = set()
@@ -129,7 +138,7 @@ class ClientHost:
         except RunError:  # its state cannot be read: the machine's trouble, not the client's
             raise
         except Exception as problem:  # a client's code may raise anything
-            return Reply(job.client_id, job.round, error=_one_line(problem))
+            return Reply(job.client_id, job.round, error=self._explain(problem))
         client.round, client.metrics, client.seconds = job.round, {}, {}
         up: bytes | None = None
         errors: list[str] = []
@@ -141,12 +150,12 @@ class ClientHost:
                 except Exception as problem:
                     client.load(before)
                     client.metrics.clear()
-                    errors.append(_one_line(problem))
+                    errors.append(self._explain(problem))
             if job.evaluate:
                 try:
                     self._evaluate(client)
                 except Exception as problem:
-                    errors.append(_one_line(problem))
+                    errors.append(self._explain(problem))
         return Reply(
             client_id=client.id,
             round=job.round,
@@ -191,6 +200,17 @@ class ClientHost:
         client.metrics.update(scores)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Hosts and server compute with one thread each, so that all add up in the same order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def cannot_write(error: OSError) -> RunError:
     """What to tell a user when the state of a client cannot be written."""
     return RunError(
@@ -199,7 +219,7 @@ def cannot_write(error: OSError) -> RunError:
     )
 
 
-def _one_line(problem: Exception) -> str:
+def one_line(problem: Exception) -> str:
     """What happened and where, without a path that tells about the machine."""
     where = traceback.extract_tb(problem.__traceback__)[-1]
     text = " ".join(str(problem).split())

@@ -30,6 +30,11 @@ class FedAvg(Method):
         self, task: Task, models: Sequence[SplitModel], rng: torch.Generator
     ) -> Payload:
         """One model for all; refused when architectures differ."""
+        if not models:
+            raise ConfigError(
+                "fedavg averages whole models: name the one that all have in model.zoo, and the "
+                "shape of its inputs in data.shape"
+            )
         shapes = [network_spec(network_state(model)) for model in models]
         differ = [k for k in range(task.num_clients) if shapes[k % len(shapes)] != shapes[0]]
         if differ:

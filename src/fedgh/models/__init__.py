@@ -51,6 +51,8 @@ def shared_model(name: str, task: Task) -> SplitModel:
     """The network that a method shares beside the private ones, at its start that all know."""
     with isolated(task.seed, "shared-model"):
         try:
+            if not task.input_shape:
+                raise ConfigError("it needs the shape of the inputs: data.shape")
             return split_model(extractor(name), task)
         except ConfigError as error:
             raise ConfigError(f"method.shared = '{name}': {error}") from None

@@ -137,7 +137,7 @@ def result(run: RunFolder) -> Table:
     table.add_column("network")
     table.add_column("classes", overflow="fold")
     samples = sum(_samples(client) for client in clients) / len(clients)
-    table.add_column("samples", f"{samples:.0f}", justify="right")
+    table.add_column("samples", f"{samples:.0f}" if samples else "-", justify="right")
     for key, title in columns.items():
         table.add_column(title, percent(last[key]), justify="right")
     for client in clients[:MOST_CLIENTS]:
@@ -145,7 +145,7 @@ def result(run: RunFolder) -> Table:
             str(client["client"]),
             Text(client["extractor"]),
             Text(_few(list(client["classes"]))),
-            str(_samples(client)),
+            str(_samples(client) or "-"),
             *(percent(last[f"{key}_per_client"][client["client"]]) for key in columns),
         )
     if len(clients) > MOST_CLIENTS:
@@ -168,6 +168,9 @@ def closing_lines(run: RunFolder) -> str:
     if summary["paper_bytes_per_client_round"] is not None:
         reckoned = human_bytes(summary["paper_bytes_per_client_round"])
         lines[-1] += f" (by the paper's reckoning {reckoned})"
+    if summary.get("wire_bytes_total"):
+        wire = human_bytes(summary["wire_bytes_total"])
+        lines.append(f"messages   {wire}: the tensors above and what Flower wraps them in")
     if summary["target"] is not None:
         reached = (
             f"after round {summary['rounds_to_target']}, {human_bytes(summary['bytes_to_target'])}"

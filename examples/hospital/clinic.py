@@ -1,0 +1,30 @@
+"""A small clinic in the same federation: other patients, and quite another network."""
+
+from hospital import patients
+from torch import Tensor, nn
+
+from fedgh import Task
+from fedgh.flower import NodeConfig, Participant, client_app
+
+
+class Wide(nn.Module):
+    """One wide layer, whose halves gate each other."""
+
+    def __init__(self, inputs: int, rep_dim: int) -> None:
+        super().__init__()
+        self.mix = nn.Linear(inputs, 2 * rep_dim)
+        self.gate = nn.GLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, inputs] -> [batch, rep_dim]."""
+        out: Tensor = self.gate(self.mix(x))
+        return out
+
+
+def make_client(task: Task, node_config: NodeConfig) -> Participant:
+    """The clinic's patients and network."""
+    x, y = patients(int(node_config["client"]), task.num_clients)
+    return Participant(Wide(x.shape[1], task.rep_dim), x, y)
+
+
+app = client_app(make_client)

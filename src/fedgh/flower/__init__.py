@@ -1,0 +1,23 @@
+"""Real federations: the same methods, run between organisations over Flower.
+
+A participant writes an app and names it when it starts its SuperNode:
+
+from fedgh.flower import Participant, client_app
+
+def make_client(task, node_config):
+    x, y = my_data(node_config["data"])
+    return Participant(MyNetwork(task.rep_dim), x, y)
+
+app = client_app(make_client)
+"""
+
+from fedgh.errors import ConfigError
+
+try:
+    import flwr  # noqa: F401
+except ImportError:
+    raise ConfigError("this needs Flower: pip install 'fedgh[flower]'") from None
+
+from fedgh.flower.client import NodeConfig, Participant, client_app
+
+__all__ = ["NodeConfig", "Participant", "client_app"]

@@ -1,0 +1,167 @@
+"""Clients at participants that a Flower grid reaches: the engine of a real federation."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import httpx
+from flwr.app import Message, MessageType
+from flwr.serverapp import Grid
+
+from fedgh import __version__
+from fedgh.core.types import Job, Reply
+from fedgh.errors import RunError, WireError
+from fedgh.flower import messages
+from fedgh.flower.messages import LONGEST_ERROR, Request
+
+POLL = 0.3
+"""Seconds between looks at what has come; a node that leaves may take its reply with it."""
+
+
+class Flower:
+    """Sends jobs, takes replies as they come; who is late or away has failed this round.
+
+    A participant is known by its public key, which the operator has registered: what a node says
+    of itself counts for nothing.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        participants: Mapping[int, bytes],
+        *,
+        experiment: str,
+        start: int,
+        settings: dict[str, Any],
+        fingerprint: str | None,
+        deadline: float,
+        trained: Mapping[int, int],
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._grid = grid
+        self._participants = participants
+        self._experiment = experiment
+        self._start = start
+        self._settings = settings
+        self._fingerprint = fingerprint
+        self._deadline = deadline
+        self._trained = dict(trained)  # client -> the round in which it last trained
+        self._committed = dict(trained)  # the same, as of the last checkpoint
+        self._say = say
+        self._met = False  # whether everybody has had a chance to join
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
+        """Ask everybody at once; one reply for each job before the deadline is over."""
+        nodes = self._wait_for_nodes({job.client_id for job in jobs})
+        for job in jobs:
+            if job.client_id not in nodes:
+                yield _failed(job, "not connected")
+        there = [job for job in jobs if job.client_id in nodes]
+        asked = [self._message(job, nodes[job.client_id]) for job in there]
+        end = time.monotonic() + self._deadline
+        names: list[str | None] = list(self._grid.push_messages(asked)) or [None] * len(asked)
+        waiting: dict[str, tuple[Job, int]] = {}  # message -> what it asks, its size
+        for job, message, name in zip(there, asked, names, strict=True):
+            if name is None:
+                yield _failed(job, "the message could not be sent")
+            else:
+                waiting[name] = job, messages.wire_bytes(message)
+        while waiting and time.monotonic() < end:
+            for name, found in self._pull(list(waiting)):
+                job, sent = waiting.pop(name)
+                reply = _reply(job, found, sent)
+                if reply.up is not None:
+                    self._trained[job.client_id] = job.round
+                yield reply
+            if waiting:
+                time.sleep(POLL)
+        for job, sent in waiting.values():
+            yield _failed(job, f"no answer within {self._deadline:g} s", sent)
+
+    def save(self, round: int) -> None:  # noqa: ARG002
+        """Participants keep their own states; they are told which of them still count."""
+        self._committed = dict(self._trained)
+
+    def close(self) -> None:
+        """The grid is Flower's."""
+
+    def _wait_for_nodes(self, clients: set[int]) -> dict[int, int]:
+        """The node of each client that is connected.
+
+        At the start everybody is waited for; later only an empty house is.
+        """
+        end = time.monotonic() + self._deadline
+        while True:
+            keys = {bytes(node.public_key): node.node_id for node in self._grid.get_nodes()}
+            nodes = {
+                client: keys[self._participants[client]]
+                for client in clients
+                if self._participants.get(client) in keys
+            }
+            enough = len(nodes) == len(clients) or (self._met and nodes)
+            if enough or time.monotonic() > end:
+                break
+            self._say(f"{len(nodes)} of {len(clients)} participants are connected; waiting")
+            time.sleep(min(2.0, self._deadline / 10))
+        self._met = True
+        return nodes
+
+    def _message(self, job: Job, node: int) -> Message:
+        ask = Request(
+            version=__version__,
+            experiment=self._experiment,
+            start=self._start,
+            client=job.client_id,
+            round=job.round,
+            trained=job.trained,
+            committed=self._committed.get(job.client_id, 0),
+            evaluate=job.evaluate,
+            deadline=self._deadline,
+            settings=self._settings,
+            fingerprint=self._fingerprint,
+        )
+        return Message(
+            messages.request(ask, job.down),
+            dst_node_id=node,
+            message_type=MessageType.TRAIN,
+            group_id=str(job.round),
+            ttl=self._deadline,
+        )
+
+    def _pull(self, names: list[str]) -> list[tuple[str, Message | Exception]]:
+        """The replies that have come, by the message that they answer.
+
+        What a participant sent may not even be a message: then it alone has failed.
+        """
+        try:
+            found = list(self._grid.pull_messages(names))
+        except httpx.HTTPError as error:
+            raise RunError(f"the SuperLink is out of reach: {error}") from None
+        except Exception as error:  # whatever Flower makes of such bytes
+            if len(names) == 1:
+                return [(names[0], error)]
+            return [item for name in names for item in self._pull([name])]
+        return [(message.metadata.reply_to_message_id, message) for message in found]
+
+
+def _reply(job: Job, message: Message | Exception, sent: int) -> Reply:
+    if isinstance(message, Exception):
+        return _failed(job, f"not a readable message ({type(message).__name__})", sent)
+    if message.has_error():
+        return _failed(job, _explained(message), sent)
+    try:
+        reply = messages.read_answer(message.content, job)
+    except WireError as error:
+        return _failed(job, str(error), sent)
+    return replace(reply, wire_bytes=sent + messages.wire_bytes(message))
+
+
+def _explained(message: Message) -> str:
+    """Flower's own errors: the node has gone, its app has crashed, could not be loaded."""
+    reason = " ".join((message.error.reason or "").split())
+    return f"Flower error {message.error.code}: {reason or 'no reason given'}"[:LONGEST_ERROR]
+
+
+def _failed(job: Job, reason: str, sent: int = 0) -> Reply:
+    return Reply(job.client_id, job.round, error=reason, wire_bytes=sent)

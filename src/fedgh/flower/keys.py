@@ -1,0 +1,108 @@
+"""Certificates and key pairs: who may listen, who may join."""
+
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedgh.errors import ConfigError
+
+CURVE = ec.SECP384R1()
+LIFETIME = timedelta(days=825)
+
+
+def write_certificates(folder: Path, hosts: list[str]) -> None:
+    """A new authority (ca.crt, ca.key) and the server's certificate (server.pem, server.key)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ca_key, server_key = ec.generate_private_key(CURVE), ec.generate_private_key(CURVE)
+    ca_name = _name("fedgh federation")
+    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    ca = (
+        _builder(ca_name, ca_name, ca_key)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False
+        )
+        .sign(ca_key, hashes.SHA384())
+    )
+    server = (
+        _builder(_name(hosts[0]), ca_name, server_key)
+        .add_extension(x509.SubjectAlternativeName(map(_alternative, hosts)), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
+        )
+        .sign(ca_key, hashes.SHA384())
+    )
+    _write_private(folder / "ca.key", ca_key)
+    _write_private(folder / "server.key", server_key)
+    for name, certificate in (("ca.crt", ca), ("server.pem", server)):
+        (folder / name).write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def write_key_pair(private: Path, public: Path) -> None:
+    """A participant's key pair, as Flower wants it: P-384, OpenSSH."""
+    key = ec.generate_private_key(CURVE)
+    _write_private(private, key, serialization.PrivateFormat.OpenSSH)
+    public.write_bytes(
+        key.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
+        + b"\n"
+    )
+
+
+def read_public_key(path: Path) -> bytes:
+    """An OpenSSH public key in the form in which Flower reports a node's."""
+    try:
+        key = serialization.load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{path} is not a readable OpenSSH public key: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ConfigError(f"{path}: Flower wants an elliptic-curve key; see `ssh-keygen -t ecdsa`")
+    return key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return x509.CertificateBuilder(
+        subject_name=subject,
+        issuer_name=issuer,
+        public_key=key.public_key(),
+        serial_number=x509.random_serial_number(),
+        not_valid_before=now - timedelta(hours=1),  # clocks differ
+        not_valid_after=now + LIFETIME,
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _write_private(
+    path: Path,
+    key: ec.EllipticCurvePrivateKey,
+    format: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8,  # noqa: A002
+) -> None:
+    path.touch(mode=0o600)
+    path.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, format, serialization.NoEncryption())
+    )

@@ -1,0 +1,104 @@
+"""What an operator does with a federation on this machine: up, status, stop."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+from rich.table import Table
+
+from fedgh import config
+from fedgh.core.runs import Record, RunFolder
+from fedgh.core.types import Reply
+from fedgh.errors import RunError
+from fedgh.experiment import prepare
+from fedgh.flower.deployment import deployed, follow, locked
+from fedgh.flower.folder import FederationFolder
+from fedgh.flower.processes import GRACE, end_groups, registered
+from fedgh.report.terminal import Live, percent
+
+
+def up(path: Path, out: Path, console: Console) -> RunFolder:
+    """Start a federation, train in it, end it; a run that was broken off goes on."""
+    folder = FederationFolder.open(path)
+    experiment = prepare(config.load(folder.experiment))
+    if (out / "summary.json").exists():
+        raise RunError(f"{out} is a finished run; choose another --out")
+    clients = experiment.task.num_clients
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    with _sigterm_as_ctrl_c(), deployed(folder, clients, say) as deployment, Live(console) as live:
+        live.started(experiment, RunFolder(out), RunFolder(out).records())
+        run = deployment.train(out)
+
+        def finished_round(record: Record) -> None:
+            for failure in record["failed"]:
+                live.replied(Reply(failure["client"], record["round"], error=failure["reason"]))
+            live.finished_round(record)
+
+        return follow(deployment, run, out, finished_round)
+
+
+def status(path: Path, out: Path, console: Console) -> None:
+    """Show which processes run, and how far the training has come."""
+    folder = FederationFolder.open(path)
+    there = registered(folder.processes)[1] if folder.processes.exists() else {}
+    table = Table("process", "number", "log")
+    for name, number in there.items():
+        table.add_row(name, str(number), str(folder.logs / f"{name}.log"))
+    if there:
+        console.print(table)
+    else:
+        console.print("nothing is running")
+    records = RunFolder(out).records()
+    if (out / "config.toml").exists():
+        rounds = config.load(out / "config.toml").federation.rounds
+        last = next((r["accuracy"] for r in reversed(records) if r["accuracy"] is not None), None)
+        console.print(f"{out}: round {len(records)} of {rounds}, accuracy {percent(last)}")
+
+
+def stop(path: Path) -> bool:
+    """End a federation, also one whose starter was killed; whether there was anything to end."""
+    folder = FederationFolder.open(path)
+    if not folder.processes.exists():
+        return False
+    starter, there = registered(folder.processes)
+    if _is_up(folder):
+        os.kill(starter, signal.SIGTERM)
+        end = time.monotonic() + 3 * GRACE
+        while _is_up(folder):
+            if time.monotonic() > end:
+                raise RunError(f"process {starter} does not end")
+            time.sleep(0.2)
+    else:
+        end_groups(list(there.values()))
+        folder.processes.unlink(missing_ok=True)
+    return True
+
+
+def _is_up(folder: FederationFolder) -> bool:
+    try:
+        with locked(folder):
+            return False
+    except RunError:
+        return True
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Whoever asks this process to end gets the same clean end."""
+
+    def interrupt(_: int, __: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,115 @@
+"""The server's side: an ordinary run whose clients are reached over Flower.
+
+The run folder is on the server's machine. A SuperLink that is started again does not go on with
+its runs; a new run with the same `out` does, after the last completed round.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedgh import config, training
+from fedgh.core.rounds import Engine
+from fedgh.core.runs import Record, RunFolder
+from fedgh.core.types import Payload, Reply
+from fedgh.errors import ConfigError, FedghError
+from fedgh.experiment import Experiment, prepare
+from fedgh.flower.engine import Flower
+from fedgh.flower.keys import read_public_key
+from fedgh.flower.session import Session
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run or resume what the run configuration names."""
+    serve(grid, context.run_id, context.run_config)
+
+
+def serve(grid: Grid, run_id: int, settings: Mapping[str, Any]) -> RunFolder:
+    """Train the experiment in `settings["experiment"]` into the run folder `settings["out"]`.
+
+    `settings["participants"]` is a folder with the public keys of the participants: 0.pub, 1.pub
+    and so on.
+    """
+    out = Path(str(settings["out"]))
+    experiment = prepare(config.load(str(settings["experiment"])))
+    participants = read_participants(
+        Path(str(settings["participants"])), experiment.task.num_clients
+    )
+
+    def engine(experiment: Experiment, folder: RunFolder, done: int, state: Payload) -> Engine:
+        session = Session.begin(folder.path, run_id, done)
+        return Flower(
+            grid,
+            participants,
+            experiment=session.experiment,
+            start=session.starts,
+            settings=_shared(experiment),
+            fingerprint=None if experiment.private else experiment.fingerprint(),
+            deadline=experiment.config.run.deadline,
+            trained=dict(enumerate(state["trained"].tolist())),
+            say=_say,
+        )
+
+    try:
+        if (out / "config.toml").exists():
+            return training.resume(out, Log(), prepare=lambda _: experiment, make_engine=engine)
+        return training.run(experiment, out, Log(), make_engine=engine)
+    except FedghError as error:
+        session = Session.read(out)
+        if session is not None:
+            Session(**{**vars(session), "error": str(error)}).write(out)
+        raise
+
+
+def read_participants(folder: Path, clients: int) -> dict[int, bytes]:
+    """The public key of each client, as Flower reports it of a connected node."""
+    files = {client: folder / f"{client}.pub" for client in range(clients)}
+    missing = [client for client, file in files.items() if not file.is_file()]
+    if missing:
+        raise ConfigError(
+            f"{folder} lacks the public keys of clients {', '.join(map(str, missing[:8]))}: "
+            f"the experiment has {clients} clients, each needs its K.pub"
+        )
+    keys = {client: read_public_key(file) for client, file in files.items()}
+    if len(set(keys.values())) < clients:
+        raise ConfigError(f"{folder}: two participants have the same public key")
+    return keys
+
+
+def _shared(experiment: Experiment) -> dict[str, Any]:
+    """The settings that every participant is sent: no paths, nothing of how the server runs."""
+    table = experiment.config.to_table()
+    table["data"] = {k: v for k, v in table["data"].items() if k not in ("dir", "path")}
+    table["run"] = {"global_accuracy": table["run"]["global_accuracy"]}
+    return table
+
+
+class Log(training.Unwatched):
+    """A line for whatever happens, for `flwr log`."""
+
+    def started(self, experiment: Experiment, _: RunFolder, done: list[Record]) -> None:
+        """Say what runs where."""
+        task, method = experiment.task, experiment.config.method.name
+        _say(f"{method}: {task.num_clients} clients, rounds {len(done) + 1} to {task.rounds}")
+
+    def replied(self, reply: Reply) -> None:
+        """Say who has failed."""
+        if reply.error:
+            _say(f"round {reply.round}: client {reply.client_id} failed: {reply.error}")
+
+    def finished_round(self, record: Record) -> None:
+        """Say how far it has come."""
+        accuracy = record["accuracy"]
+        known = "" if accuracy is None else f", accuracy {accuracy:.1%}"
+        missing = len(record["failed"]) + len(record["rejected"])
+        _say(f"round {record['round']} is done{known}, {missing} failed or rejected")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,7 @@
+#!/bin/sh
+# Runs the server's side of the federation for the SuperLink, on the same machine.
+set -eu
+cd "$(dirname "$0")"
+export FLWR_HOME="$PWD/flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+exec flower-superexec --runtime-api-address "127.0.0.1:${PORT:-@PORT@}" \
+  --root-certificates ca.crt --superexec-auth-secret-file superexec.secret

@@ -1,0 +1,11 @@
+#!/bin/sh
+# The SuperLink: the one address that participants connect to. Ctrl-C ends it; what it knows is in
+# superlink.db, so that it can be started again.
+set -eu
+cd "$(dirname "$0")"
+export FLWR_HOME="$PWD/flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+exec flower-superlink --host "${HOST:-127.0.0.1}" --port "${PORT:-@PORT@}" \
+  --database superlink.db --enable-supernode-auth \
+  --isolation process --superexec-auth-secret-file superexec.secret \
+  --disable-runtime-dependency-installation \
+  --ssl-ca-certfile ca.crt --ssl-certfile server.pem --ssl-keyfile server.key

@@ -1,0 +1,86 @@
+"""Federations in one process, for tests."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+
+from fedgh.core.checkpoint import _newest
+from fedgh.core.runs import RunFolder
+from fedgh.experiment import Experiment
+from fedgh.flower import client
+from fedgh.flower.grid import LocalGrid, Node
+from fedgh.flower.keys import read_public_key, write_key_pair
+from fedgh.flower.server import serve
+
+FIRST_NODE = 1000
+
+
+class Unreliable(LocalGrid):
+    """Loses the replies of some clients in some rounds, after they have done their work."""
+
+    def __init__(self, nodes: Mapping[int, Node]) -> None:
+        super().__init__(nodes)
+        self.lost: set[tuple[int, int]] = set()  # client, round
+        self.delivered = 0
+        self.break_after = 2**62  # deliveries
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """As if they had never come."""
+        found = super().pull_messages(message_ids)
+        return [message for message in found if self._key(message) not in self.lost]
+
+    def _deliver(self, message: Message) -> Message:
+        if self.delivered == self.break_after:
+            raise KeyboardInterrupt
+        self.delivered += 1
+        return super()._deliver(message)
+
+    @staticmethod
+    def _key(message: Message) -> tuple[int, int]:
+        return message.metadata.src_node_id - FIRST_NODE, int(message.metadata.group_id)
+
+
+class House:
+    """A folder with an experiment, the keys of its participants, and their states."""
+
+    def __init__(
+        self,
+        path: Path,
+        experiment: Experiment,
+        apps: Sequence[ClientApp] = (client.app,),
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self.path = path
+        self.clients = experiment.task.num_clients
+        keys = path / "keys"
+        keys.mkdir(parents=True)
+        (path / "experiment.toml").write_text(experiment.config.to_toml())
+        nodes = {}
+        for k in range(self.clients):
+            write_key_pair(path / f"{k}.key", keys / f"{k}.pub")
+            node_config = {"client": k, "state": str(path / "states"), **(settings or {})}
+            key = read_public_key(keys / f"{k}.pub")
+            nodes[FIRST_NODE + k] = Node(apps[k % len(apps)], node_config, key)
+        self.grid = Unreliable(nodes)
+
+    def run(self, out: str = "run") -> RunFolder:
+        """Start the server."""
+        settings = {
+            "experiment": str(self.path / "experiment.toml"),
+            "out": str(self.path / out),
+            "participants": str(self.path / "keys"),
+        }
+        return serve(self.grid, 1, settings)
+
+    def home(self, k: int) -> Path:
+        """Where a participant keeps its states."""
+        (found,) = (self.path / "states").glob(f"*/client-{k}")
+        return found
+
+    def states(self) -> dict[str, bytes]:
+        """The last state of every participant, to the bit."""
+        homes = (self.path / "states").glob("*/client-*")
+        newest = [item for home in homes for item in _newest(home, 2**62)]
+        return {path.name: path.read_bytes() for _, _, path in newest}
