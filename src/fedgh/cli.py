@@ -309,6 +309,22 @@ def up(folder: FederationDir, out: FederationOut = None, quiet: Quiet = False) -
 
 
 @flower_app.command()
+def join(
+    folder: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="The folder that the operator gave you.")
+    ] = Path(),
+) -> None:
+    """Take part in a federation, until Ctrl-C."""
+    from fedgh.flower import node
+
+    try:
+        node.join(folder, print)
+    except KeyboardInterrupt:
+        print("left the federation; the same command joins it again", file=sys.stderr)
+        sys.exit(130)
+
+
+@flower_app.command()
 def status(folder: FederationDir, out: FederationOut = None) -> None:
     """Show what runs, and how far it has come."""
     from fedgh.flower import operate

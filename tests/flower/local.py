@@ -60,7 +60,11 @@ class House:
         nodes = {}
         for k in range(self.clients):
             write_key_pair(path / f"{k}.key", keys / f"{k}.pub")
-            node_config = {"client": k, "state": str(path / "states"), **(settings or {})}
+            node_config: dict[str, int | str] = {
+                "client": k,
+                "state": str(path / "states"),
+                **(settings or {}),
+            }
             key = read_public_key(keys / f"{k}.pub")
             nodes[FIRST_NODE + k] = Node(apps[k % len(apps)], node_config, key)
         self.grid = Unreliable(nodes)

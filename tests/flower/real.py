@@ -1,6 +1,5 @@
 """Federations of real processes, for tests."""
 
-import os
 import re
 from pathlib import Path
 
@@ -28,7 +27,7 @@ def left_behind(folder: Path) -> list[str]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            works_in = Path(os.readlink(process / "cwd"))
+            works_in = (process / "cwd").readlink()
             command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue

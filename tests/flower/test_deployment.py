@@ -1,7 +1,6 @@
 """One digest wherever it runs: from one process to TLS, keys and a process for every message."""
 
-import os
-import subprocess
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,9 +8,11 @@ import pytest
 
 from fedgh import training
 from fedgh.core.runs import RunFolder
+from fedgh.errors import RunError
 from fedgh.experiment import Experiment
-from fedgh.flower.deployment import Deployment, deployed, follow
-from fedgh.flower.keys import write_certificates, write_key_pair
+from fedgh.flower import node
+from fedgh.flower.deployment import Deployment, _free_ports, deployed, follow
+from fedgh.flower.folder import FederationFolder
 from tests.engines.test_engines import EVERYTHING
 from tests.flower.local import House
 from tests.flower.real import TWO, federation, left_behind, two
@@ -63,55 +64,43 @@ def test_one_digest(method: str, deployment: Deployment, tmp_path: Path) -> None
         assert record["wire_bytes"] > record["bytes_up"] + record["bytes_down"]
 
 
-def join(deployment: Deployment, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Try to connect as somebody who has what is in `folder`."""
-    environment = deployment._environment()
-    return subprocess.run(
-        [
-            *("flower-supernode", "--superlink", environment["SUPERLINK"]),
-            *("--host", "127.0.0.1", "--port", str(_port()), "--max-retries", "1"),
-            *arguments,
-        ],
-        cwd=folder,
-        env={**environment, "FLWR_HOME": str(folder / "flwr")},
-        capture_output=True,
-        text=True,
-        timeout=60,
+@pytest.fixture
+def stranger(
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> FederationFolder:
+    """A federation that is not this one; its participants knock at this one's door."""
+    for name, value in deployment._environment(NODE_PORT=_free_ports(1)[0]).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(node, "BACK_OFF", (0.1,))
+    return federation(tmp_path / "stranger", two())
+
+
+def refusal(stranger: FederationFolder) -> str:
+    with pytest.raises(RunError) as refused:
+        node.join(stranger.participant(0), print)
+    assert left_behind(stranger.path) == []
+    return str(refused.value)
+
+
+def test_an_unknown_key_is_refused(deployment: Deployment, stranger: FederationFolder) -> None:
+    ca = deployment.folder.server / "ca.crt"
+    (stranger.participant(0) / "ca.crt").write_bytes(ca.read_bytes())
+    assert "the operator has not registered key.pub" in refusal(stranger)
+
+
+def test_a_server_of_another_authority_is_refused(stranger: FederationFolder) -> None:
+    assert "ask the operator for the right ca.crt" in refusal(stranger)
+
+
+def test_plaintext_is_refused(stranger: FederationFolder) -> None:
+    script = stranger.participant(0) / "node.sh"
+    text = re.sub(
+        r"--root-certificates ca.crt|--auth-supernode-private-key key", "", script.read_text()
     )
-
-
-def _port() -> int:
-    from fedgh.flower.deployment import _free_ports
-
-    return _free_ports(1)[0]
-
-
-def test_an_unknown_key_is_refused(deployment: Deployment, tmp_path: Path) -> None:
-    write_key_pair(tmp_path / "key", tmp_path / "key.pub")
-    ca = str(deployment.folder.server / "ca.crt")
-    done = join(
-        deployment, tmp_path, "--root-certificates", ca, "--auth-supernode-private-key", "key"
+    script.write_text(
+        text.replace("flower-supernode", "flower-supernode --insecure --max-retries 1")
     )
-    print(done.stdout, done.stderr)
-    assert done.returncode != 0
-
-
-def test_a_server_with_another_authority_is_refused(deployment: Deployment, tmp_path: Path) -> None:
-    write_certificates(tmp_path, ["127.0.0.1"])
-    key = str(deployment.folder.participant(0) / "key")
-    done = join(
-        deployment,
-        tmp_path,
-        *("--root-certificates", "ca.crt", "--auth-supernode-private-key", key),
-    )
-    print(done.stdout, done.stderr)
-    assert done.returncode != 0
-
-
-def test_plaintext_is_refused(deployment: Deployment, tmp_path: Path) -> None:
-    done = join(deployment, tmp_path, "--insecure")
-    print(done.stdout, done.stderr)
-    assert done.returncode != 0
+    assert refusal(stranger) == "the server speaks TLS only"
 
 
 def test_secrets_are_for_their_owner_only(deployment: Deployment) -> None:
@@ -119,4 +108,4 @@ def test_secrets_are_for_their_owner_only(deployment: Deployment) -> None:
         *(deployment.folder.server / name for name in ("ca.key", "server.key", "superexec.secret")),
         *(deployment.folder.participant(client) / "key" for client in range(2)),
     ]
-    assert all(os.stat(path).st_mode & 0o077 == 0 for path in secret)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in secret)

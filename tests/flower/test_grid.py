@@ -239,7 +239,7 @@ def test_what_is_no_message_is_refused_in_words(house: House) -> None:
         message = Message(content, FIRST_NODE, "train", group_id="1")
         (name,) = house.grid.push_messages([message])
         (answer,) = house.grid.pull_messages([name])
-        assert b"not a" in bytes(answer.content["fedgh"]["json"])  # type: ignore[index,arg-type]
+        assert b"not a" in bytes(answer.content["fedgh"]["json"])  # type: ignore[arg-type]
 
 
 # What a hostile or broken participant may send instead of an answer.
@@ -361,7 +361,7 @@ def test_nothing_of_a_network_or_of_data_leaves_the_participant(tmp_path: Path) 
     def train(message: Message, context: Context) -> Message:
         answer = own(message, context)
         seen.extend(
-            [bytes(answer.content["fedgh"]["json"]), answer.content["payload"]["safetensors"].data]  # type: ignore[index,arg-type,union-attr]
+            [bytes(answer.content["fedgh"]["json"]), answer.content["payload"]["safetensors"].data]  # type: ignore[arg-type,union-attr]
         )
         return answer
 

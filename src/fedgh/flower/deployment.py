@@ -21,6 +21,7 @@ from typing import Any
 from fedgh.core.runs import Record, RunFolder
 from fedgh.errors import RunError
 from fedgh.flower.folder import FederationFolder
+from fedgh.flower.node import explained
 from fedgh.flower.processes import Processes
 from fedgh.flower.session import Session
 
@@ -90,10 +91,10 @@ class Deployment:
             if client not in self._restarts or self._restarts[client][0] == 0:
                 wait = self._restarts.get(client, (0, SOONEST_RESTART))[1]
                 self._restarts[client] = now + wait, min(2 * wait, LATEST_RESTART)
-                words = self.processes.last_words(f"node-{client}", lines=1)
+                reason = explained(self.processes.last_words(f"node-{client}", lines=40))
                 self._say(
-                    f"the node of client {client} has ended (exit code {code}), next start in "
-                    f"{wait:.0f} s; its last words: {words}"
+                    f"the node of client {client} has ended (exit code {code}"
+                    f"{': ' + reason if reason else ''}); next start in {wait:.0f} s"
                 )
             elif now >= self._restarts[client][0]:
                 self._restarts[client] = 0, self._restarts[client][1]

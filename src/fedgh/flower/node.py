@@ -1,0 +1,91 @@
+"""A participant's node: started, restarted when Flower refuses it for a while, explained."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+
+from fedgh.errors import ConfigError, RunError
+from fedgh.flower.processes import end_groups
+
+REFUSED = "Failed to activate SuperNode"
+
+HINTS = {
+    REFUSED: (
+        "the SuperLink does not accept this key: the operator has not registered key.pub, or a "
+        "node with the same key was connected until a minute ago"
+    ),
+    "CERTIFICATE_VERIFY_FAILED": (
+        "the server has no certificate of the authority in ca.crt: ask the operator for the right "
+        "ca.crt, and for the name by which the server was certified"
+    ),
+    "Server disconnected without sending": "the server speaks TLS only",
+    "Connection refused|Name or service not known|All connection attempts failed": (
+        "nothing answers at this address; is the SuperLink up, and is it the right address?"
+    ),
+    "address already in use": "another program has this port; set another NODE_PORT",
+}
+"""What Flower prints when it gives up, and what it means."""
+
+BACK_OFF = (10.0, 20.0, 30.0, 30.0)
+"""Seconds between starts: for 45 to 60 s the SuperLink believes that a lost node is still there."""
+
+
+def join(folder: Path, say: Callable[[str], None]) -> None:
+    """Take part as the participant whose folder this is, until Ctrl-C."""
+    script = folder.absolute() / "node.sh"
+    if not script.is_file():
+        raise ConfigError(f"{folder} is not the folder of a participant (it has no node.sh)")
+    waits = list(BACK_OFF)
+    while True:
+        words = _run(script, say)
+        if REFUSED not in words or not waits:
+            raise RunError(explained(words) or f"the node has ended:\n{words}")
+        wait = waits.pop(0)
+        say(
+            f"refused; the SuperLink may still believe in an earlier node. Next try in {wait:.0f} s"
+        )
+        time.sleep(wait)
+
+
+def explained(words: str) -> str | None:
+    """What the last words of a node mean; None when nobody knows."""
+    return next((hint for sign, hint in HINTS.items() if re.search(sign, words, re.I)), None)
+
+
+def _run(script: Path, say: Callable[[str], None]) -> str:
+    """Let a node run until it ends; its last words."""
+    programs = str(Path(sys.executable).parent)
+    path = os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])
+    process = subprocess.Popen(
+        ["sh", str(script)],
+        env={**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    last: deque[str] = deque(maxlen=40)
+
+    def listen() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            say(line.rstrip())
+            last.append(line)
+
+    listener = Thread(target=listen, daemon=True)
+    listener.start()
+    try:
+        process.wait()  # what it has started notices only then, and ends as well
+    finally:
+        end_groups([process.pid])
+        process.wait()
+    listener.join(timeout=5)
+    return "".join(last)
