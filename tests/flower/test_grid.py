@@ -23,12 +23,19 @@ from fedgh.core.runs import RunFolder
 from fedgh.core.types import Job, Payload, Reply, Task
 from fedgh.errors import ConfigError, RunError
 from fedgh.experiment import Experiment
-from fedgh.flower import NodeConfig, Participant, client, client_app, messages
+from fedgh.flower import NodeConfig, Participant, client, client_app, engine, messages
 from fedgh.flower.engine import Flower
 from fedgh.flower.server import _shared
 from tests.engines.test_engines import EVERYTHING, interrupted
 from tests.flower.local import FIRST_NODE, House
 from tests.tiny import numbers, quick, states
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one process nobody is far away."""
+    monkeypatch.setattr(engine, "POLL", 0.0)
+    monkeypatch.setattr(engine, "GATHERING", 0.0)
 
 
 def assert_same(house: House, run: RunFolder, straight: RunFolder) -> None:
@@ -148,7 +155,7 @@ def ask(house: House, **changes: Any) -> Reply:
     """Put a question to client 0, as the server of its last start would but for `changes`."""
     (experiment,) = [path.name for path in (house.path / "states").iterdir()]
     prepared = quick()
-    engine = Flower(
+    server = Flower(
         house.grid,
         {},
         experiment=experiment,
@@ -159,7 +166,7 @@ def ask(house: House, **changes: Any) -> Reply:
         trained={0: 3},
     )
     job = Job(0, 4, None, evaluate=True, trained=3)
-    message = engine._message(job, FIRST_NODE)
+    message = server._message(job, FIRST_NODE, 60.0)
     request, _ = messages.read_request(message.content)
     request = replace(request, **changes)
     message.content = messages.request(request, None)

@@ -31,7 +31,7 @@ PATIENCE = 90.0
 LOOK_EVERY = 15.0
 """Seconds between questions to Flower how a run is; its own folder tells more, and sooner."""
 
-SOONEST_RESTART, LATEST_RESTART = 5.0, 60.0
+SOONEST_RESTART, LATEST_RESTART = 5.0, 15.0
 """Seconds before a participant's node is started again; Flower refuses a key for a while."""
 
 Say = Callable[[str], None]

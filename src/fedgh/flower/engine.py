@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 from flwr.app import Message, MessageType
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedgh import __version__
@@ -17,6 +18,10 @@ from fedgh.flower.messages import LONGEST_ERROR, Request
 
 POLL = 0.3
 """Seconds between looks at what has come; a node that leaves may take its reply with it."""
+
+GATHERING = 120.0
+"""Seconds, at least, for the first round after a start: for a minute after a crash the SuperLink
+takes lost nodes for connected, and refuses the same ones when they come back."""
 
 
 class Flower:
@@ -53,31 +58,34 @@ class Flower:
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
         """Ask everybody at once; one reply for each job before the deadline is over."""
-        nodes = self._wait_for_nodes({job.client_id for job in jobs})
+        patience = self._deadline if self._met else max(self._deadline, GATHERING)
+        nodes = self._wait_for_nodes({job.client_id for job in jobs}, patience)
+        self._met = True
+        unsent = []
         for job in jobs:
-            if job.client_id not in nodes:
-                yield _failed(job, "not connected")
-        there = [job for job in jobs if job.client_id in nodes]
-        asked = [self._message(job, nodes[job.client_id]) for job in there]
-        end = time.monotonic() + self._deadline
-        names: list[str | None] = list(self._grid.push_messages(asked)) or [None] * len(asked)
-        waiting: dict[str, tuple[Job, int]] = {}  # message -> what it asks, its size
-        for job, message, name in zip(there, asked, names, strict=True):
-            if name is None:
-                yield _failed(job, "the message could not be sent")
+            if job.client_id in nodes:
+                unsent.append(job)
             else:
-                waiting[name] = job, messages.wire_bytes(message)
-        while waiting and time.monotonic() < end:
+                yield _failed(job, "not connected")
+        waiting: dict[str, tuple[Job, int]] = {}  # message -> what it asks, its size
+        end = time.monotonic() + patience
+        while (unsent or waiting) and time.monotonic() < end:
+            unsent = self._push(unsent, waiting, end - time.monotonic())
             for name, found in self._pull(list(waiting)):
                 job, sent = waiting.pop(name)
+                if _node_has_gone(found):  # it may come back in time
+                    unsent.append(job)
+                    continue
                 reply = _reply(job, found, sent)
                 if reply.up is not None:
                     self._trained[job.client_id] = job.round
                 yield reply
-            if waiting:
+            if unsent or waiting:
                 time.sleep(POLL)
         for job, sent in waiting.values():
-            yield _failed(job, f"no answer within {self._deadline:g} s", sent)
+            yield _failed(job, f"no answer within {patience:g} s", sent)
+        for job in unsent:
+            yield _failed(job, "its node has gone")
 
     def save(self, round: int) -> None:  # noqa: ARG002
         """Participants keep their own states; they are told which of them still count."""
@@ -86,28 +94,41 @@ class Flower:
     def close(self) -> None:
         """The grid is Flower's."""
 
-    def _wait_for_nodes(self, clients: set[int]) -> dict[int, int]:
+    def _wait_for_nodes(self, clients: set[int], patience: float) -> dict[int, int]:
         """The node of each client that is connected.
 
         At the start everybody is waited for; later only an empty house is.
         """
-        end = time.monotonic() + self._deadline
+        end = time.monotonic() + patience
         while True:
-            keys = {bytes(node.public_key): node.node_id for node in self._grid.get_nodes()}
-            nodes = {
-                client: keys[self._participants[client]]
-                for client in clients
-                if self._participants.get(client) in keys
-            }
+            nodes = self._nodes(clients)
             enough = len(nodes) == len(clients) or (self._met and nodes)
             if enough or time.monotonic() > end:
-                break
+                return nodes
             self._say(f"{len(nodes)} of {len(clients)} participants are connected; waiting")
-            time.sleep(min(2.0, self._deadline / 10))
-        self._met = True
-        return nodes
+            time.sleep(min(2.0, patience / 10))
 
-    def _message(self, job: Job, node: int) -> Message:
+    def _nodes(self, clients: set[int]) -> dict[int, int]:
+        keys = {bytes(node.public_key): node.node_id for node in self._grid.get_nodes()}
+        known = {client: self._participants.get(client, b"") for client in clients}
+        return {client: keys[key] for client, key in known.items() if key in keys}
+
+    def _push(
+        self, jobs: list[Job], waiting: dict[str, tuple[Job, int]], seconds: float
+    ) -> list[Job]:
+        """Send the jobs whose nodes are there; those that could not be sent."""
+        nodes = self._nodes({job.client_id for job in jobs}) if jobs else {}
+        there = [job for job in jobs if job.client_id in nodes]
+        sent = [self._message(job, nodes[job.client_id], seconds) for job in there]
+        names: list[str | None] = list(self._grid.push_messages(sent)) if sent else []
+        for job, message, name in zip(there, sent, names, strict=False):
+            if name is not None:
+                waiting[name] = job, messages.wire_bytes(message)
+        asked = {job.client_id for job, _ in waiting.values()}
+        return [job for job in jobs if job.client_id not in asked]
+
+    def _message(self, job: Job, node: int, seconds: float) -> Message:
+        """A job for a node, to be done within so many seconds."""
         ask = Request(
             version=__version__,
             experiment=self._experiment,
@@ -117,7 +138,7 @@ class Flower:
             trained=job.trained,
             committed=self._committed.get(job.client_id, 0),
             evaluate=job.evaluate,
-            deadline=self._deadline,
+            deadline=seconds,
             settings=self._settings,
             fingerprint=self._fingerprint,
         )
@@ -126,7 +147,7 @@ class Flower:
             dst_node_id=node,
             message_type=MessageType.TRAIN,
             group_id=str(job.round),
-            ttl=self._deadline,
+            ttl=seconds,
         )
 
     def _pull(self, names: list[str]) -> list[tuple[str, Message | Exception]]:
@@ -143,6 +164,14 @@ class Flower:
                 return [(names[0], error)]
             return [item for name in names for item in self._pull([name])]
         return [(message.metadata.reply_to_message_id, message) for message in found]
+
+
+def _node_has_gone(found: Message | Exception) -> bool:
+    return (
+        isinstance(found, Message)
+        and found.has_error()
+        and found.error.code == ErrorCode.NODE_UNAVAILABLE
+    )
 
 
 def _reply(job: Job, message: Message | Exception, sent: int) -> Reply:
