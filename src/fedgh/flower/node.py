@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Thread
 
 from fedgh.errors import ConfigError, RunError
-from fedgh.flower.processes import end_groups
+from fedgh.flower.processes import clean_end, end_groups
 
 REFUSED = "Failed to activate SuperNode"
 
@@ -42,15 +42,14 @@ def join(folder: Path, say: Callable[[str], None]) -> None:
     if not script.is_file():
         raise ConfigError(f"{folder} is not the folder of a participant (it has no node.sh)")
     waits = list(BACK_OFF)
-    while True:
-        words = _run(script, say)
-        if REFUSED not in words or not waits:
-            raise RunError(explained(words) or f"the node has ended:\n{words}")
-        wait = waits.pop(0)
-        say(
-            f"refused; the SuperLink may still believe in an earlier node. Next try in {wait:.0f} s"
-        )
-        time.sleep(wait)
+    with clean_end():
+        while True:
+            words = _run(script, say)
+            if REFUSED not in words or not waits:
+                raise RunError(explained(words) or f"the node has ended:\n{words}")
+            wait = waits.pop(0)
+            say(f"refused; perhaps an earlier node is still remembered. Next try in {wait:.0f} s")
+            time.sleep(wait)
 
 
 def explained(words: str) -> str | None:

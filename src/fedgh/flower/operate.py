@@ -3,10 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 from rich.table import Table
@@ -18,7 +15,7 @@ from fedgh.errors import RunError
 from fedgh.experiment import prepare
 from fedgh.flower.deployment import deployed, follow, locked
 from fedgh.flower.folder import FederationFolder
-from fedgh.flower.processes import GRACE, end_groups, registered
+from fedgh.flower.processes import GRACE, clean_end, end_groups, registered
 from fedgh.report.terminal import Live, percent
 
 
@@ -33,7 +30,7 @@ def up(path: Path, out: Path, console: Console) -> RunFolder:
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    with _sigterm_as_ctrl_c(), deployed(folder, clients, say) as deployment, Live(console) as live:
+    with clean_end(), deployed(folder, clients, say) as deployment, Live(console) as live:
         live.started(experiment, RunFolder(out), RunFolder(out).records())
         run = deployment.train(out)
 
@@ -88,17 +85,3 @@ def _is_up(folder: FederationFolder) -> bool:
             return False
     except RunError:
         return True
-
-
-@contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Whoever asks this process to end gets the same clean end."""
-
-    def interrupt(_: int, __: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

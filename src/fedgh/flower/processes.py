@@ -5,9 +5,11 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from signal import SIGHUP, SIGKILL, SIGTERM
+from types import FrameType
 
 from fedgh.core.checkpoint import write_atomic
 
@@ -87,9 +89,24 @@ def _began(pid: int) -> int | None:
     return int(fields[19]) if fields else None
 
 
+@contextmanager
+def clean_end() -> Iterator[None]:
+    """Whoever asks this process to end, or closes its terminal, gets what Ctrl-C gets."""
+
+    def interrupt(_: int, __: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (SIGHUP, SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def end_groups(leaders: list[int]) -> None:
     """Ask groups of processes to end; after a while, make them."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for number in (SIGTERM, SIGKILL):
         for leader in leaders:
             _signal(leader, number)
         end = time.monotonic() + GRACE

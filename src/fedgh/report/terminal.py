@@ -80,9 +80,10 @@ class Live:
     def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
         """Say what runs where."""
         config = experiment.config
+        kinds = "their own" if experiment.private else len(set(config.model.zoo))
         self.console.print(
             f"{config.method.name} on {experiment.source.name}: "
-            f"{config.federation.clients} clients, {len(set(config.model.zoo))} networks, "
+            f"{config.federation.clients} clients, {kinds} networks, "
             f"{config.federation.rounds} rounds, seed {config.federation.seed} -> {run.path}",
             soft_wrap=True,
             highlight=False,
