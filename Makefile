@@ -2,13 +2,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test test-slow check setup bench clean
+.PHONY: run test test-faults test-slow check setup bench clean
 
 run: $(VENV)/run.done  ## train FedGH on the embedded digits
 	$(BIN)/fedgh run demo
 
 test: $(VENV)/dev.done  ## the test suite
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadgroup
+
+test-faults: $(VENV)/dev.done  ## parts of a federation of real processes are killed
+	$(BIN)/python -m pytest -m faults -n 2
 
 test-slow: $(VENV)/dev.done  ## minutes of training: every method with the settings of the demo
 	$(BIN)/python -m pytest -m slow

@@ -1,0 +1,149 @@
+"""`fedgh flower` before any process is started: what is written, and what is refused."""
+
+import re
+import ssl
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from fedgh import config
+from fedgh.core.runs import RunFolder
+from fedgh.flower.folder import FederationFolder
+from fedgh.flower.keys import read_public_key
+from fedgh.flower.processes import Processes, group_is_alive, registered
+from fedgh.flower.server import read_participants
+from tests.flower.real import two
+from tests.test_cli import SET, inside
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> FederationFolder:
+    return FederationFolder.create(tmp_path / "f", two().config, host="fed.example.org")
+
+
+def test_init_writes_all_that_a_federation_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "two words"
+    assert inside(monkeypatch, "flower", "init", str(place), "demo", *SET) == 0
+    made = FederationFolder.open(place)
+    assert config.load(made.experiment).federation.clients == 5
+    assert len(read_participants(made.keys, 5)) == 5
+    for client in range(5):
+        own = made.participant(client)
+        assert {item.name for item in own.iterdir()} == {
+            *("ca.crt", "key", "key.pub", "node.conf", "node.sh")
+        }
+        assert f"client={client}\n" in (own / "node.conf").read_text()
+    app = tomllib.loads((made.server / "app" / "pyproject.toml").read_text())
+    assert app["project"]["dependencies"] == []
+    scripts = [*made.server.glob("*.sh"), *made.participants.glob("*/*.sh")]
+    assert len(scripts) == 10
+    for script in scripts:
+        assert not re.search(r"@[A-Z_]+@", script.read_text()), "every place is filled"
+        subprocess.run(["sh", "-n", str(script)], check=True)
+    assert not re.search(r"@[A-Z_]+@", (made.server / "nginx.conf").read_text())
+
+
+def test_the_certificate_names_the_server_and_is_of_the_authority(folder: FederationFolder) -> None:
+    authority = x509.load_pem_x509_certificate((folder.server / "ca.crt").read_bytes())
+    server = x509.load_pem_x509_certificate((folder.server / "server.pem").read_bytes())
+    server.verify_directly_issued_by(authority)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fed.example.org", "localhost"]
+    ssl.create_default_context(cafile=folder.server / "ca.crt")
+
+
+def test_a_key_that_the_participant_made_itself_will_do(
+    folder: FederationFolder, tmp_path: Path
+) -> None:
+    made = tmp_path / "key"
+    command = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(made)]
+    try:
+        subprocess.run(command, check=True, timeout=30)
+    except FileNotFoundError:
+        pytest.skip("no ssh-keygen here")
+    (folder.keys / "1.pub").write_bytes(made.with_suffix(".pub").read_bytes())
+    keys = read_participants(folder.keys, 2)
+    assert keys[1] == read_public_key(made.with_suffix(".pub"))
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["init", "{f}"], "exists and is not empty"),
+        (["init", "{new}", "nowhere"], "no experiment or file 'nowhere'"),
+        (["init", "{new}", "--host", "a b; rm"], "expected a name or address"),
+        (["init", "{new}", "--set", "method.name=fedavg"], "one architecture"),
+        (["up", "{new}"], "is not the folder of a federation"),
+        (["up", "{f}"], "is a finished run; choose another --out"),
+        (["join", "{new}"], "is not the folder of a participant"),
+        (["status", "{new}"], "is not the folder of a federation"),
+        (["stop", "{new}"], "is not the folder of a federation"),
+    ],
+)
+def test_mistakes_are_named(
+    words: list[str],
+    problem: str,
+    folder: FederationFolder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (folder.path / "run").mkdir()
+    (folder.path / "run" / "summary.json").write_text("{}")
+    places = {"f": str(folder.path), "new": str(tmp_path / "new")}
+    code = inside(monkeypatch, "flower", *(word.format(**places) for word in words))
+    assert code in (1, 2)
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert problem in said
+
+
+def test_missing_or_shared_keys_are_named(folder: FederationFolder) -> None:
+    from fedgh.errors import ConfigError
+
+    (folder.keys / "1.pub").write_bytes((folder.keys / "0.pub").read_bytes())
+    with pytest.raises(ConfigError, match="two participants have the same public key"):
+        read_participants(folder.keys, 2)
+    (folder.keys / "1.pub").unlink()
+    with pytest.raises(ConfigError, match="lacks the public keys of clients 1"):
+        read_participants(folder.keys, 2)
+    (folder.keys / "1.pub").write_text("ssh-rsa nonsense")
+    with pytest.raises(ConfigError, match=r"1\.pub is not a readable OpenSSH public key"):
+        read_participants(folder.keys, 2)
+
+
+def test_nothing_runs_and_nothing_is_stopped(
+    folder: FederationFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert inside(monkeypatch, "flower", "status", str(folder.path)) == 0
+    assert inside(monkeypatch, "flower", "stop", str(folder.path)) == 0
+    assert capsys.readouterr().out.count("nothing is running") == 2
+    assert RunFolder(folder.path / "run").records() == []
+
+
+def test_processes_end_with_all_that_they_have_started(tmp_path: Path) -> None:
+    processes = Processes(tmp_path / "processes.json", tmp_path / "logs")
+    stubborn = f"trap '' TERM; {sys.executable} -c 'import time; time.sleep(300)' & wait"
+    processes.start("polite", ["sh", "-c", "sleep 300 & wait"], {"PATH": "/usr/bin:/bin"})
+    processes.start("stubborn", ["sh", "-c", stubborn], {"PATH": "/usr/bin:/bin"})
+    leaders = registered(tmp_path / "processes.json")[1]
+    assert set(leaders) == {"polite", "stubborn"}
+    processes.end()
+    assert not any(map(group_is_alive, leaders.values()))
+    assert not (tmp_path / "processes.json").exists()
+
+
+def test_a_number_that_belongs_to_another_process_by_now_is_left_alone(tmp_path: Path) -> None:
+    processes = Processes(tmp_path / "processes.json", tmp_path / "logs")
+    processes.start("mine", ["sleep", "300"], {"PATH": "/usr/bin:/bin"})
+    text = (tmp_path / "processes.json").read_text()
+    other = re.sub(r"(\[\d+, )\d+\]", r"\g<1>1]", text)
+    (tmp_path / "other.json").write_text(other)
+    assert registered(tmp_path / "other.json")[1] == {}
+    processes.end()

@@ -1,0 +1,58 @@
+"""What the guide and the example show is what runs."""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedgh import config
+from fedgh.errors import import_object
+from fedgh.experiment import prepare
+from fedgh.flower import engine
+from tests.flower.local import House
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "POLL", 0.0)
+    for name in ("hospital", "clinic"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def test_two_sites_with_their_own_networks_learn_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = ROOT / "examples" / "hospital"
+    monkeypatch.syspath_prepend(str(example))
+    apps = [import_object("hospital:app"), import_object("clinic:app")]
+    experiment = prepare(config.load(example / "federation.toml"))
+    run = House(tmp_path / "house", experiment, apps).run()
+    summary = run.summary()
+    assert summary is not None
+    assert summary["final_accuracy"] > 0.9
+    assert all(not record["failed"] for record in run.records())
+
+
+def test_the_guide_leads_to_a_trained_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guide = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    (settings,) = re.findall(r"^```toml\n(.*?)^```", guide, re.S | re.M)
+    participant, use = re.findall(r"^```python\n(.*?)^```", guide, re.S | re.M)
+    (tmp_path / "hospital.py").write_text(participant)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    experiment = prepare(config.parse({**tomllib.loads(settings)}))
+    house = House(tmp_path / "house", experiment, settings={"app": "hospital:app"})
+    run = house.run()
+    assert run.records()[-1]["accuracy"] > 0.7
+    monkeypatch.chdir(house.path)
+    found: dict[str, torch.nn.Module] = {}
+    exec(compile(use, "deploy.md", "exec"), found)
+    x = torch.randn(500, 30)
+    right = found["model"](x).argmax(1) == (x[:, 0] > 0)
+    assert right.float().mean() > 0.7
