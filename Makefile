@@ -10,7 +10,7 @@ run: $(VENV)/run.done  ## train FedGH on the embedded digits
 test: $(VENV)/dev.done  ## the test suite
 	$(BIN)/python -m pytest -n auto --dist loadgroup
 
-test-faults: $(VENV)/dev.done  ## parts of a federation of real processes are killed
+test-faults: $(VENV)/dev.done  ## minutes of waiting: a federation of real processes loses some
 	$(BIN)/python -m pytest -m faults -n 2
 
 test-slow: $(VENV)/dev.done  ## minutes of training: every method with the settings of the demo

@@ -63,7 +63,10 @@ def main(overrides: list[str]) -> None:
         def through_a_relay(self: Deployment, **variables: int) -> dict[str, str]:
             if not relays:
                 relays.append(Relay(self._port))
-            return {**environment(self, **variables), "SUPERLINK": f"127.0.0.1:{relays[0].port}"}
+            return {
+                **environment(self, **variables),
+                "FEDGH_SUPERLINK": f"127.0.0.1:{relays[0].port}",
+            }
 
         Deployment._environment = through_a_relay  # type: ignore[method-assign]
         out = folder.path / "run"

@@ -101,6 +101,13 @@ class Config(_Sections):
         sections = self.model_dump(mode="json", exclude={"method"}, exclude_none=True)
         return {**sections, "method": {"name": _method_name(self.method), **asdict(self.method)}}
 
+    def portable(self) -> dict[str, Any]:
+        """The same without what is one machine's affair: how it is run, where files are."""
+        table = self.to_table()
+        del table["run"]
+        table["data"] = {k: v for k, v in table["data"].items() if k not in ("dir", "path")}
+        return table
+
     def to_toml(self) -> str:
         """TOML from which `parse` makes the same experiment."""
         return tomli_w.dumps(self.to_table())

@@ -63,10 +63,8 @@ class Experiment:
 
     def fingerprint(self) -> str:
         """The same for two experiments exactly when they would compute the same."""
-        table = self.config.to_table()
-        del table["run"]
-        table["data"] = {k: v for k, v in table["data"].items() if k not in ("dir", "path")}
-        digest = hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=16)
+        settings = json.dumps(self.config.portable(), sort_keys=True)
+        digest = hashlib.blake2b(settings.encode(), digest_size=16)
         digest.update(self.source.digest)
         for tensor in (self.partition.order, self.partition.bounds):
             digest.update(tensor.numpy().data)
@@ -123,6 +121,8 @@ def prepare(
     source = source or load_source(config.data)
     if config.local.augment and not (source.x.dtype == torch.uint8 and source.x.ndim == 4):
         raise ConfigError(f"local.augment is for images, but inputs have shape {source.shape}")
+    if config.run.global_accuracy and config.data.name == "private":
+        raise ConfigError("run.global_accuracy needs everybody's data, but data.name = 'private'")
     if extractors is not None:
         zoo = _names(extractors)
         config = config.model_copy(update={"model": config.model.model_copy(update={"zoo": zoo})})

@@ -6,7 +6,7 @@ import torch
 from torch.testing import assert_close
 
 from fedgh.core import checkpoint
-from fedgh.core.checkpoint import ClientFiles
+from fedgh.core.checkpoint import ClientFiles, check_clients
 from fedgh.core.runs import RunFolder
 from fedgh.core.types import Payload
 from fedgh.errors import RunError
@@ -117,6 +117,12 @@ def test_a_line_that_was_written_but_not_committed_is_forgotten(run: RunFolder) 
     assert [record["round"] for record in run.records()] == [1]
 
 
+def resumed(run: RunFolder) -> None:
+    """As far as a run goes before it goes on."""
+    round, found = run.rewind()
+    check_clients(run.checkpoint, round, found["trained"].tolist())
+
+
 @pytest.mark.parametrize("text", ['{"round": 7}', "null", "{}", "[1]", "\xff", ""])
 def test_a_damaged_history_is_refused(run: RunFolder, text: str) -> None:
     play(run, ClientFiles(run.checkpoint, 0), 1)
@@ -136,7 +142,7 @@ def test_a_missing_or_damaged_state_is_refused(
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(RunError, match="cannot be resumed"):
-        run.rewind()
+        resumed(run)
     assert (run.path / "rounds.jsonl").read_text().count("\n") == 1  # nothing was thrown away
 
 
@@ -145,7 +151,7 @@ def test_a_state_that_was_cut_short_is_refused(run: RunFolder) -> None:
     path = run.checkpoint / "client-000000.round-000001.safetensors"
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(RunError, match="client-000000"):
-        run.rewind()
+        resumed(run)
 
 
 def test_foreign_files_are_left_alone(run: RunFolder) -> None:

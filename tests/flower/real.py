@@ -1,6 +1,8 @@
 """Federations of real processes, for tests."""
 
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from fedgh.experiment import Experiment
@@ -20,6 +22,14 @@ def federation(path: Path, experiment: Experiment, node_config: str = "") -> Fed
 def two(*overrides: str) -> Experiment:
     """A small federation of two participants."""
     return quick(*TWO, *overrides)
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 120.0) -> None:
+    """Look until it is so."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.1)
 
 
 def left_behind(folder: Path) -> list[str]:

@@ -5,17 +5,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 
 from fedgh import training
 from fedgh.core.runs import RunFolder
 from fedgh.errors import RunError
-from fedgh.experiment import Experiment
 from fedgh.flower import node
 from fedgh.flower.deployment import Deployment, _free_ports, deployed, follow
 from fedgh.flower.folder import FederationFolder
 from tests.engines.test_engines import EVERYTHING
 from tests.flower.local import House
-from tests.flower.real import TWO, federation, left_behind, two
+from tests.flower.real import TWO, federation, left_behind, two, wait_until
 from tests.tiny import numbers, quick, states
 
 pytestmark = [pytest.mark.xdist_group("deployment"), pytest.mark.timeout(600)]
@@ -30,9 +30,36 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     assert left_behind(folder.path) == []
 
 
-def on_flower(deployment: Deployment, experiment: Experiment, out: Path) -> RunFolder:
-    deployment.folder.experiment.write_text(experiment.config.to_toml())
-    return follow(deployment, deployment.train(out), out, lambda _: None)
+METHODS = ["fedgh", "fedproto", "fd", "fml"]
+
+
+def settings(method: str) -> list[str]:
+    return [*EVERYTHING, *TWO, "federation.rounds=2", f"method.name={method}"]
+
+
+@pytest.fixture(scope="module")
+def on_flower(
+    deployment: Deployment, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, RunFolder]:
+    """A run of every method, all at once: the SuperNodes take their messages as they come."""
+    place = tmp_path_factory.mktemp("runs")
+    runs = {}
+    for method in METHODS:
+        deployment.folder.experiment.write_text(quick(*settings(method)).config.to_toml())
+        runs[method] = deployment.train(place / method)
+        wait_until((place / method / "flower.json").exists)  # the server has read the experiment
+    return {
+        method: follow(deployment, run, place / method, lambda _: None)
+        for method, run in runs.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """One for all."""
+    ray.init(address="local", include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
 
 
 def states_of_participants(deployment: Deployment, run: RunFolder) -> dict[str, bytes]:
@@ -45,19 +72,20 @@ def states_of_participants(deployment: Deployment, run: RunFolder) -> dict[str, 
     return found
 
 
-@pytest.mark.parametrize("method", ["fedgh", "fedproto", "fd", "fml"])
-def test_one_digest(method: str, deployment: Deployment, tmp_path: Path) -> None:
-    settings = [*EVERYTHING, *TWO, "federation.rounds=2", f"method.name={method}"]
-    serial = training.run(quick(*settings), tmp_path / "serial")
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.usefixtures("cluster")
+def test_one_digest(
+    method: str, deployment: Deployment, on_flower: dict[str, RunFolder], tmp_path: Path
+) -> None:
+    serial = training.run(quick(*settings(method)), tmp_path / "serial")
     for engine in ("workers", "ray"):
-        other = training.run(
-            quick(*settings, f"run.engine={engine}", "run.workers=2"), tmp_path / engine
-        )
+        experiment = quick(*settings(method), f"run.engine={engine}", "run.workers=2")
+        other = training.run(experiment, tmp_path / engine)
         assert numbers(other) == numbers(serial)
         assert states(other) == states(serial)
-    house = House(tmp_path / "house", quick(*settings))
+    house = House(tmp_path / "house", quick(*settings(method)))
     assert numbers(house.run()) == numbers(serial)
-    run = on_flower(deployment, quick(*settings), tmp_path / method)
+    run = on_flower[method]
     assert numbers(run) == numbers(serial)
     assert states_of_participants(deployment, run) == states(serial)
     for record in run.records():
@@ -69,7 +97,7 @@ def stranger(
     deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> FederationFolder:
     """A federation that is not this one; its participants knock at this one's door."""
-    for name, value in deployment._environment(NODE_PORT=_free_ports(1)[0]).items():
+    for name, value in deployment._environment(FEDGH_NODE_PORT=_free_ports(1)[0]).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(node, "BACK_OFF", (0.1,))
     return federation(tmp_path / "stranger", two())

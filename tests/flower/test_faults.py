@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,20 +16,13 @@ from fedgh import training
 from fedgh.core.runs import RunFolder
 from fedgh.flower.deployment import deployed, follow
 from fedgh.flower.folder import FederationFolder
-from tests.flower.real import federation, left_behind, two
+from tests.flower.real import federation, left_behind, two, wait_until
 from tests.flower.test_grid import with_absent
 from tests.tiny import numbers, states
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 FEDGH = [sys.executable, "-m", "fedgh"]
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.1)
 
 
 def rounds(folder: FederationFolder) -> int:
@@ -90,6 +83,7 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.stdout.read()
 
 
+@pytest.mark.faults
 def test_a_killed_superlink_costs_no_round(tmp_path: Path) -> None:
     experiment = two("federation.rounds=3", "run.deadline=90")
     straight = training.run(experiment, tmp_path / "serial")
@@ -145,6 +139,7 @@ def test_ctrl_c_and_kill_leave_a_run_that_goes_on_and_nothing_else(tmp_path: Pat
     assert_same(folder, straight)
 
 
+@pytest.mark.faults
 def test_a_killed_node_sits_rounds_out_and_rejoins_with_its_own_state(tmp_path: Path) -> None:
     experiment = two("federation.rounds=10", "run.deadline=25")
     folder = federation(tmp_path / "federation", experiment)
@@ -185,5 +180,5 @@ def test_a_federation_in_which_all_fail_ends_with_the_reason(tmp_path: Path) -> 
     assert process.returncode == 1
     words = said(process)
     assert "error: round 1: all 2 participants failed" in words
-    assert "the participant's app cannot be imported" in words
+    assert "the participant's app cannot be used" in words
     assert "Traceback" not in words

@@ -5,29 +5,31 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from torch import nn
 
 from fedgh import training
 from fedgh.core import wire
+from fedgh.core.checkpoint import read_state
 from fedgh.core.rounds import Engine
 from fedgh.core.runs import RunFolder
 from fedgh.core.types import Job, Payload, Reply, Task
-from fedgh.errors import ConfigError, RunError
+from fedgh.errors import ConfigError, RunError, WireError
 from fedgh.experiment import Experiment
 from fedgh.flower import NodeConfig, Participant, client, client_app, engine, messages
 from fedgh.flower.engine import Flower
 from fedgh.flower.server import _shared
 from tests.engines.test_engines import EVERYTHING, interrupted
-from tests.flower.local import FIRST_NODE, House
+from tests.flower.local import FIRST_NODE, House, Unreliable
 from tests.tiny import numbers, quick, states
 
 
@@ -214,6 +216,11 @@ def test_a_participant_refuses_what_is_wrong(
     assert house.states() == before
 
 
+def test_a_folder_outside_its_own_is_refused(house: House) -> None:
+    with pytest.raises(WireError, match="experiment: String should match pattern"):
+        ask(house, experiment="..")
+
+
 def test_two_processes_never_work_for_one_client(house: House) -> None:
     with (house.home(0) / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -249,77 +256,181 @@ def test_what_is_no_message_is_refused_in_words(house: House) -> None:
         assert b"not a" in bytes(answer.content["fedgh"]["json"])  # type: ignore[arg-type]
 
 
-# What a hostile or broken participant may send instead of an answer.
+# What a hostile or broken participant may send instead of its honest answer.
 
-
-def _says(head: bytes, body: bytes | None = None) -> Callable[[Message, Context], RecordDict]:
-    return lambda message, context: messages._pack(head, body)
-
-
-def _answer(**changes: Any) -> Callable[[Message, Context], RecordDict]:
-    def make(message: Message, context: Context) -> RecordDict:
-        request, _ = messages.read_request(message.content)
-        fields = {
-            "client_id": request.client,
-            "round": request.round,
-            "num_examples": 1,
-            "metrics": {},
-            "seconds": {},
-            "error": None,
-        }
-        return messages._pack(json.dumps({**fields, **changes}).encode(), changes.pop("up", b"x"))
-
-    return make
-
-
-def _raises(message: Message, context: Context) -> RecordDict:
-    raise ValueError("secret of patient 17")
-
-
-HOSTILE: dict[str, Callable[[Message, Context], RecordDict]] = {
-    "nothing": lambda message, context: RecordDict(),
-    "no json": _says(b"\xff\xfe"),
-    "wrong types": _says(b'{"client_id": "zero"}'),
-    "another's name": _answer(client_id=2),
-    "another round": _answer(round=77),
-    "infinite scores": _answer(metrics={"accuracy": float("inf")}),
-    "wonderful scores": _answer(metrics={"accuracy": 7.0, "evaluation_accuracy": 1.0}),
-    "no scores": _answer(metrics={"accuracy": 0.5}),
-    "many scores": _answer(metrics={f"m{chr(97 + k)}": 0.0 for k in range(20)}),
-    "odd names": _answer(metrics={"../../x": 1.0}),
-    "negative time": _answer(seconds={"train": -5.0}),
-    "negative counts": _answer(num_examples=-1),
-    "long words": _answer(error="x" * 10_000),
-    "extra fields": _answer(extra=1),
-    "no safetensors": _answer(),
-    "an exception": _raises,
+Head = dict[str, Any]
+NOISE = "\x1b[2Jround 2 is done\n, accuracy 99.9% " + "x" * 400
+HOSTILE: dict[str, tuple[Callable[[Head], Head], str]] = {
+    "another's name": (lambda head: {**head, "client_id": 2}, "an answer of client 2 in round"),
+    "another round": (lambda head: {**head, "round": 77}, "an answer of client 1 in round 77"),
+    "nothing": (lambda head: {}, "client_id: Field required"),
+    "infinite scores": (
+        lambda head: {**head, "metrics": {"train_loss": float("inf")}},
+        "metrics.train_loss: Input should be",
+    ),
+    "sums that overflow": (
+        lambda head: {**head, "metrics": {"train_loss": 1.7e308}},
+        "metrics.train_loss: Input should be less",
+    ),
+    "wonderful scores": (
+        lambda head: {**head, "metrics": {"accuracy": 7.0, "evaluation_accuracy": 1.0}},
+        "an accuracy that is none",
+    ),
+    "many scores": (
+        lambda head: {**head, "metrics": {f"m{chr(97 + k)}": 0.0 for k in range(20)}},
+        "metrics: Dictionary should have at most 16 items",
+    ),
+    "odd names": (
+        lambda head: {**head, "metrics": {"../" + NOISE: 1.0}},
+        r"metrics\..*2Jround",
+    ),
+    "negative time": (
+        lambda head: {**head, "seconds": {"train": -5.0}},
+        "seconds.train: Input should be greater",
+    ),
+    "negative counts": (lambda head: {**head, "num_examples": -1}, "num_examples: Input should be"),
+    "wrong types": (lambda head: {**head, "round": "1"}, "round: Input should be a valid integer"),
+    "long words": (lambda head: {**head, "error": "x" * 10_000}, "error: String should have at"),
+    "extra fields": (lambda head: {**head, "extra": 1}, "extra: Unexpected keyword argument"),
 }
+
+
+def taken_over(change: Callable[[Message, Message], Message]) -> ClientApp:
+    """Client 1 is in the hands of somebody who changes what it honestly answers."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        honest = client.app(message, context)
+        return change(message, honest) if context.node_config["client"] == 1 else honest
+
+    return app
+
+
+def parts(message: Message) -> tuple[Head, bytes]:
+    """The head and the payload of an answer."""
+    head, body = messages._unpack(message.content)
+    assert body is not None
+    return json.loads(head), body
+
+
+def assert_costs_only_its_sender(tmp_path: Path, app: ClientApp, reason: str) -> None:
+    experiment = quick("federation.rounds=2", "run.deadline=20")
+    run = House(tmp_path / "house", experiment, [app]).run()
+    absent = {(1, 1), (1, 2)}
+    straight = training.run(
+        experiment, tmp_path / "serial", make_engine=with_absent(absent, "away")
+    )
+    for record, expected in zip(run.records(), straight.records(), strict=True):
+        (bad,) = record["failed"] + record["rejected"]
+        assert bad["client"] == 1
+        assert re.search(reason, bad["reason"])
+        assert len(bad["reason"]) <= 500
+        assert bad["reason"].isprintable()
+        assert record["accuracy_per_client"][0] == expected["accuracy_per_client"][0]
+    header = read_state(run.checkpoint / "server.safetensors")
+    for name, tensor in read_state(straight.checkpoint / "server.safetensors").items():
+        if name.startswith("server."):
+            assert header[name].equal(tensor), "what the others have learned is untouched"
 
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_hostile_answer_costs_only_its_sender(what: str, tmp_path: Path) -> None:
-    hostile = ClientApp()
+    mutate, reason = HOSTILE[what]
 
-    @hostile.train()
-    def train(message: Message, context: Context) -> Message:
-        if context.node_config["client"] == 1:
-            return Message(HOSTILE[what](message, context), reply_to=message)
-        return client.app(message, context)
+    def change(message: Message, honest: Message) -> Message:
+        head, body = parts(honest)
+        content = messages._pack(json.dumps(mutate(head)).encode(), body)
+        return Message(content, reply_to=message)
 
-    experiment = quick("federation.rounds=2", "run.deadline=20")
-    house = House(tmp_path / "house", experiment, [hostile])
-    run = house.run()
-    straight = training.run(
-        experiment, tmp_path / "serial", make_engine=with_absent({(1, 1), (1, 2)}, "")
+    assert_costs_only_its_sender(tmp_path, taken_over(change), reason)
+
+
+def _no_content(message: Message, honest: Message) -> Message:
+    return Message(RecordDict(), reply_to=message)
+
+
+def _no_json(message: Message, honest: Message) -> Message:
+    return Message(messages._pack(b"\xff\xfe", None), reply_to=message)
+
+
+def _no_safetensors(message: Message, honest: Message) -> Message:
+    head, _ = parts(honest)
+    return Message(messages._pack(json.dumps(head).encode(), b"x"), reply_to=message)
+
+
+def _neither_upload_nor_reason(message: Message, honest: Message) -> Message:
+    head, _ = parts(honest)
+    return Message(messages._pack(json.dumps(head).encode(), None), reply_to=message)
+
+
+def _to_another_message(message: Message, honest: Message) -> Message:
+    honest.metadata.__dict__["_reply_to_message_id"] = "somebody else's"
+    head, body = parts(honest)
+    honest.content = messages._pack(json.dumps({**head, "client_id": 2}).encode(), body)
+    return honest
+
+
+def _noise(message: Message, honest: Message) -> Message:
+    head, _ = parts(honest)
+    return Message(
+        messages._pack(json.dumps({**head, "error": NOISE}).encode(), None), reply_to=message
     )
-    for record, expected in zip(run.records(), straight.records(), strict=True):
-        bad = [item["client"] for item in record["failed"] + record["rejected"]]
-        assert bad == [1]
-        assert record["accuracy_per_client"][0] == expected["accuracy_per_client"][0]
-        assert record["train_loss"] == expected["train_loss"]
-    assert house.states() == {
-        name: content for name, content in states(straight).items() if name != "server.safetensors"
-    }
+
+
+def _gone(message: Message, honest: Message) -> Message:
+    return Message(Error(ErrorCode.NODE_UNAVAILABLE, NOISE), reply_to=message)
+
+
+def _raises(message: Message, honest: Message) -> Message:
+    raise ValueError("out of order")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_no_content, "not a message of fedgh"),
+        (_no_json, "not a readable message"),
+        (_no_safetensors, "not a readable message"),
+        (_neither_upload_nor_reason, "neither an upload nor a reason"),
+        (_to_another_message, "an answer of client 2"),
+        (_noise, r"^\[2Jround 2 is done , acc"),
+        (_gone, r"Flower error 5: \[2Jround"),
+        (_raises, "Flower error 2: out of order"),
+    ],
+)
+def test_a_broken_answer_costs_only_its_sender(
+    change: Callable[[Message, Message], Message], reason: str, tmp_path: Path
+) -> None:
+    assert_costs_only_its_sender(tmp_path, taken_over(change), reason)
+
+
+def test_bytes_that_are_no_message_cost_only_their_sender(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower hands out each reply once: one that cannot be read must not take others with it."""
+    pull = Unreliable.pull_messages
+
+    def inflate(self: Unreliable, message_ids: Iterable[str]) -> list[Message]:
+        found = list(pull(self, message_ids))
+        if any(message.metadata.src_node_id == FIRST_NODE + 1 for message in found):
+            raise ValueError("these bytes are no message")
+        return found
+
+    monkeypatch.setattr(Unreliable, "pull_messages", inflate)
+    assert_costs_only_its_sender(tmp_path, client.app, r"not a readable message \(ValueError\)")
+
+
+def test_an_answer_without_scores_is_an_answer(tmp_path: Path) -> None:
+    def change(message: Message, honest: Message) -> Message:
+        head, body = parts(honest)
+        content = messages._pack(json.dumps({**head, "metrics": {"accuracy": 0.5}}).encode(), body)
+        return Message(content, reply_to=message)
+
+    run = House(tmp_path / "house", quick("federation.rounds=2"), [taken_over(change)]).run()
+    for record in run.records():
+        assert record["failed"] == record["rejected"] == []
+        assert record["accuracy_per_client"][1] is None
 
 
 # Participants with their own networks and data.
@@ -415,15 +526,19 @@ def test_an_error_in_a_participants_code_tells_nothing_of_its_data(
     ],
 )
 def test_what_a_participant_brings_is_checked(
-    brought: Callable[..., Participant], problem: str, tmp_path: Path
+    brought: Callable[..., Participant],
+    problem: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def make(task: Task, node: NodeConfig) -> Participant:
         good = bring(task, node)
         return brought(good.x, good.y)
 
     house = House(tmp_path / "house", quick(*PRIVATE), [client_app(make)])
-    with pytest.raises(RunError, match=problem):
+    with pytest.raises(RunError, match=r"what it brings does not fit; the participant's own log"):
         house.run()
+    assert re.search(problem, caplog.text)
 
 
 def test_data_of_ones_own_do_not_go_with_a_federation_that_deals(tmp_path: Path) -> None:
@@ -435,12 +550,62 @@ def test_data_of_ones_own_do_not_go_with_a_federation_that_deals(tmp_path: Path)
         house.run()
 
 
+@pytest.mark.parametrize(
+    ("overrides", "refusal"),
+    [
+        ({"method": {"name": "fedavg"}, "shape": [5]}, "does not take part in fedavg"),
+        ({"method": {"name": "side_effect:X"}}, "only what is part of fedgh may be named"),
+        ({"method": {"name": "fml", "shared": "side_effect:X"}}, "only what is part of fedgh"),
+        ({"method": {"name": "nowhere"}}, "no method 'nowhere'"),
+    ],
+)
+def test_a_participant_does_what_it_agreed_to_and_no_more(
+    overrides: dict[str, Any], refusal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the server asks: no other network, no module of the participant's machine."""
+    house = House(tmp_path / "house", quick(*PRIVATE, "federation.rounds=1"), [client_app(bring)])
+    (tmp_path / "side_effect.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    asked = messages.request
+
+    def other_settings(request: messages.Request, down: bytes | None) -> RecordDict:
+        settings = {name: dict(section) for name, section in request.settings.items()}
+        settings["method"] = overrides.get("method", settings["method"])
+        settings["data"].update({"shape": overrides["shape"]} if "shape" in overrides else {})
+        settings["model"]["zoo"] = ["side_effect:X"]  # is never looked at: it brings its own
+        return asked(replace(request, settings=settings), down)
+
+    monkeypatch.setattr(messages, "request", other_settings)
+    with pytest.raises(RunError, match=refusal):
+        house.run()
+    assert house.states() == {}
+
+
+def test_other_data_than_before_are_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was kept for testing would be trained on."""
+    more = 0
+
+    def growing(task: Task, node: NodeConfig) -> Participant:
+        nonlocal more
+        brought = bring(task, node)
+        if node["client"] != 1:
+            return brought
+        more += 1
+        return replace(brought, x=brought.x[: 60 + more], y=brought.y[: 60 + more])
+
+    run = House(tmp_path / "house", quick(*PRIVATE), [client_app(growing)]).run()
+    assert [[f["client"] for f in record["failed"]] for record in run.records()] == [[], [1], [1]]
+    assert "the data are not those of the first round" in caplog.text
+
+
 def test_the_app_that_the_node_config_names_is_used(tmp_path: Path) -> None:
     named = {"app": "tests.flower.test_grid:named"}
     run = House(tmp_path / "house", quick(*PRIVATE), settings=named).run()
     assert run.records()[-1]["failed"] == []
     wrong = {"app": "tests.flower.nowhere:app"}
-    with pytest.raises(RunError, match="app cannot be imported"):
+    with pytest.raises(RunError, match="app cannot be used"):
         House(tmp_path / "other", quick(*PRIVATE), settings=wrong).run()
 
 
@@ -457,18 +622,34 @@ def test_private_data_are_nowhere_else(tmp_path: Path) -> None:
             quick(*PRIVATE, f"method.name={method}")
 
 
-def test_a_client_that_hangs_is_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hangs", ["app", "import"])
+def test_a_client_that_hangs_is_ended(hangs: str, house: House, tmp_path: Path) -> None:
+    """Through the app, in a process of its own, as Flower would start it."""
+    hanging = "import time\ntime.sleep(100)\n"
+    if hangs == "app":
+        hanging = (
+            "import time\nfrom fedgh.flower import client_app\n"
+            "app = client_app(lambda task, node: time.sleep(100))\n"
+        )
+    (tmp_path / "hanging.py").write_text(hanging)
     script = """
-import time
-from fedgh.flower.client import _watchdog
-with _watchdog(1.0):
-    time.sleep(100)
+from fedgh.flower import client
+from fedgh.flower.engine import Flower
+from fedgh.flower.grid import LocalGrid, Node
+from fedgh.core.types import Job
+grid = LocalGrid({7: Node(client.app, {"client": 0, "app": "hanging:app"}, b"")})
+settings = {"data": {"name": "private", "classes": ["a", "b"]}}
+server = Flower(grid, {}, experiment="e", start=1, settings=settings, fingerprint=None,
+                deadline=2.0, trained={})
+(name,) = grid.push_messages([server._message(Job(0, 1, None, True), 7, 2.0)])
+grid.pull_messages([name])
 """
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=tmp_path
     )
     assert done.returncode == 1
     assert "Timeout" in done.stderr
+    assert "hanging" in done.stderr, "the participant sees where"
 
 
 def test_wire_bytes_are_measured_beside_tensor_bytes(house: House) -> None:

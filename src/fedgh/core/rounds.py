@@ -46,6 +46,11 @@ class Received:
         default_factory=lambda: {"train": 0.0, "summarise": 0.0, "evaluate": 0.0}
     )
 
+    def first_problem(self) -> str:
+        """Who had trouble, and which, for the end of a sentence."""
+        problems = self.failed + self.rejected
+        return f"; client {problems[0]['client']}: {problems[0]['reason']}" if problems else ""
+
 
 class Federation:
     """A server, the engine that reaches its clients, and what is known of them."""
@@ -218,11 +223,10 @@ class Federation:
         self._empty_rounds = 0 if received.uploads else self._empty_rounds + 1
         everybody = self.per_round == self.task.num_clients
         if self._empty_rounds >= (1 if everybody else MOST_EMPTY_ROUNDS):
-            problem = (received.failed + received.rejected)[0]
             raise RunError(
                 f"round {number}: all {self.per_round} participants failed"
                 + ("" if everybody else f", for the {MOST_EMPTY_ROUNDS}rd time in a row")
-                + f"; client {problem['client']}: {problem['reason']}"
+                + received.first_problem()
             )
         if received.uploads < self.quorum * self.per_round:
             raise RunError(
@@ -230,7 +234,7 @@ class Federation:
                 f"run.quorum = {self.quorum:g} asks for more; the last completed round is safe"
             )
         if evaluated and bool(self._scores["accuracy"].isnan().all()):
-            raise RunError(f"round {number}: no client could be judged; {received.failed[0]}")
+            raise RunError(f"round {number}: no client could be judged{received.first_problem()}")
         for name, tensor in self.server.items():
             if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
                 raise RunError(

@@ -22,7 +22,7 @@ from fedgh.core.runs import Record, RunFolder
 from fedgh.errors import RunError
 from fedgh.flower.folder import FederationFolder
 from fedgh.flower.node import explained
-from fedgh.flower.processes import Processes
+from fedgh.flower.processes import Processes, end_orphans
 from fedgh.flower.session import Session
 
 PATIENCE = 90.0
@@ -30,6 +30,9 @@ PATIENCE = 90.0
 
 LOOK_EVERY = 15.0
 """Seconds between questions to Flower how a run is; its own folder tells more, and sooner."""
+
+MOST_TROUBLES = 5
+"""Questions to Flower that may go unanswered."""
 
 SOONEST_RESTART, LATEST_RESTART = 5.0, 15.0
 """Seconds before a participant's node is started again; Flower refuses a key for a while."""
@@ -46,7 +49,8 @@ class Deployment:
         self._clients = clients
         self._say = say
         self._port, *self._node_ports = _free_ports(1 + clients)
-        self._restarts: dict[int, tuple[float, float]] = {}  # client -> when, the wait after that
+        self._next_start: dict[int, float] = {}  # of a node that has ended: when it is due
+        self._wait = dict.fromkeys(range(clients), SOONEST_RESTART)
 
     def start(self) -> None:
         """Start everything; afterwards participants are on their way in."""
@@ -63,17 +67,12 @@ class Deployment:
     def start_node(self, client: int) -> None:
         """Start the SuperNode of a participant."""
         script = self.folder.participant(client) / "node.sh"
-        self._start(f"node-{client}", script, NODE_PORT=self._node_ports[client])
+        self._start(f"node-{client}", script, FEDGH_NODE_PORT=self._node_ports[client])
 
     def train(self, out: Path) -> int:
         """Have Flower start a run; its number."""
         script = self.folder.server / "train.sh"
         return int(self._ask([str(script), str(out.absolute())])["run-id"])
-
-    def connected(self) -> dict[str, str]:
-        """What the SuperLink says of each node: its status, by its number."""
-        nodes = self._flwr("supernode", "list", "federation")["nodes"]
-        return {str(node["node-id"]): str(node["status"]) for node in nodes}
 
     def tend(self) -> None:
         """Start nodes again that have ended; without the SuperLink there is no federation."""
@@ -88,16 +87,17 @@ class Deployment:
             code = self.processes.exit_code(f"node-{client}")
             if code is None:
                 continue
-            if client not in self._restarts or self._restarts[client][0] == 0:
-                wait = self._restarts.get(client, (0, SOONEST_RESTART))[1]
-                self._restarts[client] = now + wait, min(2 * wait, LATEST_RESTART)
+            if client not in self._next_start:
+                wait = self._wait[client]
+                self._wait[client] = min(2 * wait, LATEST_RESTART)
+                self._next_start[client] = now + wait
                 reason = explained(self.processes.last_words(f"node-{client}", lines=40))
                 self._say(
                     f"the node of client {client} has ended (exit code {code}"
                     f"{': ' + reason if reason else ''}); next start in {wait:.0f} s"
                 )
-            elif now >= self._restarts[client][0]:
-                self._restarts[client] = 0, self._restarts[client][1]
+            elif now >= self._next_start[client]:
+                del self._next_start[client]
                 self.start_node(client)
 
     def status(self, run: int) -> tuple[str, str]:
@@ -108,15 +108,8 @@ class Deployment:
 
     def run_log(self, run: int) -> str:
         """What the server's side of a run has printed."""
-        command = ["sh", str(self.folder.server / "flwr.sh"), "log", str(run), "federation"]
-        done = subprocess.run(
-            [*command, "--show"],
-            env=self._environment(),
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        return done.stdout
+        script = str(self.folder.server / "flwr.sh")
+        return self._call([script, "log", str(run), "federation", "--show"]).stdout
 
     def _wait_until_healthy(self) -> None:
         trust = ssl.create_default_context(cafile=self.folder.server / "ca.crt")
@@ -140,9 +133,7 @@ class Deployment:
 
     def _ask(self, command: list[str], accept: str | None = None) -> dict[str, Any]:
         """What Flower's command answers; it reports failure in words, not by its exit code."""
-        done = subprocess.run(
-            ["sh", *command], env=self._environment(), capture_output=True, text=True, timeout=120
-        )
+        done = self._call(command)
         try:
             answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
         except ValueError:
@@ -151,6 +142,18 @@ class Deployment:
         if not answer.get("success") and not (accept and accept in problem):
             raise RunError(f"Flower answers: {problem or answer}")
         return answer
+
+    def _call(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        try:
+            return subprocess.run(
+                ["sh", *command],
+                env=self._environment(),
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+            )
+        except subprocess.TimeoutExpired:
+            raise RunError(f"Flower does not answer within {PATIENCE:.0f} s") from None
 
     def _start(self, name: str, script: Path, **variables: int) -> None:
         self.processes.start(name, ["sh", str(script)], self._environment(**variables))
@@ -166,10 +169,10 @@ class Deployment:
             ),
             "PYTHONUNBUFFERED": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
-            "FORMAT": "json",
-            "HOST": "127.0.0.1",
-            "PORT": str(self._port),
-            "SUPERLINK": f"127.0.0.1:{self._port}",
+            "FEDGH_FORMAT": "json",
+            "FEDGH_BIND": "127.0.0.1",
+            "FEDGH_PORT": str(self._port),
+            "FEDGH_SUPERLINK": f"127.0.0.1:{self._port}",
             **{name: str(value) for name, value in variables.items()},
         }
 
@@ -178,12 +181,14 @@ class Deployment:
 def deployed(folder: FederationFolder, clients: int, say: Say) -> Iterator[Deployment]:
     """A federation that runs for the time of a block."""
     with locked(folder):
+        end_orphans(folder.processes)
         deployment = Deployment(folder, clients, say)
         try:
             deployment.start()
             yield deployment
         finally:
-            say("ending all processes")
+            with suppress(OSError):  # whoever listened may have gone
+                say("ending all processes")
             deployment.processes.end()
 
 
@@ -205,11 +210,13 @@ def follow(
 ) -> RunFolder:
     """Watch a run until it has finished; what ended it otherwise is a RunError."""
     folder, seen = RunFolder(out), len(RunFolder(out).records())
-    look = time.monotonic() + LOOK_EVERY
+    look, troubles = time.monotonic() + LOOK_EVERY, 0
     while True:
         deployment.tend()
         session = Session.read(out)
-        for record in folder.records()[seen:]:
+        records = folder.records()
+        seen = min(seen, len(records))  # a server that had to go back plays some rounds again
+        for record in records[seen:]:
             finished_round(record)
             seen += 1
         if session is not None and session.run == run:
@@ -218,8 +225,16 @@ def follow(
             if folder.summary() is not None:
                 return folder
         if time.monotonic() > look:
-            status, how = deployment.status(run)
-            if status == "finished" and folder.summary() is None:
+            try:
+                status, how = deployment.status(run)
+            except RunError:
+                troubles += 1
+                if troubles == MOST_TROUBLES:
+                    raise
+                status, how = "unknown", ""
+            if status == "finished":
+                if folder.summary() is not None:
+                    return folder
                 words = "\n".join(deployment.run_log(run).strip().splitlines()[-5:])
                 raise RunError(f"the run has ended ({how or 'no reason given'}):\n{words}")
             look = time.monotonic() + LOOK_EVERY

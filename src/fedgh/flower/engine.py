@@ -1,6 +1,7 @@
 """Clients at participants that a Flower grid reaches: the engine of a real federation."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,10 +15,13 @@ from fedgh import __version__
 from fedgh.core.types import Job, Reply
 from fedgh.errors import RunError, WireError
 from fedgh.flower import messages
-from fedgh.flower.messages import LONGEST_ERROR, Request
+from fedgh.flower.messages import Request
 
 POLL = 0.3
 """Seconds between looks at what has come; a node that leaves may take its reply with it."""
+
+MOST_RESENT = 10
+"""Times a job is sent again in a round because its node has gone."""
 
 GATHERING = 120.0
 """Seconds, at least, for the first round after a start: for a minute after a crash the SuperLink
@@ -68,13 +72,18 @@ class Flower:
             else:
                 yield _failed(job, "not connected")
         waiting: dict[str, tuple[Job, int]] = {}  # message -> what it asks, its size
+        resent: Counter[int] = Counter()
         end = time.monotonic() + patience
         while (unsent or waiting) and time.monotonic() < end:
             unsent = self._push(unsent, waiting, end - time.monotonic())
-            for name, found in self._pull(list(waiting)):
+            for name in list(waiting):
+                found = self._pull(name)
+                if found is None:
+                    continue
                 job, sent = waiting.pop(name)
-                if _node_has_gone(found):  # it may come back in time
-                    unsent.append(job)
+                if _node_has_gone(found) and resent[job.client_id] < MOST_RESENT:
+                    resent[job.client_id] += 1
+                    unsent.append(job)  # it may come back in time
                     continue
                 reply = _reply(job, found, sent)
                 if reply.up is not None:
@@ -150,20 +159,19 @@ class Flower:
             ttl=seconds,
         )
 
-    def _pull(self, names: list[str]) -> list[tuple[str, Message | Exception]]:
-        """The replies that have come, by the message that they answer.
+    def _pull(self, name: str) -> Message | Exception | None:
+        """The reply to a message, if it has come.
 
-        What a participant sent may not even be a message: then it alone has failed.
+        Asked for one by one: whose reply it is says the SuperLink, not the reply; and bytes that
+        are no message spoil nobody else's.
         """
         try:
-            found = list(self._grid.pull_messages(names))
-        except httpx.HTTPError as error:
+            found = list(self._grid.pull_messages([name]))
+        except httpx.TransportError as error:
             raise RunError(f"the SuperLink is out of reach: {error}") from None
         except Exception as error:  # whatever Flower makes of such bytes
-            if len(names) == 1:
-                return [(names[0], error)]
-            return [item for name in names for item in self._pull([name])]
-        return [(message.metadata.reply_to_message_id, message) for message in found]
+            return error
+        return found[0] if found else None
 
 
 def _node_has_gone(found: Message | Exception) -> bool:
@@ -188,9 +196,8 @@ def _reply(job: Job, message: Message | Exception, sent: int) -> Reply:
 
 def _explained(message: Message) -> str:
     """Flower's own errors: the node has gone, its app has crashed, could not be loaded."""
-    reason = " ".join((message.error.reason or "").split())
-    return f"Flower error {message.error.code}: {reason or 'no reason given'}"[:LONGEST_ERROR]
+    return f"Flower error {message.error.code}: {message.error.reason or 'no reason given'}"
 
 
 def _failed(job: Job, reason: str, sent: int = 0) -> Reply:
-    return Reply(job.client_id, job.round, error=reason, wire_bytes=sent)
+    return Reply(job.client_id, job.round, error=messages.printable(reason), wire_bytes=sent)

@@ -10,6 +10,9 @@ import secrets
 from importlib import resources
 from pathlib import Path
 
+from click import ClickException
+from flwr.common.config import parse_config_args
+
 from fedgh import __version__
 from fedgh.config import Config
 from fedgh.errors import ConfigError
@@ -18,7 +21,7 @@ from fedgh.flower.keys import write_certificates, write_key_pair
 FIRST_NODE_PORT = 9094
 PORT = 9092
 PUBLIC_PORT = 8443
-HOST = re.compile(r"[A-Za-z0-9.:-]+")
+HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 
 
 class FederationFolder:
@@ -40,6 +43,12 @@ class FederationFolder:
         """Write a new one, with keys that exist nowhere else."""
         if not HOST.fullmatch(host):
             raise ConfigError(f"--host {host}: expected a name or address, without a port")
+        try:
+            parse_config_args([node_config] if node_config else None)
+        except (ValueError, ClickException):
+            raise ConfigError(
+                f'--node-config {node_config}: expected pairs like key=1 other="text"'
+            ) from None
         if path.exists() and any(path.iterdir()):
             raise ConfigError(f"{path} exists and is not empty; choose another folder")
         folder = cls(path)

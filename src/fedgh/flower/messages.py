@@ -18,7 +18,8 @@ from fedgh.errors import WireError
 _HEAD, _BODY, _FORMAT = "fedgh", "payload", "safetensors"
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+Finite = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]  # sums stay finite too
+Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Key = Annotated[str, Field(pattern=r"^[a-z_]{1,40}$")]
 Few = Field(max_length=16)
 
@@ -32,7 +33,9 @@ class Request:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     version: str  # of fedgh: only the same computes the same
-    experiment: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,80}$")]  # a participant's folder
+    experiment: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")
+    ]  # a participant's folder
     start: Count  # how often the server was started for this experiment
     client: Count
     round: Count
@@ -54,7 +57,7 @@ class _Answer:
     round: Count
     num_examples: Count
     metrics: Annotated[dict[Key, Finite], Few]
-    seconds: Annotated[dict[Key, Annotated[float, Field(ge=0, allow_inf_nan=False)]], Few]
+    seconds: Annotated[dict[Key, Seconds], Few]
     error: Annotated[str, Field(max_length=LONGEST_ERROR)] | None
 
 
@@ -86,12 +89,17 @@ def read_answer(content: RecordDict, job: Job) -> Reply:
     head, up = _unpack(content)
     found = _parse(_ANSWER, head)
     if (found.client_id, found.round) != (job.client_id, job.round):
+        if found.error is not None and up is None:  # it has not even understood the question
+            raise WireError(found.error)
         raise WireError(f"an answer of client {found.client_id} in round {found.round}")
     if up is not None and job.down is None:
         raise WireError("an upload that was not asked for")
+    if up is None and job.down is not None and found.error is None:
+        raise WireError("neither an upload nor a reason")
     if any(not 0 <= score <= 1 for name, score in found.metrics.items() if "accuracy" in name):
         raise WireError("an accuracy that is none")
-    return Reply(**asdict(found), up=up)
+    fields = {**asdict(found), "error": found.error and printable(found.error)}
+    return Reply(**fields, up=up)
 
 
 def wire_bytes(message: Message) -> int:
@@ -125,4 +133,10 @@ def _parse(adapter: TypeAdapter[Any], text: bytes) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise WireError(f"not a readable message: {where}: {first['msg']}") from None
+        raise WireError(printable(f"not a readable message: {where}: {first['msg']}")) from None
+
+
+def printable(text: str) -> str:
+    """A stranger's words in one line of harmless characters, not too many."""
+    kept = "".join(char if char.isprintable() else " " for char in text[: 2 * LONGEST_ERROR])
+    return " ".join(kept.split())[:LONGEST_ERROR]

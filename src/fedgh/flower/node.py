@@ -7,6 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
@@ -28,7 +29,7 @@ HINTS = {
     "Connection refused|Name or service not known|All connection attempts failed": (
         "nothing answers at this address; is the SuperLink up, and is it the right address?"
     ),
-    "address already in use": "another program has this port; set another NODE_PORT",
+    "address already in use": "another program has this port; set another FEDGH_NODE_PORT",
 }
 """What Flower prints when it gives up, and what it means."""
 
@@ -76,8 +77,9 @@ def _run(script: Path, say: Callable[[str], None]) -> str:
     def listen() -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            say(line.rstrip())
             last.append(line)
+            with suppress(OSError, ValueError):  # nobody reads us; the node must not wait for that
+                say(line.rstrip())
 
     listener = Thread(target=listen, daemon=True)
     listener.start()

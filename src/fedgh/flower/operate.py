@@ -15,7 +15,8 @@ from fedgh.errors import RunError
 from fedgh.experiment import prepare
 from fedgh.flower.deployment import deployed, follow, locked
 from fedgh.flower.folder import FederationFolder
-from fedgh.flower.processes import GRACE, clean_end, end_groups, registered
+from fedgh.flower.processes import GRACE, clean_end, end_orphans, registered
+from fedgh.flower.session import Session
 from fedgh.report.terminal import Live, percent
 
 
@@ -58,6 +59,9 @@ def status(path: Path, out: Path, console: Console) -> None:
         rounds = config.load(out / "config.toml").federation.rounds
         last = next((r["accuracy"] for r in reversed(records) if r["accuracy"] is not None), None)
         console.print(f"{out}: round {len(records)} of {rounds}, accuracy {percent(last)}")
+    session = Session.read(out)
+    if session is not None and session.error is not None:
+        console.print(f"the last start has ended: {session.error}", markup=False)
 
 
 def stop(path: Path) -> bool:
@@ -65,7 +69,7 @@ def stop(path: Path) -> bool:
     folder = FederationFolder.open(path)
     if not folder.processes.exists():
         return False
-    starter, there = registered(folder.processes)
+    starter = registered(folder.processes)[0]
     if _is_up(folder):
         os.kill(starter, signal.SIGTERM)
         end = time.monotonic() + 3 * GRACE
@@ -74,8 +78,7 @@ def stop(path: Path) -> bool:
                 raise RunError(f"process {starter} does not end")
             time.sleep(0.2)
     else:
-        end_groups(list(there.values()))
-        folder.processes.unlink(missing_ok=True)
+        end_orphans(folder.processes)
     return True
 
 

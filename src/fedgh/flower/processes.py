@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from signal import SIGHUP, SIGKILL, SIGTERM
+from signal import SIG_IGN, SIGHUP, SIGINT, SIGKILL, SIGTERM
 from types import FrameType
 
 from fedgh.core.checkpoint import write_atomic
@@ -57,11 +57,12 @@ class Processes:
 
     def end(self) -> None:
         """End all of them and wait until they are gone."""
-        end_groups([process.pid for process in self._running.values()])
-        for process in self._running.values():
-            process.wait()
-        self._running.clear()
-        self._register.unlink(missing_ok=True)
+        with _undisturbed():
+            end_groups([process.pid for process in self._running.values()])
+            for process in self._running.values():
+                process.wait()
+            self._running.clear()
+            self._register.unlink(missing_ok=True)
 
     def _write(self) -> None:
         leaders = {name: process.pid for name, process in self._running.items()}
@@ -83,6 +84,13 @@ def registered(register: Path) -> tuple[int, dict[str, int]]:
     return content["starter"], there
 
 
+def end_orphans(register: Path) -> None:
+    """End what somebody has left who was killed."""
+    if register.exists():
+        end_groups(list(registered(register)[1].values()))
+        register.unlink(missing_ok=True)
+
+
 def _began(pid: int) -> int | None:
     """When a process began, in the clock of the system, where it tells."""
     fields = _stat(Path(f"/proc/{pid}"))
@@ -97,6 +105,17 @@ def clean_end() -> Iterator[None]:
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, interrupt) for number in (SIGHUP, SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Whoever cannot wait for a clean end still gets one."""
+    before = {number: signal.signal(number, SIG_IGN) for number in (SIGHUP, SIGINT, SIGTERM)}
     try:
         yield
     finally:

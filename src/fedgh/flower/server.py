@@ -5,6 +5,7 @@ its runs; a new run with the same `out` does, after the last completed round.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,11 @@ def serve(grid: Grid, run_id: int, settings: Mapping[str, Any]) -> RunFolder:
         Path(str(settings["participants"])), experiment.task.num_clients
     )
 
+    begun: list[Session] = []  # what another server in the same folder says is its own affair
+
     def engine(experiment: Experiment, folder: RunFolder, done: int, state: Payload) -> Engine:
         session = Session.begin(folder.path, run_id, done)
+        begun.append(session)
         return Flower(
             grid,
             participants,
@@ -61,9 +65,8 @@ def serve(grid: Grid, run_id: int, settings: Mapping[str, Any]) -> RunFolder:
             return training.resume(out, Log(), prepare=lambda _: experiment, make_engine=engine)
         return training.run(experiment, out, Log(), make_engine=engine)
     except FedghError as error:
-        session = Session.read(out)
-        if session is not None:
-            Session(**{**vars(session), "error": str(error)}).write(out)
+        for session in begun:
+            replace(session, error=str(error)).write(out)
         raise
 
 
@@ -83,11 +86,9 @@ def read_participants(folder: Path, clients: int) -> dict[int, bytes]:
 
 
 def _shared(experiment: Experiment) -> dict[str, Any]:
-    """The settings that every participant is sent: no paths, nothing of how the server runs."""
-    table = experiment.config.to_table()
-    table["data"] = {k: v for k, v in table["data"].items() if k not in ("dir", "path")}
-    table["run"] = {"global_accuracy": table["run"]["global_accuracy"]}
-    return table
+    """The settings that every participant is sent."""
+    judged = {"global_accuracy": experiment.config.run.global_accuracy}
+    return {**experiment.config.portable(), "run": judged}
 
 
 class Log(training.Unwatched):

@@ -2,8 +2,9 @@
 # Join the federation as participant @CLIENT@. Ctrl-C leaves it; started again, it goes on with the
 # state that it has in states/.
 set -eu
+umask 077
 cd "$(dirname "$0")"
 export FLWR_HOME="$PWD/flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
-exec flower-supernode --superlink "${SUPERLINK:-@HOST@:@PORT@}" --root-certificates ca.crt \
-  --auth-supernode-private-key key --host 127.0.0.1 --port "${NODE_PORT:-@NODE_PORT@}" \
+exec flower-supernode --superlink "${FEDGH_SUPERLINK:-@HOST@:@PORT@}" --root-certificates ca.crt \
+  --auth-supernode-private-key key --host 127.0.0.1 --port "${FEDGH_NODE_PORT:-@NODE_PORT@}" \
   --node-config "$(tr '\n' ' ' < node.conf)"

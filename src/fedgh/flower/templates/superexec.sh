@@ -1,7 +1,8 @@
 #!/bin/sh
 # Runs the server's side of the federation for the SuperLink, on the same machine.
 set -eu
+umask 077
 cd "$(dirname "$0")"
 export FLWR_HOME="$PWD/flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
-exec flower-superexec --runtime-api-address "127.0.0.1:${PORT:-@PORT@}" \
+exec flower-superexec --runtime-api-address "127.0.0.1:${FEDGH_PORT:-@PORT@}" \
   --root-certificates ca.crt --superexec-auth-secret-file superexec.secret

@@ -2,9 +2,10 @@
 # The SuperLink: the one address that participants connect to. Ctrl-C ends it; what it knows is in
 # superlink.db, so that it can be started again.
 set -eu
+umask 077
 cd "$(dirname "$0")"
 export FLWR_HOME="$PWD/flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
-exec flower-superlink --host "${HOST:-127.0.0.1}" --port "${PORT:-@PORT@}" \
+exec flower-superlink --host "${FEDGH_BIND:-127.0.0.1}" --port "${FEDGH_PORT:-@PORT@}" \
   --database superlink.db --enable-supernode-auth \
   --isolation process --superexec-auth-secret-file superexec.secret \
   --disable-runtime-dependency-installation \

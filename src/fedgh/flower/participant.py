@@ -1,0 +1,110 @@
+"""What an organisation brings to a federation: its own network and data, in about ten lines."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+
+from fedgh.core.checkpoint import write_atomic
+from fedgh.core.rng import isolated
+from fedgh.core.types import Task
+from fedgh.data import partition
+from fedgh.data.sources import Source
+from fedgh.engines.device import find_device
+from fedgh.engines.host import Blueprint
+from fedgh.errors import ConfigError, FedghError
+from fedgh.experiment import Experiment, load_source
+from fedgh.flower.client import NodeConfig, PublicError, app_of, log, parse_settings
+from fedgh.flower.messages import Request
+from fedgh.methods import METHODS
+from fedgh.models import check_extractor
+
+
+@dataclass(frozen=True)
+class Participant:
+    """What an organisation brings: its network and its data. Neither ever leaves it.
+
+    The extractor maps a batch of `x` to representations [batch, rep_dim]. uint8 inputs
+    [n, c, h, w] are images; all others become float32. Labels are 0 to num_classes - 1.
+    """
+
+    extractor: nn.Module
+    x: Tensor
+    y: Tensor
+
+
+MakeClient = Callable[[Task, NodeConfig], Participant]
+"""From what the federation agrees on, and the participant's own settings, to what it brings."""
+
+DISCREET = tuple(name for name in METHODS if name != "fedavg")
+"""The methods with which no participant's own network travels."""
+
+
+def client_app(make_client: MakeClient, methods: Collection[str] = DISCREET) -> ClientApp:
+    """The app of a participant that brings its own network and data.
+
+    Name it where the SuperNode is started: `--node-config 'client=0 app="my_module:app"'`.
+    The server may ask for any of `methods`, and for nothing else that is not part of fedgh.
+    """
+
+    def bring(request: Request, home: Path, node: NodeConfig) -> Blueprint:
+        settings = request.settings
+        if settings.get("data", {}).get("name") != "private":
+            raise PublicError("this federation deals out its data; it is not for data of your own")
+        named = [settings.get("method", {}).get(key) for key in ("name", "shared")]
+        if any(":" in str(name) for name in named):
+            raise PublicError("only what is part of fedgh may be named, nothing of this machine")
+        config = parse_settings(request, node)
+        if config.method.name not in methods:
+            raise PublicError(f"this participant does not take part in {config.method.name}")
+        nobodys = partition.nothing(config.federation.clients)
+        try:
+            experiment = Experiment(config, load_source(config.data), nobodys, extractors=())
+            return _own(experiment, request.client, make_client, node, home)
+        except FedghError as problem:
+            log(problem)
+            raise PublicError(
+                "what it brings does not fit; the participant's own log says more"
+            ) from None
+
+    return app_of(bring)
+
+
+def _own(
+    experiment: Experiment, client: int, make_client: MakeClient, node: NodeConfig, home: Path
+) -> Blueprint:
+    task = experiment.task
+    with isolated(task.seed, "participant", client):
+        brought = make_client(task, node)
+    data = Source("its data", brought.x, brought.y, experiment.source.class_names)
+    if task.input_shape not in ((), data.shape):
+        raise ConfigError(f"data.shape is {task.input_shape}, the inputs here have {data.shape}")
+    _check_unchanged(home / "data.digest", data.digest)
+
+    def extractor(_: tuple[int, ...], __: int) -> nn.Module:
+        return brought.extractor
+
+    check_extractor("the extractor", extractor, replace(task, input_shape=data.shape))
+    return Blueprint(
+        task=task,
+        method=experiment.config.method,
+        local=experiment.config.local,
+        extractors=(extractor,),
+        x=data.x,
+        y=data.y,
+        partition=partition.only(client, task.num_clients, data.y.numpy(), task.seed),
+        device=find_device(experiment.config.run.device),
+    )
+
+
+def _check_unchanged(path: Path, digest: bytes) -> None:
+    """Other rows would be split otherwise: what was kept for testing would be trained on."""
+    if not path.exists():
+        write_atomic(path, digest)
+    elif path.read_bytes() != digest:
+        raise ConfigError(
+            "the data are not those of the first round; put them back, or use the new ones in a "
+            "new run"
+        )
