@@ -15,7 +15,7 @@ from fedgh.flower.deployment import Deployment, _free_ports, deployed, follow
 from fedgh.flower.folder import FederationFolder
 from tests.engines.test_engines import EVERYTHING
 from tests.flower.local import House
-from tests.flower.real import TWO, federation, left_behind, two, wait_until
+from tests.flower.real import TWO, federation, left_behind, two
 from tests.tiny import numbers, quick, states
 
 pytestmark = [pytest.mark.xdist_group("deployment"), pytest.mark.timeout(600)]
@@ -37,21 +37,9 @@ def settings(method: str) -> list[str]:
     return [*EVERYTHING, *TWO, "federation.rounds=2", f"method.name={method}"]
 
 
-@pytest.fixture(scope="module")
-def on_flower(
-    deployment: Deployment, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, RunFolder]:
-    """A run of every method, all at once: the SuperNodes take their messages as they come."""
-    place = tmp_path_factory.mktemp("runs")
-    runs = {}
-    for method in METHODS:
-        deployment.folder.experiment.write_text(quick(*settings(method)).config.to_toml())
-        runs[method] = deployment.train(place / method)
-        wait_until((place / method / "flower.json").exists)  # the server has read the experiment
-    return {
-        method: follow(deployment, run, place / method, lambda _: None)
-        for method, run in runs.items()
-    }
+def on_flower(deployment: Deployment, method: str, out: Path) -> RunFolder:
+    deployment.folder.experiment.write_text(quick(*settings(method)).config.to_toml())
+    return follow(deployment, deployment.train(out), out, lambda _: None)
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +62,7 @@ def states_of_participants(deployment: Deployment, run: RunFolder) -> dict[str, 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.usefixtures("cluster")
-def test_one_digest(
-    method: str, deployment: Deployment, on_flower: dict[str, RunFolder], tmp_path: Path
-) -> None:
+def test_one_digest(method: str, deployment: Deployment, tmp_path: Path) -> None:
     serial = training.run(quick(*settings(method)), tmp_path / "serial")
     for engine in ("workers", "ray"):
         experiment = quick(*settings(method), f"run.engine={engine}", "run.workers=2")
@@ -85,7 +71,7 @@ def test_one_digest(
         assert states(other) == states(serial)
     house = House(tmp_path / "house", quick(*settings(method)))
     assert numbers(house.run()) == numbers(serial)
-    run = on_flower[method]
+    run = on_flower(deployment, method, tmp_path / method)
     assert numbers(run) == numbers(serial)
     assert states_of_participants(deployment, run) == states(serial)
     for record in run.records():
