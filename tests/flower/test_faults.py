@@ -105,6 +105,19 @@ def test_a_killed_superlink_costs_no_round(tmp_path: Path) -> None:
     assert_same(folder, straight)
 
 
+def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
+    folder = federation(tmp_path / "federation", two())
+    with up(folder) as process:
+        wait_until(lambda: folder.processes.exists() and len(started(folder)) == 4)
+        process.send_signal(signal.SIGINT)
+    assert process.returncode == 130
+    words = said(process)
+    assert "the same command goes on" in words
+    assert "Traceback" not in words
+    assert not folder.processes.exists()
+
+
+@pytest.mark.faults
 def test_ctrl_c_and_kill_leave_a_run_that_goes_on_and_nothing_else(tmp_path: Path) -> None:
     experiment = two("federation.rounds=3", "run.deadline=90")
     straight = training.run(experiment, tmp_path / "serial")

@@ -63,8 +63,7 @@ def test_so_do_the_methods_for_equal_networks(method: str, tmp_path: Path) -> No
     assert_same(house, house.run(), straight)
 
 
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("after", [1, 4, 5, 7])
+@pytest.mark.parametrize(("after", "every"), [(1, 1), (5, 1), (4, 3), (7, 3)])
 def test_a_server_that_is_started_again_repeats_and_loses_nothing(
     every: int, after: int, tmp_path: Path
 ) -> None:

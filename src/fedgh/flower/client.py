@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -24,7 +25,7 @@ from fedgh.core.checkpoint import ClientFiles, keep_rounds, write_atomic
 from fedgh.core.types import Job, Reply
 from fedgh.engines.host import Blueprint, ClientHost, one_thread
 from fedgh.errors import ConfigError, RunError, WireError, import_object
-from fedgh.experiment import prepare
+from fedgh.experiment import Experiment, prepare
 from fedgh.flower import messages
 from fedgh.flower.messages import Request
 
@@ -59,10 +60,16 @@ def _dealt(request: Request, _: Path, node: NodeConfig) -> Blueprint:
             "the data of this federation are the participants' own: name your app when you start "
             "the SuperNode, --node-config 'app=\"my_module:app\" ...' (see fedgh.flower.client_app)"
         )
-    experiment = prepare(config)
+    experiment = _prepared(json.dumps(config.to_table()))
     if experiment.fingerprint() != request.fingerprint:
         raise PublicError("the data or the versions here are not those of the server")
     return experiment.blueprint()
+
+
+@lru_cache(maxsize=1)
+def _prepared(settings: str) -> Experiment:
+    """Once for all clients and rounds where these share a process."""
+    return prepare(config.parse(json.loads(settings)))
 
 
 def parse_settings(request: Request, node: NodeConfig) -> Config:

@@ -58,7 +58,7 @@ class Deployment:
         self._start("superlink", self.folder.server / "superlink.sh")
         self._wait_until_healthy()
         self._start("superexec", self.folder.server / "superexec.sh")
-        self._say("registering the participants' keys")
+        self._say(f"registering the keys of {self._clients} participants")
         for client in range(self._clients):
             self._register(client)
         for client in range(self._clients):

@@ -55,7 +55,8 @@ def join(folder: Path, say: Callable[[str], None]) -> None:
 
 def explained(words: str) -> str | None:
     """What the last words of a node mean; None when nobody knows."""
-    return next((hint for sign, hint in HINTS.items() if re.search(sign, words, re.I)), None)
+    last = words.rpartition("Starting Flower SuperNode")[2]  # a log may have those of earlier ones
+    return next((hint for sign, hint in HINTS.items() if re.search(sign, last, re.I)), None)
 
 
 def _run(script: Path, say: Callable[[str], None]) -> str:

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Join the federation as participant @CLIENT@. Ctrl-C leaves it; started again, it goes on with the
-# state that it has in states/.
+# state that it has in states/. `fedgh flower join` does the same, and says why it is refused.
 set -eu
 umask 077
 cd "$(dirname "$0")"
