@@ -10,8 +10,8 @@ run: $(VENV)/run.done  ## train FedGH on the embedded digits
 test: $(VENV)/dev.done  ## the test suite
 	$(BIN)/python -m pytest -n auto --dist loadgroup
 
-test-faults: $(VENV)/dev.done  ## minutes of waiting: a federation of real processes loses some
-	$(BIN)/python -m pytest -m faults -n 2
+test-faults: $(VENV)/dev.done  ## minutes: federations and clusters of real processes lose some
+	$(BIN)/python -m pytest -m faults -n 2 --dist loadgroup
 
 test-slow: $(VENV)/dev.done  ## minutes of training: every method with the settings of the demo
 	$(BIN)/python -m pytest -m slow

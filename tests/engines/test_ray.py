@@ -69,6 +69,7 @@ def test_a_run_goes_on_on_a_cluster(straight: RunFolder, tmp_path: Path) -> None
     assert numbers(run) == numbers(straight)
 
 
+@pytest.mark.faults
 def test_a_dead_actor_is_replaced_and_its_client_runs_again(
     straight: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_dead_actor_is_replaced_and_its_client_runs_again(
     assert states(run) == states(straight)
 
 
+@pytest.mark.faults
 def test_a_machine_that_goes_away_takes_nothing_with_it(
     straight: RunFolder, two_machines: Any, tmp_path: Path
 ) -> None:

@@ -30,9 +30,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     assert left_behind(folder.path) == []
 
 
-METHODS = ["fedgh", "fedproto", "fd", "fml"]
-
-
 def settings(method: str) -> list[str]:
     return [*EVERYTHING, *TWO, "federation.rounds=2", f"method.name={method}"]
 
@@ -60,7 +57,13 @@ def states_of_participants(deployment: Deployment, run: RunFolder) -> dict[str, 
     return found
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fedgh",
+        *(pytest.param(name, marks=pytest.mark.faults) for name in ("fedproto", "fd", "fml")),
+    ],
+)
 @pytest.mark.usefixtures("cluster")
 def test_one_digest(method: str, deployment: Deployment, tmp_path: Path) -> None:
     serial = training.run(quick(*settings(method)), tmp_path / "serial")

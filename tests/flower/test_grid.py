@@ -313,13 +313,21 @@ def parts(message: Message) -> tuple[Head, bytes]:
     return json.loads(head), body
 
 
-def assert_costs_only_its_sender(tmp_path: Path, app: ClientApp, reason: str) -> None:
-    experiment = quick("federation.rounds=2", "run.deadline=20")
-    run = House(tmp_path / "house", experiment, [app]).run()
+TWO_ROUNDS = ["federation.rounds=2", "run.deadline=20"]
+
+
+@pytest.fixture(scope="module")
+def without_client_1(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """What the others learn alone."""
+    out = tmp_path_factory.mktemp("without") / "run"
     absent = {(1, 1), (1, 2)}
-    straight = training.run(
-        experiment, tmp_path / "serial", make_engine=with_absent(absent, "away")
-    )
+    return training.run(quick(*TWO_ROUNDS), out, make_engine=with_absent(absent, "away"))
+
+
+def assert_costs_only_its_sender(
+    tmp_path: Path, straight: RunFolder, app: ClientApp, reason: str
+) -> None:
+    run = House(tmp_path / "house", quick(*TWO_ROUNDS), [app]).run()
     for record, expected in zip(run.records(), straight.records(), strict=True):
         (bad,) = record["failed"] + record["rejected"]
         assert bad["client"] == 1
@@ -334,7 +342,9 @@ def assert_costs_only_its_sender(tmp_path: Path, app: ClientApp, reason: str) ->
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_hostile_answer_costs_only_its_sender(what: str, tmp_path: Path) -> None:
+def test_a_hostile_answer_costs_only_its_sender(
+    what: str, without_client_1: RunFolder, tmp_path: Path
+) -> None:
     mutate, reason = HOSTILE[what]
 
     def change(message: Message, honest: Message) -> Message:
@@ -342,7 +352,7 @@ def test_a_hostile_answer_costs_only_its_sender(what: str, tmp_path: Path) -> No
         content = messages._pack(json.dumps(mutate(head)).encode(), body)
         return Message(content, reply_to=message)
 
-    assert_costs_only_its_sender(tmp_path, taken_over(change), reason)
+    assert_costs_only_its_sender(tmp_path, without_client_1, taken_over(change), reason)
 
 
 def _no_content(message: Message, honest: Message) -> Message:
@@ -399,13 +409,16 @@ def _raises(message: Message, honest: Message) -> Message:
     ],
 )
 def test_a_broken_answer_costs_only_its_sender(
-    change: Callable[[Message, Message], Message], reason: str, tmp_path: Path
+    change: Callable[[Message, Message], Message],
+    reason: str,
+    without_client_1: RunFolder,
+    tmp_path: Path,
 ) -> None:
-    assert_costs_only_its_sender(tmp_path, taken_over(change), reason)
+    assert_costs_only_its_sender(tmp_path, without_client_1, taken_over(change), reason)
 
 
 def test_bytes_that_are_no_message_cost_only_their_sender(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    without_client_1: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower hands out each reply once: one that cannot be read must not take others with it."""
     pull = Unreliable.pull_messages
@@ -417,7 +430,9 @@ def test_bytes_that_are_no_message_cost_only_their_sender(
         return found
 
     monkeypatch.setattr(Unreliable, "pull_messages", inflate)
-    assert_costs_only_its_sender(tmp_path, client.app, r"not a readable message \(ValueError\)")
+    assert_costs_only_its_sender(
+        tmp_path, without_client_1, client.app, r"not a readable message \(ValueError\)"
+    )
 
 
 def test_an_answer_without_scores_is_an_answer(tmp_path: Path) -> None:

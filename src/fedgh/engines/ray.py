@@ -13,6 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,9 @@ class Ray:
         address: str = "local",
     ) -> None:
         self._files = ClientFiles(checkpoint, round)
-        self._connected = _connect(address)
+        # Ray's own logs and sockets go when the run ends, if Ray was started for it.
+        self._place = TemporaryDirectory(prefix="fedgh-ray-", ignore_cleanup_errors=True)
+        self._connected = _connect(address, self._place.name)
         cores = ray.cluster_resources().get("CPU", 1)
         count = count or int(cores)
         self._count = min(count, blueprint.task.num_clients)
@@ -110,6 +113,7 @@ class Ray:
         self._places = []
         if self._connected:
             ray.shutdown()
+        self._place.cleanup()
 
     def _start(self) -> Place:
         actor = Actor.options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD").remote(  # type: ignore[attr-defined]
@@ -239,7 +243,7 @@ class Actor:
         return reply, safetensors.torch.save(new)
 
 
-def _connect(address: str) -> bool:
+def _connect(address: str, place: str) -> bool:
     """Whether Ray was started or joined here, and is to be left at the end."""
     if ray.is_initialized():
         return False
@@ -247,9 +251,10 @@ def _connect(address: str) -> bool:
         host, _, port = address.partition(":")
         if port.isdigit():  # Ray itself would try for many minutes
             socket.create_connection((host, int(port)), timeout=10).close()
+        own = {"include_dashboard": False, "_temp_dir": place} if address == "local" else {}
         ray.init(
             address=address,
-            include_dashboard=False if address == "local" else None,
+            **own,
             log_to_driver=False,
             logging_level=logging.ERROR,
         )

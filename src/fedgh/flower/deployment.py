@@ -187,9 +187,10 @@ def deployed(folder: FederationFolder, clients: int, say: Say) -> Iterator[Deplo
             deployment.start()
             yield deployment
         finally:
-            with suppress(OSError):  # whoever listened may have gone
+            try:
                 say("ending all processes")
-            deployment.processes.end()
+            finally:  # also when nobody listens any more, or somebody is impatient
+                deployment.processes.end()
 
 
 @contextmanager

@@ -94,7 +94,7 @@ class Flower:
         for job, sent in waiting.values():
             yield _failed(job, f"no answer within {patience:g} s", sent)
         for job in unsent:
-            yield _failed(job, "its node has gone")
+            yield _failed(job, "its node could not be reached")
 
     def save(self, round: int) -> None:  # noqa: ARG002
         """Participants keep their own states; they are told which of them still count."""
