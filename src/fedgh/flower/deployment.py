@@ -220,11 +220,9 @@ def follow(
         for record in records[seen:]:
             finished_round(record)
             seen += 1
-        if session is not None and session.run == run:
-            if session.error is not None:
-                raise RunError(session.error)
-            if folder.summary() is not None:
-                return folder
+        _raise_error_of(run, session)
+        if session is not None and session.run == run and folder.summary() is not None:
+            return folder
         if time.monotonic() > look:
             try:
                 status, how = deployment.status(run)
@@ -236,10 +234,16 @@ def follow(
             if status == "finished":
                 if folder.summary() is not None:
                     return folder
+                _raise_error_of(run, Session.read(out))  # it may just have been written
                 words = "\n".join(deployment.run_log(run).strip().splitlines()[-5:])
                 raise RunError(f"the run has ended ({how or 'no reason given'}):\n{words}")
             look = time.monotonic() + LOOK_EVERY
         time.sleep(0.3)
+
+
+def _raise_error_of(run: int, session: Session | None) -> None:
+    if session is not None and session.run == run and session.error is not None:
+        raise RunError(session.error)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -25,7 +25,7 @@ HINTS = {
         "the server has no certificate of the authority in ca.crt: ask the operator for the right "
         "ca.crt, and for the name by which the server was certified"
     ),
-    "Server disconnected without sending": "the server speaks TLS only",
+    r"--insecure. was set[\s\S]*(disconnected|Connection reset)": "the server speaks TLS only",
     "Connection refused|Name or service not known|All connection attempts failed": (
         "nothing answers at this address; is the SuperLink up, and is it the right address?"
     ),
