@@ -144,7 +144,7 @@ def compare(
 ) -> None:
     """Compare methods on the same clients, data, initial weights and batches."""
     from fedgh import statistics
-    from fedgh.report.terminal import comparison, print_whole
+    from fedgh.report.terminal import comparison, print_whole, say
     from fedgh.sweep import plan_comparison, run_trials
 
     console = Console(quiet=quiet)
@@ -162,16 +162,14 @@ def compare(
     statistics.write(table, outcome, folder / "comparison", about)
     print_whole(console, comparison(table, outcome.missing, target))
     _say_missing(console, outcome.missing)
-    console.print(
+    say(
+        console,
         f"accuracy  mean ± std over {len(numbers)} seed(s); of the clients, each on its own "
         f"test data, in the last {last} evaluated round(s)\n"
         f"diff, p   to {reference}, in points; sign-flip test paired over clients and seeds, not "
         "corrected for the number of methods\n"
         "B/c/r     sent up and down per client and round; beside it the paper's own reckoning\n"
         f"written to {folder / 'comparison'}.csv and .json",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
     )
 
 
@@ -194,7 +192,7 @@ def tune(
     """Search a grid of settings, judged on the evaluation split; test data choose nothing."""
     from fedgh import statistics
     from fedgh.core.checkpoint import write_atomic
-    from fedgh.report.terminal import percent, print_whole, search
+    from fedgh.report.terminal import percent, print_whole, say, search
     from fedgh.sweep import plan_search, run_trials
 
     console = Console(quiet=quiet)
@@ -214,12 +212,10 @@ def tune(
         raise RunError("no point of the grid could be trained")
     best = next(trial for trial, _ in outcome.runs if trial.label == table[0].label)
     write_atomic(folder / "best.toml", best.config.to_toml().encode())
-    console.print(
-        f"best: {best.label}; its accuracy on test data is {percent(table[0].accuracy)}",
-        f"\nrun it with: fedgh run {folder / 'best.toml'}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
+    say(
+        console,
+        f"best: {best.label}; its accuracy on test data is {percent(table[0].accuracy)}\n"
+        f"run it with: fedgh run {folder / 'best.toml'}",
     )
 
 
@@ -249,13 +245,13 @@ def fetch(
     """Download a public data set and verify it."""
     from fedgh.data.fetch import OFFICIAL, locate
     from fedgh.errors import unknown
-    from fedgh.report.terminal import Download
+    from fedgh.report.terminal import Download, say
 
     if name not in OFFICIAL:
         raise ConfigError(unknown("data set to fetch", name, OFFICIAL))
     console = Console()
     folder = locate(name, data_dir, progress=Download(console, name))
-    console.print(f"{name} is in {folder}", markup=False, soft_wrap=True)
+    say(console, f"{name} is in {folder}")
 
 
 FederationDir = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.")]
@@ -279,17 +275,16 @@ def init(
     from fedgh import config
     from fedgh.experiment import prepare
     from fedgh.flower.folder import FederationFolder
+    from fedgh.report.terminal import say
 
     settings = config.load(experiment, set_ or [], data_dir)
     prepare(settings)
     made = FederationFolder.create(folder, settings, host=host, node_config=node_config)
-    Console().print(
+    say(
+        Console(),
         f"{made.path} has {settings.federation.clients} participants\n"
         f"on this machine: fedgh flower up {made.path}\n"
         f"between machines: see {made.path / 'README.md'}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
     )
 
 
@@ -403,18 +398,20 @@ def _again() -> Iterator[None]:
 
 
 def _watch(console: Console) -> Callable[[str], Any]:
-    from fedgh.report.terminal import Live
+    from fedgh.report.terminal import Live, say
 
     def watch(line: str) -> Live:
-        console.print(line, markup=False, highlight=False)
+        say(console, line)
         return Live(console)
 
     return watch
 
 
 def _say_missing(console: Console, missing: dict[str, str]) -> None:
+    from fedgh.report.terminal import say
+
     for label, reason in missing.items():
-        console.print(f"{label}: {reason}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"{label}: {reason}")
 
 
 def _numbers(text: str) -> list[int]:
@@ -435,10 +432,10 @@ def _overrides(
 
 
 def _show(console: Console, run: Any) -> None:
-    from fedgh.report.terminal import closing_lines, result
+    from fedgh.report.terminal import closing_lines, result, say
 
     console.print(result(run))
-    console.print(closing_lines(run), highlight=False, markup=False, soft_wrap=True)
+    say(console, closing_lines(run))
 
 
 def _engine(engine: EngineName | None, workers: int | None) -> list[tuple[str, Any]]:

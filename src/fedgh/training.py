@@ -57,6 +57,8 @@ def run(
     make_engine: MakeEngine | None = None,
 ) -> RunFolder:
     """Run a new experiment into the folder `out`, on the engine that its configuration names."""
+    if make_engine is None:
+        _check_data_are_here(experiment)  # before there is a folder that cannot be used
     metrics = ["accuracy", "evaluation_accuracy"]
     if experiment.config.run.global_accuracy:
         metrics.append("global_accuracy")
@@ -141,12 +143,16 @@ def _train(
     return folder
 
 
-def local_engine(experiment: Experiment, folder: RunFolder, round: int, state: Payload) -> Engine:
-    """Clients whose states are in the run folder, computed where `run.engine` says."""
+def _check_data_are_here(experiment: Experiment) -> None:
     if experiment.private:
         raise ConfigError(
             "data.name = 'private': the data are with the participants; `fedgh flower` reaches them"
         )
+
+
+def local_engine(experiment: Experiment, folder: RunFolder, round: int, state: Payload) -> Engine:
+    """Clients whose states are in the run folder, computed where `run.engine` says."""
+    _check_data_are_here(experiment)
     checkpoint = folder.checkpoint
     check_clients(checkpoint, round, state["trained"].tolist())
     section = experiment.config.run

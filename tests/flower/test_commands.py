@@ -81,6 +81,7 @@ def test_a_key_that_the_participant_made_itself_will_do(
         (["init", "{new}", "--set", "method.name=fedavg"], "one architecture"),
         (["up", "{new}"], "is not the folder of a federation"),
         (["up", "{f}"], "is a finished run; choose another --out"),
+        (["up", "{f}", "--out", "{new}"], "lacks the public keys of clients 1"),
         (["join", "{new}"], "is not the folder of a participant"),
         (["status", "{new}"], "is not the folder of a federation"),
         (["stop", "{new}"], "is not the folder of a federation"),
@@ -94,6 +95,7 @@ def test_mistakes_are_named(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    (folder.keys / "1.pub").unlink()
     (folder.path / "run").mkdir()
     (folder.path / "run" / "summary.json").write_text("{}")
     places = {"f": str(folder.path), "new": str(tmp_path / "new")}

@@ -83,11 +83,24 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.stdout.read()
 
 
+def three_rounds(place: Path) -> tuple[FederationFolder, RunFolder]:
+    """A federation that has not begun, and what it should come to."""
+    experiment = two("federation.rounds=3", "run.deadline=90")
+    straight = training.run(experiment, place / "serial")
+    return federation(place / "federation", experiment), straight
+
+
+def assert_stopped_cleanly(process: subprocess.Popen[str], folder: FederationFolder) -> None:
+    assert process.returncode == 130
+    words = said(process)
+    assert "the same command goes on" in words
+    assert "Traceback" not in words
+    assert not folder.processes.exists()
+
+
 @pytest.mark.faults
 def test_a_killed_superlink_costs_no_round(tmp_path: Path) -> None:
-    experiment = two("federation.rounds=3", "run.deadline=90")
-    straight = training.run(experiment, tmp_path / "serial")
-    folder = federation(tmp_path / "federation", experiment)
+    folder, straight = three_rounds(tmp_path)
     with up(folder) as process:
         wait_until(lambda: rounds(folder) >= 1)
         time.sleep(3)  # into the next round
@@ -110,27 +123,17 @@ def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
     with up(folder) as process:
         wait_until(lambda: folder.processes.exists() and len(started(folder)) == 4)
         process.send_signal(signal.SIGINT)
-    assert process.returncode == 130
-    words = said(process)
-    assert "the same command goes on" in words
-    assert "Traceback" not in words
-    assert not folder.processes.exists()
+    assert_stopped_cleanly(process, folder)
 
 
 @pytest.mark.faults
 def test_ctrl_c_and_kill_leave_a_run_that_goes_on_and_nothing_else(tmp_path: Path) -> None:
-    experiment = two("federation.rounds=3", "run.deadline=90")
-    straight = training.run(experiment, tmp_path / "serial")
-    folder = federation(tmp_path / "federation", experiment)
+    folder, straight = three_rounds(tmp_path)
     with up(folder) as process:
         wait_until(lambda: rounds(folder) >= 1)
         time.sleep(1)
         process.send_signal(signal.SIGINT)
-    assert process.returncode == 130
-    words = said(process)
-    assert "the same command goes on" in words
-    assert "Traceback" not in words
-    assert not folder.processes.exists()
+    assert_stopped_cleanly(process, folder)
     done = rounds(folder)
 
     with up(folder) as process:

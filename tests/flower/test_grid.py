@@ -168,6 +168,7 @@ def ask(house: House, **changes: Any) -> Reply:
     )
     job = Job(0, 4, None, evaluate=True, trained=3)
     message = server._message(job, FIRST_NODE, 60.0)
+    assert message.metadata.ttl == 60.0, "it is not delivered after its deadline"
     request, _ = messages.read_request(message.content)
     request = replace(request, **changes)
     message.content = messages.request(request, None)
@@ -629,6 +630,7 @@ named = client_app(bring)
 def test_private_data_are_nowhere_else(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the data are with the participants"):
         training.run(quick(*PRIVATE), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match=r"data\.classes"):
         quick("data.name=private")
     for method in ("fedavg", "fml"):

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -16,8 +17,9 @@ from fedgh.experiment import prepare
 from fedgh.flower.deployment import deployed, follow, locked
 from fedgh.flower.folder import FederationFolder
 from fedgh.flower.processes import GRACE, clean_end, end_orphans, registered
+from fedgh.flower.server import read_participants
 from fedgh.flower.session import Session
-from fedgh.report.terminal import Live, percent
+from fedgh.report.terminal import Live, percent, say
 
 
 def up(path: Path, out: Path, console: Console) -> RunFolder:
@@ -27,11 +29,9 @@ def up(path: Path, out: Path, console: Console) -> RunFolder:
     if (out / "summary.json").exists():
         raise RunError(f"{out} is a finished run; choose another --out")
     clients = experiment.task.num_clients
-
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    with clean_end(), deployed(folder, clients, say) as deployment, Live(console) as live:
+    read_participants(folder.keys, clients)  # what is missing is said before anything is started
+    tell = partial(say, console)
+    with clean_end(), deployed(folder, clients, tell) as deployment, Live(console) as live:
         live.started(experiment, RunFolder(out), RunFolder(out).records())
         run = deployment.train(out)
 
@@ -61,7 +61,7 @@ def status(path: Path, out: Path, console: Console) -> None:
         console.print(f"{out}: round {len(records)} of {rounds}, accuracy {percent(last)}")
     session = Session.read(out)
     if session is not None and session.error is not None:
-        console.print(f"the last start has ended: {session.error}", markup=False)
+        say(console, f"the last start has ended: {session.error}")
 
 
 def stop(path: Path) -> bool:

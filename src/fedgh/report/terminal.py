@@ -39,6 +39,11 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def say(console: Console, text: str) -> None:
+    """Text as it is: not coloured, not broken, no markup seen in it."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def percent(share: float | None) -> str:
     """0.5 -> '50.0%'; a score nobody has taken is a dash."""
     return "-" if share is None else f"{100 * share:.1f}%"
