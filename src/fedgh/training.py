@@ -8,7 +8,8 @@ from typing import Protocol
 from fedgh import config as configs
 from fedgh.config import Config
 from fedgh.core.checkpoint import check_clients
-from fedgh.core.rounds import Engine, Federation
+from fedgh.core.means import Album, worth_keeping
+from fedgh.core.rounds import Engine, Federation, ignore
 from fedgh.core.runs import Record, RunFolder
 from fedgh.core.types import Payload, Reply
 from fedgh.engines.host import one_thread
@@ -128,7 +129,11 @@ def _train(
                 quorum=config.run.quorum,
             )
             for number in range(done + 1, task.rounds + 1):
-                record = federation.round(number, watch.replied)
+                album = Album()
+                picture = album.add if worth_keeping(number, task.rounds) else ignore
+                record = federation.round(number, watch.replied, picture)
+                if not album.empty:
+                    folder.keep_means(number, album.payload())
                 keep = number == task.rounds or number % config.run.checkpoint_every == 0
                 if keep:
                     engine.save(number)

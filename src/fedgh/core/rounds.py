@@ -18,6 +18,10 @@ MOST_EMPTY_ROUNDS = 3
 """Rounds in a row whose few participants all fail; a client's bad day should not end a run."""
 
 
+def ignore(_: object) -> None:
+    """Somebody who does not want to know."""
+
+
 class Engine(Protocol):
     """Where clients live and work."""
 
@@ -101,16 +105,22 @@ class Federation:
         return sorted(chosen.tolist())
 
     def round(
-        self, number: int, on_reply: Callable[[Reply], None] = lambda _: None
+        self,
+        number: int,
+        on_reply: Callable[[Reply], None] = ignore,
+        on_upload: Callable[[Upload], None] = ignore,
     ) -> dict[str, Any]:
-        """Play one round and return its record."""
+        """Play one round and return its record.
+
+        Replies are shown as they come, accepted uploads in the order in which they are absorbed.
+        """
         start = time.perf_counter()
         participants = self.participants(number)
         evaluate = number % self.eval_every == 0 or number == self.task.rounds
         jobs, bytes_down = self._jobs(number, participants, evaluate)
 
         received = Received()
-        uploads = self._receive(jobs, received, on_reply)
+        uploads = self._receive(jobs, received, on_reply, on_upload)
         update = time.perf_counter()
         self.server = self.method.server_update(self.server, uploads)
         for _ in uploads:  # a method need not listen to everybody, but everybody finishes
@@ -169,7 +179,11 @@ class Federation:
         return jobs, bytes_down
 
     def _receive(
-        self, jobs: list[Job], received: Received, on_reply: Callable[[Reply], None]
+        self,
+        jobs: list[Job],
+        received: Received,
+        on_reply: Callable[[Reply], None],
+        on_upload: Callable[[Upload], None],
     ) -> Iterator[Upload]:
         """Accepted uploads in client order, as they come; everything else is noted down."""
         spec = self.method.upload_spec(self.task, self.server)
@@ -191,7 +205,9 @@ class Federation:
                 received.rejected.append({"client": reply.client_id, "reason": str(error)})
                 continue
             received.uploads += 1
-            yield Upload(reply.client_id, reply.num_examples, payload)
+            upload = Upload(reply.client_id, reply.num_examples, payload)
+            on_upload(upload)
+            yield upload
 
     def _note(self, reply: Reply, received: Received) -> None:
         if reply.error is not None:

@@ -5,6 +5,7 @@ data.json       which data: name, size, and a fingerprint of them and of the set
 clients.json    who the clients are: network, classes, number of samples
 rounds.jsonl    one line per round
 summary.json    what came out
+means/          class means that the server received, of a few rounds
 checkpoint/     the last completed round
 """
 
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedgh.core import wire
 from fedgh.core.checkpoint import ServerFile, discard_leftovers, write_atomic
 from fedgh.core.types import Payload
 from fedgh.errors import RunError
@@ -32,6 +34,7 @@ class RunFolder:
         self.checkpoint = path / "checkpoint"
         self._server = ServerFile(self.checkpoint)
         self._rounds = path / "rounds.jsonl"
+        self._means = path / "means"
 
     @classmethod
     def create(
@@ -116,11 +119,29 @@ class RunFolder:
             )
         discard_leftovers(self.checkpoint, round)
         write_atomic(self._rounds, b"".join(map(_to_json, kept)))
+        for later, file in self._mean_files().items():
+            if later > round:
+                file.unlink()
         return round, state
 
     def discard_leftovers(self) -> None:
         """Delete client states that the last commit does not need."""
         discard_leftovers(self.checkpoint, self._server.load()[0])
+
+    def keep_means(self, round: int, means: Payload) -> None:
+        """Keep the class means of a round."""
+        self._means.mkdir(exist_ok=True)
+        write_atomic(self._means / f"{round:06}.safetensors", wire.to_bytes(means))
+
+    def means(self) -> dict[int, Payload]:
+        """The class means that were kept, by round."""
+        return {
+            round: wire.from_bytes(file.read_bytes()) for round, file in self._mean_files().items()
+        }
+
+    def _mean_files(self) -> dict[int, Path]:
+        files = sorted(self._means.glob("*.safetensors"))
+        return {int(file.stem): file for file in files if file.stem.isdecimal()}
 
     def write_summary(self, summary: Record) -> None:
         """What came out."""
