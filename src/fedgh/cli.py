@@ -68,6 +68,15 @@ class Kind(StrEnum):
     models = "models"
     datasets = "datasets"
     experiments = "experiments"
+    studies = "studies"
+
+
+class BudgetName(StrEnum):
+    """How much of a study is computed."""
+
+    smoke = "smoke"
+    quick = "quick"
+    paper = "paper"
 
 
 Engine = Annotated[EngineName | None, typer.Option(help="Where the clients run.")]
@@ -217,6 +226,56 @@ def tune(
         f"best: {best.label}; its accuracy on test data is {percent(table[0].accuracy)}\n"
         f"run it with: fedgh run {folder / 'best.toml'}",
     )
+
+
+@app.command()
+def reproduce(
+    study: Annotated[
+        str, typer.Argument(metavar="STUDY", help="One of `fedgh list studies`, e.g. table-hetero.")
+    ],
+    budget: Annotated[
+        BudgetName, typer.Option(help="smoke: seconds; quick: two cores; paper: a graphics card.")
+    ] = BudgetName.quick,
+    seeds: Seeds = "0",
+    only: Annotated[
+        str, typer.Option(help="Settings and methods to run: cifar10-hetero,fedgh,standalone.")
+    ] = "",
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="Only look at the runs that are there.")
+    ] = False,
+    set_: Set = None,
+    out: Annotated[Path, typer.Option(help="The folder for runs and tables.")] = Path(
+        "runs/reproduce"
+    ),
+    engine: Engine = None,
+    workers: Workers = None,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run a table or figure of the paper and put its numbers beside ours.
+
+    What is there already is not run again, and what was stopped goes on.
+    """
+    from fedgh.paper import document
+    from fedgh.paper.reproduce import Request, collect, run_study
+    from fedgh.report.terminal import print_whole, say, sheet
+
+    console = Console(quiet=quiet)
+    words = [word.strip() for word in only.split(",") if word.strip()]
+    overrides = _overrides(set_, engine, workers)
+    request = Request(study, budget.value, _numbers(seeds), words, overrides, data_dir)
+    folder = out / budget.value
+    reasons = folder / f"{study}.missing.json"
+    try:
+        if not no_run:
+            with _again():
+                document.keep_reasons(reasons, run_study(request, out, _watch(console)))
+    finally:  # a study that was stopped has a table, too
+        result = collect(request, out, document.kept_reasons(reasons))
+        files = document.write(result, folder)
+    for table in result.sheets:
+        print_whole(console, sheet(table))
+    say(console, document.closing(result, files))
 
 
 @app.command()
@@ -455,6 +514,7 @@ def _known(kind: Kind) -> dict[str, str]:
     from fedgh.data.sources import SOURCES
     from fedgh.methods import METHODS
     from fedgh.models import EXTRACTORS, split_model
+    from fedgh.paper.study import studies
 
     if kind is Kind.methods:
         return {
@@ -472,4 +532,6 @@ def _known(kind: Kind) -> dict[str, str]:
         return {**{name: f"{size:>10,} {note}" for name, size in sizes.items()}, **own}
     if kind is Kind.datasets:
         return {name: (s.__doc__ or "").splitlines()[0] for name, s in SOURCES.items()}
+    if kind is Kind.studies:
+        return {name: f"{study.title} ({study.source})" for name, study in studies().items()}
     return config.experiments()

@@ -6,6 +6,7 @@ comparison with papers that report it; it is chosen on test data and therefore f
 
 import os
 import platform
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ def summarise(
         "wire_bytes_total": sum(record.get("wire_bytes", 0) for record in records),
         "bytes_per_client_round": records[-1]["bytes_total"] / client_rounds,
         "paper_bytes_per_client_round": sum(paper) / len(paper) if paper else None,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": sum(record["seconds"]["total"] for record in records),
         "versions": {
             "python": platform.python_version(),

@@ -10,8 +10,10 @@ import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fedgh import config as configs
@@ -22,6 +24,8 @@ from fedgh.errors import ConfigError, MethodError, RunError
 from fedgh.experiment import Experiment, load_source, prepare
 from fedgh.methods import METHODS
 from fedgh.training import Unwatched, Watcher, resume, run
+
+NOT_RUN = "not run"
 
 # To what a run records.
 _IRRELEVANT = {
@@ -46,19 +50,29 @@ class Trial:
     label: str
     seed: int
     config: Config
+    place: str = ""  # a folder for runs that belong together, when a sweep has several
+
+    @property
+    def name(self) -> str:
+        """What it is called whatever its seed."""
+        return f"{self.place}: {self.label}" if self.place else self.label
 
     @property
     def folder(self) -> str:
-        """The name of its run folder."""
-        return f"{self.label.replace('/', '_')}-seed{self.seed}"
+        """Its run folder, seen from the folder of the sweep."""
+        return str(Path(self.place, f"{self.label.replace('/', '_')}-seed{self.seed}"))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A sweep that has been run: its runs, and why other labels have none."""
+    """A sweep that has been run: its runs, and by the names of the others why they have none."""
 
     runs: list[tuple[Trial, RunFolder]]
     missing: dict[str, str]
+
+    def at(self, place: str) -> "Outcome":
+        """The runs of one place."""
+        return Outcome([pair for pair in self.runs if pair[0].place == place], self.missing)
 
 
 def plan_comparison(
@@ -114,19 +128,54 @@ def run_trials(
     """
     ready, missing = _prepare(trials, out, skip_impossible)
     out.mkdir(parents=True, exist_ok=True)
-    runs: list[tuple[Trial, RunFolder]] = []
+    runs = {
+        trial.folder: (trial, folder)
+        for trial, folder in found([trial for trial, _ in ready], out).runs
+    }
     for number, (trial, prepared) in enumerate(ready, 1):
+        if trial.folder in runs:
+            continue
+        left = [trial for trial, _ in ready if trial.folder not in runs]
+        line = f"[{number}/{len(ready)}] {trial.name}, seed {trial.seed}"
+        line += _forecast(runs.values(), left)
+        with watch(line) if watch else nullcontext(Unwatched()) as watcher:
+            try:
+                folder = _run_or_resume(prepared, out / trial.folder, watcher)
+            except RunError as error:
+                missing[trial.name] = str(error)
+                continue
+        runs[trial.folder] = (trial, folder)
+    in_order = [runs[trial.folder] for trial, _ in ready if trial.folder in runs]
+    return Outcome([pair for pair in in_order if pair[0].name not in missing], missing)
+
+
+def found(trials: Iterable[Trial], out: Path) -> Outcome:
+    """The finished runs that are there, without running any."""
+    runs: list[tuple[Trial, RunFolder]] = []
+    missing: dict[str, str] = {}
+    for trial in trials:
         folder = RunFolder(out / trial.folder)
-        if folder.summary() is None:
-            line = f"[{number}/{len(ready)}] {trial.label}, seed {trial.seed}"
-            with watch(line) if watch else nullcontext(Unwatched()) as watcher:
-                try:
-                    folder = _run_or_resume(prepared, folder.path, watcher)
-                except RunError as error:
-                    missing[trial.label] = str(error)
-                    continue
-        runs.append((trial, folder))
-    return Outcome([(t, folder) for t, folder in runs if t.label not in missing], missing)
+        _check_config(folder, trial.config)
+        if folder.summary() is not None:
+            runs.append((trial, folder))
+        else:
+            missing[trial.name] = NOT_RUN
+    for trial, _ in runs:
+        missing.pop(trial.name, None)
+    return Outcome(runs, missing)
+
+
+def _forecast(done: Iterable[tuple[Trial, RunFolder]], left: Iterable[Trial]) -> str:
+    """How long the rest may take, judged by what is done."""
+    times: dict[str, list[float]] = {}
+    for trial, folder in done:
+        times.setdefault(trial.label, []).append((folder.summary() or {})["seconds"])
+    if not times:
+        return ""
+    known = {label: fmean(seconds) for label, seconds in times.items()}
+    usual = fmean(known.values())
+    seconds = sum(known.get(trial.label, usual) for trial in left)
+    return f"; what is left may take {timedelta(seconds=round(seconds))}"
 
 
 def _prepare(
@@ -134,18 +183,20 @@ def _prepare(
 ) -> tuple[list[tuple[Trial, Experiment]], dict[str, str]]:
     ready: list[tuple[Trial, Experiment]] = []
     impossible: dict[str, str] = {}
-    last: tuple[object, Source] | None = None
+    sources: dict[tuple[object, ...], Source] = {}
     for trial in trials:
-        if last is None or last[0] != trial.config.data:
-            last = (trial.config.data, load_source(trial.config.data))
+        data = trial.config.data
+        which = (data.name, data.dir, data.path, data.image_size)
+        if which not in sources:
+            sources[which] = load_source(data)
         try:
-            prepared = prepare(trial.config, source=last[1])
+            prepared = prepare(trial.config, source=sources[which])
         except MethodError as error:
             if not skip_impossible:
                 raise
-            impossible[trial.label] = str(error)
+            impossible[trial.name] = str(error)
             continue
-        _check_same(out / trial.folder, prepared)
+        _check_same(RunFolder(out / trial.folder), prepared)
         ready.append((trial, prepared))
     if not ready:
         raise ConfigError("; ".join(impossible.values()))
@@ -158,22 +209,30 @@ def _run_or_resume(prepared: Experiment, path: Path, watcher: Watcher) -> RunFol
     return run(prepared, path, watcher)
 
 
-def _check_same(path: Path, prepared: Experiment) -> None:
+def _check_same(folder: RunFolder, prepared: Experiment) -> None:
     """Refuse a run folder that holds another run than the one asked for."""
-    folder = RunFolder(path)
+    _check_config(folder, prepared.config)
+    if folder.config.exists() and folder.identity()["fingerprint"] != prepared.fingerprint():
+        raise RunError(
+            f"{folder.path} is another run: its data are not the ones there now. "
+            "Choose another --out"
+        )
+
+
+def _check_config(folder: RunFolder, config: Config) -> None:
     if not folder.config.exists():
         return
-    there, wanted = configs.load(folder.config).to_table(), prepared.config.to_table()
+    there, wanted = configs.load(folder.config).to_table(), config.to_table()
     differences = [
         f"{section}.{key} is {there[section].get(key)} there, {wanted[section].get(key)} asked for"
         for section in wanted
         for key in sorted((there[section].keys() | wanted[section].keys()) - _IRRELEVANT)
         if there[section].get(key) != wanted[section].get(key)
     ]
-    if not differences and folder.identity()["fingerprint"] != prepared.fingerprint():
-        differences = ["its data are not the ones there now"]
     if differences:
-        raise RunError(f"{path} is another run: {'; '.join(differences)}. Choose another --out")
+        raise RunError(
+            f"{folder.path} is another run: {'; '.join(differences)}. Choose another --out"
+        )
 
 
 def _plan(

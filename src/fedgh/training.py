@@ -70,6 +70,7 @@ def run(
             "name": experiment.source.name,
             "samples": len(experiment.source),
             "classes": list(experiment.source.class_names),
+            "shape": list(experiment.source.shape),
             "fingerprint": experiment.fingerprint(),
         },
         clients=experiment.clients(),

@@ -1,7 +1,7 @@
 """The run folder: the contract that resuming, reports and tests rely on.
 
 config.toml     resolved, enough to run again
-data.json       which data: name, size, and a fingerprint of them and of the settings
+data.json       which data: name, size, classes, and a fingerprint of them and the settings
 clients.json    who the clients are: network, classes, number of samples
 rounds.jsonl    one line per round
 summary.json    what came out

@@ -21,6 +21,7 @@ from rich.text import Text
 from fedgh.core.runs import Record, RunFolder
 from fedgh.core.types import Reply
 from fedgh.experiment import Experiment
+from fedgh.paper.sheets import Sheet
 from fedgh.statistics import Row
 
 MOST_CLIENTS = 40
@@ -228,6 +229,17 @@ def search(table: list[Row]) -> Table:
             _spread([row.bytes_per_client_round, None], human_bytes),
             _spread([row.seconds, None], "{:.0f}".format),
         )
+    return out
+
+
+def sheet(table: Sheet) -> Table:
+    """A table of a study."""
+    out = Table(title=table.title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in table.columns:
+        out.add_column(Text(column.title), no_wrap=True)
+    for row in table.rows:
+        shown = zip(table.columns, row, strict=True)
+        out.add_row(*(Text(column.show(cell)) for column, cell in shown))
     return out
 
 

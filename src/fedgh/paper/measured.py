@@ -1,0 +1,122 @@
+"""The tables of the studies that are not about accuracy: networks, convergence, cost."""
+
+from fedgh.core.runs import RunFolder
+from fedgh.core.types import Task
+from fedgh.models import extractor, split_model
+from fedgh.paper import convergence, cost
+from fedgh.paper.sheets import Cell, Column, Sheet
+from fedgh.paper.study import Study
+from fedgh.sweep import Outcome, Trial
+
+PAPER_TASK = Task(
+    num_classes=10, rep_dim=500, num_clients=10, rounds=1, seed=0, input_shape=(3, 32, 32)
+)
+MIB = 2**20
+
+
+def structures(study: Study) -> Sheet:
+    """Parameters and sizes of the networks, counted."""
+    columns = [
+        Column("network"),
+        Column("parameters", 0),
+        Column("paper, MB"),
+        Column("ours, MB"),
+        Column("difference", signed=True),
+    ]
+    rows: list[list[Cell]] = []
+    for row in study.structures:
+        model = split_model(extractor(row.extractor), PAPER_TASK)
+        count = sum(parameter.numel() for parameter in model.parameters())
+        size = 4 * count / MIB
+        rows.append([row.extractor, float(count), row.printed_mb, size, size - row.printed_mb])
+    return Sheet(study.title, columns, rows, "With the header for ten classes; 1 MB = 2^20 bytes.")
+
+
+def convergence_sheet(study: Study, outcome: Outcome) -> Sheet:
+    """What Theorem 2 speaks of, as it was measured."""
+    columns = [Column("setting"), Column("seed", 0), Column("quantity"), Column("measured", 4)]
+    rows: list[list[Cell]] = [
+        [trial.place, float(trial.seed), *row]
+        for trial, run in outcome.runs
+        for row in _theorem(convergence.analyse(run.records(), trial.config.local.lr))
+    ]
+    return Sheet(study.title, columns, rows)
+
+
+def _theorem(found: convergence.Convergence) -> list[list[Cell]]:
+    rows: list[list[Cell]] = [
+        ["squared gradient norm, first round", found.gradient[0]],
+        ["squared gradient norm, last round", found.gradient[-1]],
+        [f"its mean over all {found.rounds} rounds", found.running_mean[-1]],
+        ["fit of the running mean by a / T + b: a", found.fit.a],
+        ["fit: the floor b", found.fit.b],
+        ["fit: R²", found.fit.r_squared],
+        ["σ², noise of a mini-batch gradient", found.noise],
+        ["δ², gap between local and global header", found.header_gap],
+        ["L₁, smoothness, estimated", found.smoothness],
+        ["E, local steps per round", found.steps],
+    ]
+    if found.bound is not None:
+        rows += [
+            ["Theorem 2, left side", found.bound.left],
+            ["Theorem 2, right side: the part that falls as 1/T", found.bound.transient],
+            ["Theorem 2, right side: from σ²", found.bound.noise],
+            ["Theorem 2, right side: from δ²", found.bound.header],
+            ["Theorem 2, right side", found.bound.right],
+            ["left ≤ right", "yes" if found.bound.holds else "no"],
+        ]
+    else:
+        rows.append(["Theorem 2, right side", found.no_bound])
+    if found.jump is not None:
+        rows += [
+            ["Lemma 2: the loss jumps when the header is replaced by", found.jump.measured],
+            ["Lemma 2: it claims at most", found.jump.claimed],
+        ]
+    return rows
+
+
+def cost_sheet(study: Study, outcome: Outcome) -> Sheet:
+    """What FedGH adds to the work, beside what the paper says of it."""
+    columns = [
+        Column("setting"),
+        Column("seed", 0),
+        Column("quantity"),
+        Column("paper", 3),
+        Column("ours", 3),
+    ]
+    rows: list[list[Cell]] = [
+        [trial.place, float(trial.seed), *row]
+        for trial, run in outcome.runs
+        for row in _cost(_measure(trial, run))
+    ]
+    note = "Epochs by the clock depend on the machine; by counted operations they do not."
+    return Sheet(study.title, columns, rows, note)
+
+
+def _measure(trial: Trial, run: RunFolder) -> cost.Cost:
+    config, identity = trial.config, run.identity()
+    task = Task(
+        num_classes=len(identity["classes"]),
+        rep_dim=config.model.rep_dim,
+        num_clients=config.federation.clients,
+        rounds=config.federation.rounds,
+        seed=config.federation.seed,
+        input_shape=tuple(identity["shape"]),
+    )
+    return cost.measure(run.records(), run.clients(), task, config.local.epochs)
+
+
+def _cost(found: cost.Cost) -> list[list[Cell]]:
+    return [
+        ["class means, in local epochs, by the clock", 0.5, found.extraction_epochs],
+        [
+            "class means, in local epochs, by counted operations",
+            0.5,
+            found.extraction_epochs_counted,
+        ],
+        ["class means, share of the clients' time", None, found.extraction_share],
+        ["server, share of the round by the clock", 0.0, found.server_share],
+        ["server, share of all work", 0.0, found.server_work_share],
+        ["server, milliseconds per pair", None, 1000 * found.server_seconds_per_pair],
+        ["sent up, KB in all", found.bytes_up_formula / 1024, found.bytes_up / 1024],
+    ]

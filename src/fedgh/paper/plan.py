@@ -1,0 +1,66 @@
+"""From a study to the runs it needs, with a budget, and what that budget changes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fedgh import config as configs
+from fedgh.config import Config
+from fedgh.errors import ConfigError, unknown
+from fedgh.paper.study import BudgetName, Study
+from fedgh.sweep import Trial, plan_comparison
+
+
+def narrowed(study: Study, only: Sequence[str]) -> Study:
+    """The cases and methods that `only` names; where it names none of them, all."""
+    known = {*(case.name for case in study.cases), *study.methods}
+    for word in only:
+        if word not in known:
+            raise ConfigError(f"--only: {unknown('setting or method', word, known)}")
+    cases = [case for case in study.cases if case.name in only]
+    methods = [method for method in study.methods if method in only]
+    changes = {"cases": cases or study.cases, "methods": methods or study.methods}
+    return study.model_copy(update=changes)
+
+
+def plan(
+    study: Study,
+    budget: BudgetName,
+    seeds: Sequence[int],
+    overrides: Sequence[str] = (),
+    data_dir: Path | None = None,
+) -> list[Trial]:
+    """A run for every case, method and seed."""
+    methods = ",".join(study.methods)
+    return [
+        replace(trial, place=case.name)
+        for case in study.cases
+        for trial in plan_comparison(
+            case.experiment, methods, seeds, [*case.at(budget), *overrides], data_dir
+        )
+    ]
+
+
+def changes(study: Study, budget: BudgetName, overrides: Sequence[str] = ()) -> list[str]:
+    """What the budget (and whoever runs it) made different from the paper's settings."""
+    by_text: dict[str, list[str]] = {}
+    for case in study.cases:
+        before = configs.load(case.experiment, case.set)
+        after = configs.load(case.experiment, [*case.at(budget), *overrides])
+        for text in _differences(before, after):
+            by_text.setdefault(text, []).append(case.name)
+    everywhere = len(study.cases)
+    return [
+        text if len(names) == everywhere else f"{text} ({', '.join(names)})"
+        for text, names in by_text.items()
+    ]
+
+
+def _differences(before: Config, after: Config) -> list[str]:
+    old, new = before.portable(), after.portable()
+    return [
+        f"{section}.{key} {old[section].get(key)} → {value}"
+        for section, table in new.items()
+        for key, value in table.items()
+        if value != old[section].get(key)
+    ]

@@ -1,0 +1,58 @@
+"""A table of results, as Markdown for people and CSV for programs."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Cell = str | float | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading, and how the numbers below it are shown."""
+
+    title: str
+    digits: int = 2
+    signed: bool = False
+
+    def show(self, cell: Cell) -> str:
+        """A cell for a reader; what there is none of is a dash."""
+        if cell is None:
+            return "–"
+        if isinstance(cell, str):
+            return cell
+        return f"{cell:{'+' if self.signed else ''},.{self.digits}f}"
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Columns and rows, and what a reader has to know about them."""
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    note: str = ""
+
+    def markdown(self) -> str:
+        """The table with numbers rounded."""
+        heads = [column.title for column in self.columns]
+        numeric = [all(not isinstance(row[i], str) for row in self.rows) for i in range(len(heads))]
+        body = [
+            [
+                column.show(cell).replace("|", "\\|")
+                for column, cell in zip(self.columns, row, strict=True)
+            ]
+            for row in self.rows
+        ]
+        rule = ["--:" if right else "---" for right in numeric]
+        lines = ["| " + " | ".join(line) + " |" for line in [heads, rule, *body]]
+        return "\n".join(lines) + "\n" + (f"\n{self.note}\n" if self.note else "")
+
+    def csv(self) -> str:
+        """The table with numbers as they are."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(column.title for column in self.columns)
+        writer.writerows(self.rows)
+        return text.getvalue()

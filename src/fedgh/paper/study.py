@@ -1,0 +1,111 @@
+"""A study: what the paper (or a question about it) compares, and what it published.
+
+Each is a TOML file in `studies/`. A study is a grid of settings ("cases") and methods; a case that
+two studies share by name is run once. A budget says how much of it a machine can afford.
+"""
+
+import tomllib
+from importlib import resources
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedgh.errors import ConfigError, unknown
+
+BudgetName = Literal["smoke", "quick", "paper"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Published(_Strict):
+    """What the paper prints for one method in one setting; None where it prints a dash."""
+
+    accuracy: float | None = None  # percent
+    kb_per_client_round: float | None = None  # 1 KB = 1024 B
+    rounds_to_target: int | None = None
+    kb_to_target: float | None = None
+
+
+class Case(_Strict):
+    """One setting: an experiment of the package with some changes."""
+
+    name: str  # of the folder of its runs
+    title: str
+    experiment: str
+    set: list[str] = []
+    x: float | None = None  # its place on the study's axis
+    smoke: list[str] = []  # what these budgets change here beside what they change everywhere
+    quick: list[str] = []
+    published: dict[str, Published] = {}
+
+    def at(self, budget: BudgetName) -> list[str]:
+        """What this case changes when it is run with that budget."""
+        own = {"smoke": self.smoke, "quick": self.quick, "paper": []}[budget]
+        return [*self.set, *budgets()[budget].set, *own]
+
+
+class Claim(_Strict):
+    """A statement that the runs may bear out or not: one line is highest, or some are alike."""
+
+    text: str
+    highest: str | None = None
+    alike: list[str] = []
+
+
+class Structure(_Strict):
+    """A row of the table of networks."""
+
+    extractor: str
+    printed_mb: float
+
+
+class Study(_Strict):
+    """A grid of cases and methods, and how its result is looked at."""
+
+    title: str
+    source: str  # where in the paper
+    about: str
+    kind: Literal["accuracy", "models", "convergence", "cost"] = "accuracy"
+    methods: list[str] = []
+    axis: str | None = None  # what the cases differ in, when that is a number
+    cases: list[Case] = Field([], alias="case")
+    claims: list[Claim] = Field([], alias="claim")
+    structures: list[Structure] = Field([], alias="structure")
+
+
+class Budget(_Strict):
+    """How much is computed, and what that changes."""
+
+    about: str
+    set: list[str]
+
+
+def studies() -> dict[str, Study]:
+    """All studies by name, those of the paper first."""
+    folder = resources.files("fedgh.paper") / "studies"
+    found = {
+        item.name.removesuffix(".toml"): Study.model_validate(_parse(item.read_text("utf-8")))
+        for item in sorted(folder.iterdir(), key=lambda item: item.name)
+        if item.name.endswith(".toml")
+    }
+    return dict(sorted(found.items(), key=lambda item: item[1].source.startswith("beyond")))
+
+
+def study(name: str) -> Study:
+    """The study of that name."""
+    known = studies()
+    if name not in known:
+        raise ConfigError(unknown("study", name, known))
+    return known[name]
+
+
+def budgets() -> dict[str, Budget]:
+    """The budgets by name."""
+    text = (resources.files("fedgh.paper") / "budgets.toml").read_text("utf-8")
+    return {name: Budget.model_validate(table) for name, table in _parse(text).items()}
+
+
+def _parse(text: str) -> dict[str, Any]:
+    return tomllib.loads(text)

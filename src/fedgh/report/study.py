@@ -1,0 +1,190 @@
+"""A study as a page: its tables, the paper's numbers beside ours, and the curves."""
+
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+
+from fedgh.paper import convergence
+from fedgh.paper.document import provenance
+from fedgh.paper.reproduce import Result
+from fedgh.paper.sheets import Sheet
+from fedgh.report.charts import accuracy_over_rounds
+from fedgh.report.page import Cell, Figure, Page, Section, Table
+from fedgh.report.runs import NamedRun
+from fedgh.sweep import Trial
+
+
+def page(result: Result) -> Page:
+    """The whole result, with every chart."""
+    lead = " ".join(result.study.about.split())
+    about = "; ".join(line.removeprefix("- ").replace("`", "") for line in provenance(result))
+    if result.changes:
+        about += ". Different from the paper's settings: " + "; ".join(result.changes)
+    sections = [Section("about", "What was run", f"{about}.")]
+    figures = _overview(result)
+    for number, sheet in enumerate(result.sheets):
+        if sheet.rows:
+            parts = [*figures, _table(sheet)] if number == 0 else [_table(sheet)]
+            sections.append(Section(f"sheet-{number}", sheet.title, parts=parts))
+    sections += _curves(result)
+    missing = [[name, why] for name, why in result.outcome.missing.items()]
+    if missing:
+        table = Table(["run", "why"], missing)
+        sections.append(Section("missing", "Without a result", parts=[table]))
+    return Page(result.study.title, lead, sections)
+
+
+def _table(sheet: Sheet) -> Table:
+    rows = [
+        [Cell(column.show(cell), cell) for column, cell in zip(sheet.columns, row, strict=True)]
+        for row in sheet.rows
+    ]
+    return Table([column.title for column in sheet.columns], rows, sheet.note)
+
+
+def _overview(result: Result) -> list[Figure]:
+    """The one picture that answers the study's question."""
+    if result.study.kind == "convergence":
+        return [_gradient(trial, run.records()) for trial, run in result.outcome.runs]
+    if not any(line.accuracy is not None for line in result.lines):
+        return []
+    name = f"{result.request.name}-accuracy"
+    if result.study.axis is not None:
+        caption = f"Accuracy over the {result.study.axis}. The paper shows this without numbers."
+        return [Figure(name, caption, _over_axis(result, result.study.axis))]
+    caption = "Accuracy of each method: a dot is ours, a bar across is what the paper prints."
+    return [Figure(name, caption, _beside_paper(result))]
+
+
+def _beside_paper(result: Result) -> alt.FacetChart:
+    """A row per method, a panel per setting."""
+    rows: list[dict[str, Any]] = [
+        {
+            "setting": line.case.title,
+            "method": line.method,
+            "ours": line.accuracy,
+            "low": line.accuracy - spread if line.accuracy is not None else None,
+            "high": line.accuracy + spread if line.accuracy is not None else None,
+            "paper": line.paper.accuracy,
+        }
+        for line in result.lines
+        for spread in [100 * ((line.ours and line.ours.accuracy_std) or 0.0)]
+    ]
+    scale = alt.Scale(zero=False, nice=True, padding=12)
+    y = alt.Y("method:N", sort=result.study.methods, title=None, axis=alt.Axis(labelLimit=260))
+    base = alt.Chart().encode(y=y)
+    tips = [
+        alt.Tooltip("method:N"),
+        alt.Tooltip("ours:Q", format=".2f"),
+        alt.Tooltip("paper:Q", format=".2f"),
+    ]
+    x = alt.X("ours:Q", scale=scale, title="accuracy, %")
+    chart = alt.layer(
+        base.mark_rule().encode(x=alt.X("low:Q", scale=scale, title="accuracy, %"), x2="high:Q"),
+        base.mark_tick(thickness=3, size=16, opacity=0.6).encode(x="paper:Q", tooltip=tips),
+        base.mark_circle(size=90, opacity=1).encode(x=x, tooltip=tips),
+        data={"values": rows},
+    ).properties(width=420)
+    return (
+        chart.facet(
+            facet=alt.Facet(
+                "setting:N", title=None, sort=[case.title for case in result.study.cases]
+            ),
+            columns=1,
+        )
+        .resolve_scale(x="independent")
+        .properties(description="Our accuracy and the paper's, by method and setting")
+    )
+
+
+def _over_axis(result: Result, axis: str) -> alt.FacetChart:
+    """A line per method, a panel per data set."""
+    rows = [
+        {
+            "data": line.case.title.partition(",")[0],
+            "x": line.case.x,
+            "method": line.method,
+            "accuracy": line.accuracy,
+        }
+        for line in result.lines
+        if line.accuracy is not None
+    ]
+    chart = (
+        alt.Chart({"values": rows})
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("x:Q", title=axis),
+            y=alt.Y("accuracy:Q", title="accuracy, %", scale=alt.Scale(zero=False)),
+            color=alt.Color("method:N", title=None, sort=result.study.methods),
+            tooltip=["method:N", "x:Q", alt.Tooltip("accuracy:Q", format=".2f")],
+        )
+        .properties(width=320, height=260)
+    )
+    return (
+        chart.facet(column=alt.Column("data:N", title=None))
+        .resolve_scale(x="independent", y="independent")
+        .properties(description=f"Accuracy over the {axis}, by method and data set")
+    )
+
+
+def _gradient(trial: Trial, records: list[dict[str, Any]]) -> Figure:
+    """The squared gradient norm, its running mean, and the fit."""
+    found = convergence.analyse(records, trial.config.local.lr)
+    rows = [
+        {"round": number, "what": what, "value": value}
+        for number in range(1, found.rounds + 1)
+        for what, value in (
+            ("each round", found.gradient[number - 1]),
+            ("mean so far", found.running_mean[number - 1]),
+            ("a / T + b", found.fit.a / number + found.fit.b),
+        )
+    ]
+    chart = (
+        alt.Chart({"values": rows})
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("round:Q", title="rounds T"),
+            y=alt.Y("value:Q", title="squared gradient norm"),
+            color=alt.Color("what:N", title=None),
+            tooltip=["what:N", "round:Q", alt.Tooltip("value:Q", format=".4f")],
+        )
+        .properties(
+            width="container",
+            height=280,
+            description="Squared gradient norm over rounds, its running mean and the fit to it",
+        )
+    )
+    caption = f"{trial.place}, seed {trial.seed}: mean over clients at the start of each round."
+    return Figure(f"gradient-{trial.place}-{trial.seed}", caption, chart)
+
+
+def _curves(result: Result) -> list[Section]:
+    """Accuracy over rounds, for each setting that was run."""
+    sections = []
+    for case in result.study.cases:
+        runs = [
+            NamedRun(f"{trial.label}, seed {trial.seed}", run)
+            for trial, run in result.outcome.at(case.name).runs
+        ]
+        if runs:
+            name = f"{result.request.name}-{case.name}-rounds"
+            figure = Figure(_id(name), "Mean over all clients.", accuracy_over_rounds(runs))
+            sections.append(
+                Section(_id(f"rounds-{case.name}"), f"{case.title}: over rounds", parts=[figure])
+            )
+    return sections
+
+
+def _id(name: str) -> str:
+    return name.replace(".", "-")
+
+
+def write(result: Result, path: Path, pictures: Path) -> list[Path]:
+    """The page, and the first picture of it as SVG for documents."""
+    from fedgh.report import figures
+    from fedgh.report.page import write as write_page
+
+    made = page(result)
+    write_page(made, path)
+    return figures.save_all(made, pictures, "svg")

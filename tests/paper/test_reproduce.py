@@ -1,0 +1,94 @@
+"""`fedgh reproduce` as a user types it: every study with the smallest budget."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from fedgh.core.runs import RunFolder
+from fedgh.paper.study import study
+from tests.test_cli import inside
+
+# Where a study has many settings, some of each kind.
+SOME = {
+    "table-homo": ["cifar10-homo", "cifar100-homo"],
+    "noniid": ["cifar10-hetero", "cifar10-hetero-s10", "cifar100-hetero-s100"],
+    "participation": ["cifar10-hetero-n100-c10", "cifar100-hetero-n100-c100"],
+    "header-lr": ["cifar10-hetero-lr0.1"],
+}
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all, since studies share runs."""
+    return tmp_path_factory.mktemp("reproduce")
+
+
+def reproduce(monkeypatch: pytest.MonkeyPatch, out: Path, *words: str) -> int:
+    words = ("reproduce", *words, "--budget", "smoke", "--out", str(out))
+    return inside(monkeypatch, *words)
+
+
+@pytest.mark.xdist_group("reproduce")
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("table-hetero", "table-homo", "models", "curves-n10", "noniid", "participation"),
+        *("header-lr", "convergence", "cost", "ablation", "overlap"),
+    ],
+)
+def test_smoke(
+    name: str, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only = ["--only", ",".join(SOME[name])] if name in SOME else []
+    assert reproduce(monkeypatch, out, name, *only) == 0
+    said = capsys.readouterr().out
+    assert "not run" not in said
+    folder = out / "smoke"
+    with (folder / f"{name}.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert rows
+    text = (folder / f"{name}.md").read_text(encoding="utf-8")
+    assert f"`fedgh reproduce {name} --budget smoke --seeds 0" in text
+    assert study(name).title in (folder / f"{name}.html").read_text(encoding="utf-8")
+    if study(name).cases:
+        assert "data.name cifar10 → digits" in said
+        assert "data.name cifar10 → digits" in text
+
+    # Once more, and nothing is left to do.
+    assert reproduce(monkeypatch, out, name, *only) == 0
+    assert "[1/" not in capsys.readouterr().out
+
+
+@pytest.mark.xdist_group("reproduce")
+def test_what_is_missing_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("ablation", "--only", "cifar10-hetero")
+    assert reproduce(monkeypatch, tmp_path, *words, "--no-run") == 0
+    assert "not run: cifar10-hetero: standalone, " in capsys.readouterr().out
+    assert not (tmp_path / "smoke" / "cifar10-hetero").exists()
+
+    # A method that cannot work here is refused once, and remembered without the data.
+    words = ("table-hetero", "--only", "cifar10-hetero,fedavg,standalone")
+    assert reproduce(monkeypatch, tmp_path, *words) == 0
+    assert reproduce(monkeypatch, tmp_path, *words, "--no-run") == 0
+    said = capsys.readouterr().out
+    assert said.count("no result: cifar10-hetero: fedavg: fedavg averages whole models") == 2
+    text = (tmp_path / "smoke" / "table-hetero.md").read_text(encoding="utf-8")
+    assert "## Without a result" in text
+
+    run = RunFolder.open(tmp_path / "smoke" / "cifar10-hetero" / "standalone-seed0")
+    assert (run.summary() or {})["data"] == "digits"
+    assert reproduce(monkeypatch, tmp_path, *words, "--set", "local.lr=0.5") == 1
+    assert "is another run: local.lr is 0.01 there, 0.5 asked for" in capsys.readouterr().err
+
+
+def test_mistakes_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reproduce(monkeypatch, tmp_path, "table-heter") == 2
+    assert "did you mean 'table-hetero'" in capsys.readouterr().err
+    assert reproduce(monkeypatch, tmp_path, "table-hetero", "--only", "fedhg") == 2
+    assert "did you mean 'fedgh'" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
