@@ -1,0 +1,1 @@
+"""The paper's studies: what is measured, and how it is read."""
