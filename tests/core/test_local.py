@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
-from fedgh.core.local import accuracy, class_means, sgd_epochs
+from fedgh.core.local import accuracy, class_means, gradient, sgd_epochs
 from fedgh.core.types import Client
 from fedgh.data import batches
 from tests.tiny import a_client, noisy
@@ -112,3 +112,47 @@ def test_a_model_that_blew_up_in_its_last_step_is_not_accepted(
     with pytest.raises(FloatingPointError, match=r"lower local\.lr"):
         # the only loss is finite: it is computed before the step
         sgd_epochs(client, lambda x, y: 1e4 * cross_entropy(client.model(x), y))
+
+
+@pytest.mark.parametrize("size", [10, 25, 1000])
+def test_a_gradient_is_that_of_all_samples_and_noise_the_distance_of_batches(
+    data: tuple[Tensor, Tensor], size: int
+) -> None:
+    x, y = data
+    client = a_client(x, y, noisy((6,), 4), batch_size=size)
+    train(client)
+    before, parameters = client.state(), list(client.model.parameters())
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(client.model(x), y)
+
+    def of(rows: Tensor) -> Tensor:
+        parts = torch.autograd.grad(loss(x[rows], y[rows]), parameters)
+        return torch.cat([part.flatten() for part in parts]).double()
+
+    found = gradient(client, loss, parameters)
+    full = of(torch.arange(101))
+    assert_close(found.mean, full, atol=1e-6, rtol=1e-4)
+    assert found.loss == pytest.approx(float(loss(x, y)), rel=1e-5)
+    order = torch.randperm(101, generator=client.stream("gradient")).split(size)
+    if size != 1000:
+        order = (*order[:-2], torch.cat(order[-2:]))  # a single sample is no batch
+    assert found.batches == len(order)
+    expected = sum(len(rows) / 101 * float((of(rows) - full).square().sum()) for rows in order)
+    assert found.noise == pytest.approx(expected, rel=1e-3, abs=1e-9)
+    assert all(tensor.equal(before[name]) for name, tensor in client.state().items())
+    assert all(parameter.grad is None for parameter in parameters)
+
+
+def test_noise_is_what_sampling_theory_says() -> None:
+    """With (w - x)^2 / 2 a batch's gradient is w minus its mean, whose variance is known."""
+    x = torch.arange(12.0)[:, None]  # variance 143 / 12
+    client = a_client(x, torch.zeros(12, dtype=torch.int64), batch_size=4)
+    w = client.model.header.bias
+    noise = []
+    for client.round in range(400):
+        found = gradient(client, lambda x, _: (w[0] - x).square().mean() / 2, [w])
+        noise.append(found.noise)
+    assert found.mean.tolist() == pytest.approx([float(w[0]) - 5.5, 0, 0], rel=1e-5)
+    drawn_without_replacement = 143 / 12 / 4 * (12 - 4) / (12 - 1)
+    assert sum(noise) / 400 == pytest.approx(drawn_without_replacement, rel=0.1)

@@ -102,6 +102,18 @@ def test_a_bad_upload_is_rejected_and_never_seen_by_the_method() -> None:
     assert fed.server["total"].item() == 2
 
 
+def test_a_methods_own_numbers_are_averaged_over_those_who_report_them() -> None:
+    def answer(job: Job) -> Reply:
+        own = {0: {"depth": 1.0, "train_loss": 5.0}, 2: {"width": 7.0, "depth": 4.0}}
+        usual = Scripted.usual(job)
+        return replace(usual, metrics={**usual.metrics, **own.get(job.client_id, {})})
+
+    record = federation(Scripted(answer)).round(1)
+    assert record["measured"] == {"depth": 2.5, "width": 7.0}
+    assert record["train_loss"] == 5.0
+    assert federation(Scripted()).round(1)["measured"] == {}
+
+
 def test_when_everybody_fails_the_run_ends() -> None:
     fed = federation(Scripted(lambda job: Reply(job.client_id, job.round, error="down")))
     with pytest.raises(RunError, match="all 4 participants failed; client 0: down"):

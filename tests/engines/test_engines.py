@@ -15,7 +15,7 @@ from fedgh.core import wire
 from fedgh.core.checkpoint import ClientFiles
 from fedgh.core.local import accuracy
 from fedgh.core.runs import Record, RunFolder
-from fedgh.core.types import Job, Reply
+from fedgh.core.types import Client, Job, Payload, Reply
 from fedgh.data.batches import to_input
 from fedgh.data.sources import Source
 from fedgh.engines.host import ClientHost
@@ -400,6 +400,25 @@ def test_a_client_that_fails_half_way_is_as_it_was_before(tmp_path: Path) -> Non
     assert reply.metrics["accuracy"] == accuracy(fresh, FedGH().predict, fresh.data.test)
     host.save(1)
     assert list(tmp_path.iterdir()) == []
+
+
+class Counting(FedGH):
+    """Measures something, and something that cannot be averaged."""
+
+    name = "counting"
+
+    def client_update(self, client: Client, down: Payload) -> Payload:
+        client.metrics |= {"samples": len(client.data.train), "ratio": float("nan")}
+        return super().client_update(client, down)
+
+
+@pytest.mark.parametrize("engine", ["serial", "workers"])
+def test_a_methods_own_numbers_reach_the_record(engine: str, tmp_path: Path) -> None:
+    counting = "method.name=tests.engines.test_engines:Counting"
+    experiment = quick("federation.rounds=1", counting, f"run.engine={engine}", "run.workers=2")
+    (record,) = training.run(experiment, tmp_path / "run").records()
+    sizes = [client["train"] for client in experiment.clients()]
+    assert record["measured"] == {"samples": sum(sizes) / len(sizes)}
 
 
 def test_clients_are_judged_on_their_own_splits(tmp_path: Path) -> None:

@@ -47,7 +47,12 @@ def assert_same(house: House, run: RunFolder, straight: RunFolder) -> None:
     assert {**house.states(), "server.safetensors": server} == states(straight)
 
 
-@pytest.mark.parametrize("method", ["fedgh", "fedproto", "fd", "fml", "fedkd", "lg_fedavg"])
+MEASURING = "fedgh.paper.convergence:Probed"  # a method with numbers of its own
+
+
+@pytest.mark.parametrize(
+    "method", ["fedgh", "fedproto", "fd", "fml", "fedkd", "lg_fedavg", MEASURING]
+)
 def test_the_grid_gives_the_same_bits_as_serial(method: str, tmp_path: Path) -> None:
     experiment = quick(*EVERYTHING, f"method.name={method}")
     straight = training.run(experiment, tmp_path / "serial")

@@ -6,6 +6,7 @@ counts too.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +71,40 @@ def _clip(module: nn.Module, largest: float) -> None:
     norm = nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
     if norm > largest:
         nn.utils.clip_grads_with_norm_(module.parameters(), largest, norm)
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of a client's loss over all its samples, and how far mini-batches are off."""
+
+    loss: float
+    mean: Tensor  # flat, in main memory and double precision
+    noise: float  # the mean squared distance of a mini-batch's gradient from `mean`
+    batches: int
+
+
+def gradient(client: Client, loss: Loss, parameters: Sequence[nn.Parameter]) -> Gradient:
+    """What the client would follow if it trained now; nothing is trained, and no `grad` is set.
+
+    The model is in eval mode, so that looking changes nothing, and images are not augmented.
+    Mini-batches have the configured size. They are shuffled, by a stream of their own, because
+    clients keep their samples sorted by class. Each counts by its samples: then their mean is
+    the gradient of the whole loss exactly.
+    """
+    client.model.eval()
+    train, how = client.data.train, client.local
+    mean = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
+    total, squares, batches = 0.0, 0.0, 0
+    for x, y in shuffled(train, how.batch_size, client.stream("gradient"), device=client.device):
+        value = loss(x, y)
+        parts = torch.autograd.grad(value, parameters, materialize_grads=True)
+        of_batch = torch.cat([part.flatten() for part in parts]).cpu().double()
+        share = len(y) / len(train)
+        mean.add_(of_batch, alpha=share)
+        squares += share * float(of_batch @ of_batch)
+        total += share * float(value.detach())
+        batches += 1
+    return Gradient(total, mean, max(0.0, squares - float(mean @ mean)), batches)
 
 
 @torch.inference_mode()

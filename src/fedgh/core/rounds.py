@@ -44,6 +44,7 @@ class Received:
     wire_bytes: int = 0
     waited: float = 0.0
     losses: list[float] = field(default_factory=list)
+    measured: dict[str, list[float]] = field(default_factory=dict)  # a method's own numbers
     failed: list[dict[str, Any]] = field(default_factory=list)
     rejected: list[dict[str, Any]] = field(default_factory=list)
     seconds: dict[str, float] = field(
@@ -134,6 +135,7 @@ class Federation:
             "participants": participants,
             **self._evaluation(evaluate),
             "train_loss": _mean(received.losses),
+            "measured": {name: _mean(values) for name, values in received.measured.items()},
             "bytes_up": received.bytes_up,
             "bytes_down": bytes_down,
             "bytes_total": self.bytes_total,
@@ -219,8 +221,11 @@ class Federation:
             self._stale[reply.client_id] = False
             for name, scores in self._scores.items():
                 scores[reply.client_id] = reply.metrics[name]
-        if "train_loss" in reply.metrics:
-            received.losses.append(reply.metrics["train_loss"])
+        for name, value in reply.metrics.items():
+            if name == "train_loss":
+                received.losses.append(value)
+            elif name not in self._scores:
+                received.measured.setdefault(name, []).append(value)
         received.wire_bytes += reply.wire_bytes
         for phase, seconds in reply.seconds.items():
             received.seconds[phase] = received.seconds.get(phase, 0.0) + seconds

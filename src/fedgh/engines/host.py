@@ -1,7 +1,8 @@
 """A host keeps clients and does their jobs: the part that all engines share."""
 
+import math
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -161,7 +162,7 @@ class ClientHost:
             round=job.round,
             num_examples=len(client.data.train) if self.blueprint.method.weighs_by_examples else 0,
             up=up,
-            metrics=client.metrics,
+            metrics=_finite(client.metrics),
             seconds=client.seconds,
             error="; ".join(errors) or None,
         )
@@ -209,6 +210,12 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """What can be averaged: a method's own number may be a division by zero."""
+    numbers = {name: float(value) for name, value in metrics.items()}
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
 def cannot_write(error: OSError) -> RunError:
