@@ -33,6 +33,7 @@ _IRRELEVANT = {
     "deadline",
     "dir",
     "path",
+    "tensorboard",
 }
 
 Watch = Callable[[str], AbstractContextManager[Watcher]]
