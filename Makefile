@@ -32,7 +32,7 @@ clean:
 # requirements.lock constrains every version; pyproject.toml says what is needed.
 $(VENV)/run.done: pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c requirements.lock -e .
+	$(BIN)/pip install --quiet -c requirements.lock -e '.[report]'
 	touch $@
 
 $(VENV)/dev.done: $(VENV)/run.done

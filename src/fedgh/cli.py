@@ -3,8 +3,9 @@
 import io
 import os
 import sys
+import webbrowser
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from enum import StrEnum
 from itertools import count
@@ -59,6 +60,14 @@ class EngineName(StrEnum):
     serial = "serial"
     workers = "workers"
     ray = "ray"
+
+
+class FigureFormat(StrEnum):
+    """How figures are written."""
+
+    svg = "svg"
+    png = "png"
+    pdf = "pdf"
 
 
 class Kind(StrEnum):
@@ -128,6 +137,53 @@ def resume(
         chosen = dict(_engine(engine, workers))
         finished = training.resume(run, live, overrides=set_ or [], **chosen)
     _show(console, finished)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Else RUN/report.html, of several ./report.html."),
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also write every chart into this folder.")
+    ] = None,
+    format_: Annotated[
+        FigureFormat, typer.Option("--format", help="Of these figures.")
+    ] = FigureFormat.svg,
+) -> None:
+    """Write one HTML page about a run, or about several side by side; it opens offline."""
+    from fedgh.report.terminal import say
+    from fedgh.report.write import write_report
+
+    console = Console()
+    with console.status("writing the report"):
+        page = write_report(runs, out, figures, format_.value)
+    say(console, f"report     {page}")
+    if figures is not None:
+        say(console, f"figures    {figures}")
+
+
+@app.command()
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 = one that is free.")] = 0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open one.")] = True,
+) -> None:
+    """Show a run in the browser while it goes on, until Ctrl-C."""
+    from fedgh.report.extra import need_report
+
+    need_report()
+    from fedgh.report.live import LiveServer
+    from fedgh.report.runs import name_runs
+
+    name_runs([run])  # a mistake is told here, not in the browser
+    with LiveServer(run, port) as server, suppress(KeyboardInterrupt):
+        print(f"{run} is shown at {server.url} until Ctrl-C", flush=True)
+        if browser:
+            webbrowser.open(server.url)
+        server.serve_forever()
 
 
 @app.command()
@@ -492,9 +548,13 @@ def _overrides(
 
 def _show(console: Console, run: Any) -> None:
     from fedgh.report.terminal import closing_lines, result, say
+    from fedgh.report.write import report_after
 
     console.print(result(run))
     say(console, closing_lines(run))
+    with console.status("writing the report"):
+        line = report_after(run)
+    say(console, line)
 
 
 def _engine(engine: EngineName | None, workers: int | None) -> list[tuple[str, Any]]:

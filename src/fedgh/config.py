@@ -79,6 +79,7 @@ class RunSection(_Section):
     quorum: float = Field(0.0, ge=0, le=1)  # share of a round's participants that must answer
     deadline: float = Field(600.0, gt=0)  # seconds a participant on another machine may take
     global_accuracy: bool = False  # also judge every client on everybody's classes
+    tensorboard: bool = False  # also write the numbers of every round for TensorBoard
 
 
 class _Sections(_Section):

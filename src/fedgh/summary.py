@@ -20,37 +20,20 @@ def summarise(
     config: Config, data: str, task: Task, records: list[Record], clients: list[Record]
 ) -> dict[str, Any]:
     """The numbers of summary.json."""
-    evaluated = [record for record in records if record["accuracy"] is not None]
-    target = config.federation.target
-    reached = next((r for r in evaluated if target is not None and r["accuracy"] >= target), None)
-    client_rounds = sum(len(record["participants"]) for record in records)
     reckoned = [
         config.method.paper_bytes(task, len(client["classes"]))
         for client in clients
         if client["classes"]  # else a participant's secret
     ]
     paper = [size for size in reckoned if size is not None]
-    last = evaluated[-1]
     return {
         "method": config.method.name,
         "data": data,
         "seed": task.seed,
-        "rounds": len(records),
         "clients": task.num_clients,
-        "judged_clients": sum(score is not None for score in last["accuracy_per_client"]),
-        "final_accuracy": last["accuracy"],
-        "final_evaluation_accuracy": last["evaluation_accuracy"],
-        "best_accuracy": max(record["accuracy"] for record in evaluated),
-        **({"final_global_accuracy": last["global_accuracy"]} if "global_accuracy" in last else {}),
-        "target": target,
-        "rounds_to_target": reached and reached["round"],
-        "bytes_to_target": reached and reached["bytes_total"],
-        "bytes_total": records[-1]["bytes_total"],
-        "wire_bytes_total": sum(record.get("wire_bytes", 0) for record in records),
-        "bytes_per_client_round": records[-1]["bytes_total"] / client_rounds,
+        **so_far(records, config.federation.target),
         "paper_bytes_per_client_round": sum(paper) / len(paper) if paper else None,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": sum(record["seconds"]["total"] for record in records),
         "versions": {
             "python": platform.python_version(),
             **{package: version(package) for package in ("fedgh", "torch", "numpy")},
@@ -60,6 +43,30 @@ def summarise(
             "cores": os.cpu_count(),
             "system": platform.platform(),
         },
+    }
+
+
+def so_far(records: list[Record], target: float | None) -> dict[str, Any]:
+    """The part that the rounds say by themselves, also before the last one and before any."""
+    evaluated = [record for record in records if record["accuracy"] is not None]
+    reached = next((r for r in evaluated if target is not None and r["accuracy"] >= target), None)
+    client_rounds = sum(len(record["participants"]) for record in records)
+    last = evaluated[-1] if evaluated else {"accuracy_per_client": []}
+    sent = records[-1]["bytes_total"] if records else 0
+    return {
+        "rounds": len(records),
+        "judged_clients": sum(score is not None for score in last["accuracy_per_client"]),
+        "final_accuracy": last.get("accuracy"),
+        "final_evaluation_accuracy": last.get("evaluation_accuracy"),
+        "best_accuracy": max((record["accuracy"] for record in evaluated), default=None),
+        **({"final_global_accuracy": last["global_accuracy"]} if "global_accuracy" in last else {}),
+        "target": target,
+        "rounds_to_target": reached and reached["round"],
+        "bytes_to_target": reached and reached["bytes_total"],
+        "bytes_total": sent,
+        "wire_bytes_total": sum(record.get("wire_bytes", 0) for record in records),
+        "bytes_per_client_round": sent / client_rounds if client_rounds else None,
+        "seconds": sum(record["seconds"]["total"] for record in records),
     }
 
 

@@ -37,6 +37,7 @@ _IRRELEVANT = {
     "deadline",
     "dir",
     "path",
+    "tensorboard",
 }
 
 Watch = Callable[[str], AbstractContextManager[Watcher]]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from fedgh.engines.serial import Serial
 from fedgh.engines.workers import Workers
 from fedgh.errors import ConfigError, RunError
 from fedgh.experiment import Experiment, prepare
+from fedgh.report.tensorboard import Scalars, need_tensorboard
 from fedgh.summary import summarise
 
 
@@ -46,6 +48,29 @@ class Unwatched:
         """Say nothing."""
 
 
+@dataclass(frozen=True)
+class Both:
+    """Two who look at the same run."""
+
+    one: Watcher
+    other: Watcher
+
+    def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
+        """Tell both."""
+        self.one.started(experiment, run, done)
+        self.other.started(experiment, run, done)
+
+    def replied(self, reply: Reply) -> None:
+        """Tell both."""
+        self.one.replied(reply)
+        self.other.replied(reply)
+
+    def finished_round(self, record: Record) -> None:
+        """Tell both."""
+        self.one.finished_round(record)
+        self.other.finished_round(record)
+
+
 MakeEngine = Callable[[Experiment, RunFolder, int, Payload], Engine]
 """From an experiment, its folder, the rounds done and their state to where the clients are."""
 
@@ -60,6 +85,7 @@ def run(
     """Run a new experiment into the folder `out`, on the engine that its configuration names."""
     if make_engine is None:
         _check_data_are_here(experiment)  # before there is a folder that cannot be used
+    _check_extras(experiment)
     metrics = ["accuracy", "evaluation_accuracy"]
     if experiment.config.run.global_accuracy:
         metrics.append("global_accuracy")
@@ -105,6 +131,7 @@ def resume(
             f"{path} was started with other data or settings than are there now; put them back "
             "(a run that was started from Python with its own data is resumed from Python)"
         )
+    _check_extras(experiment)
     return _train(experiment, folder, watch or Unwatched(), make_engine or local_engine)
 
 
@@ -116,6 +143,9 @@ def _train(
         stack.enter_context(folder.locked())
         stack.enter_context(one_thread())
         done, state = folder.rewind()
+        if config.run.tensorboard:
+            scalars = Scalars(folder.path / "tensorboard", done)
+            watch = Both(watch, stack.enter_context(closing(scalars)))
         watch.started(experiment, folder, folder.records())
         if done < task.rounds:
             engine = stack.enter_context(closing(make_engine(experiment, folder, done, state)))
@@ -154,6 +184,11 @@ def _check_data_are_here(experiment: Experiment) -> None:
         raise ConfigError(
             "data.name = 'private': the data are with the participants; `fedgh flower` reaches them"
         )
+
+
+def _check_extras(experiment: Experiment) -> None:
+    if experiment.config.run.tensorboard:
+        need_tensorboard()
 
 
 def local_engine(experiment: Experiment, folder: RunFolder, round: int, state: Payload) -> Engine:

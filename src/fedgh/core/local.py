@@ -131,13 +131,31 @@ def class_means(client: Client, of: Callable[[Tensor], Tensor] | None = None) ->
     return {"classes": present.int(), "means": means.float()}
 
 
+Predict = Callable[[Client, Tensor], Tensor]
+"""From a client and a batch to the logits by which the client is judged."""
+
+
 @torch.inference_mode()
-def accuracy(client: Client, predict: Callable[[Client, Tensor], Tensor], on: Examples) -> float:
+def accuracy(client: Client, predict: Predict, on: Examples) -> float:
     """The share of `on` that the client's model gets right."""
+    right = sum(int((said == y).sum()) for said, y in _predictions(client, predict, on))
+    return right / len(on)
+
+
+@torch.inference_mode()
+def confusion(client: Client, predict: Predict, on: Examples) -> Tensor:
+    """How often the client's model takes a sample of each class for which: [true, predicted]."""
+    classes = client.task.num_classes
+    counts = torch.zeros(classes * classes, dtype=torch.int64)
+    for said, y in _predictions(client, predict, on):
+        counts += (y * classes + said).cpu().bincount(minlength=len(counts))
+    return counts.view(classes, classes)
+
+
+def _predictions(client: Client, predict: Predict, on: Examples) -> Iterator[tuple[Tensor, Tensor]]:
+    """What the client's model takes each sample for, and what it is, batch by batch."""
     for module in (client.model, *client.modules.values()):
         module.eval()
-    right = 0
     with client.timed("evaluate"):
         for x, y in in_order(on, client.device):
-            right += int((predict(client, x).argmax(1) == y).sum())
-    return right / len(on)
+            yield predict(client, x).argmax(1), y

@@ -7,6 +7,9 @@ rounds.jsonl    one line per round
 summary.json    what came out
 means/          class means that the server received, of a few rounds
 checkpoint/     the last completed round
+report.html     all of it as a page
+confusion.json  which classes the models take for which, measured for that page
+tensorboard/    the same numbers for TensorBoard, with run.tensorboard
 """
 
 import fcntl
@@ -108,9 +111,13 @@ class RunFolder:
         """Make `round` the one to resume from."""
         self._server.commit(round, state)
 
+    def committed(self) -> tuple[int, Payload]:
+        """The last committed round, and the state that it left."""
+        return self._server.load()
+
     def rewind(self) -> tuple[int, Payload]:
         """Forget what came after the last committed round; return that round and its state."""
-        round, state = self._server.load()
+        round, state = self.committed()
         kept = self.records()[:round]
         if len(kept) < round:
             raise RunError(
@@ -126,7 +133,7 @@ class RunFolder:
 
     def discard_leftovers(self) -> None:
         """Delete client states that the last commit does not need."""
-        discard_leftovers(self.checkpoint, self._server.load()[0])
+        discard_leftovers(self.checkpoint, self.committed()[0])
 
     def keep_means(self, round: int, means: Payload) -> None:
         """Keep the class means of a round."""

@@ -1,0 +1,113 @@
+"""Which classes the models of a finished run take for which: measured once, from its checkpoint.
+
+As resuming does, this loads the data and imports the networks that the configuration names.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter
+
+from fedgh import config as configs
+from fedgh.core.checkpoint import ClientFiles, check_clients, write_atomic
+from fedgh.core.local import confusion
+from fedgh.core.rng import stream
+from fedgh.core.runs import RunFolder
+from fedgh.data.fetch import OFFICIAL, find
+from fedgh.engines.host import one_thread
+from fedgh.errors import RunError
+from fedgh.experiment import Experiment, prepare
+
+MOST_CLIENTS = 200
+"""Models that are looked at, at most: of very many clients a random sample says as much."""
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """What the models after `round` make of their clients' own test data."""
+
+    round: int
+    took_part: int  # clients with a trained model
+    clients: list[int]  # those that were looked at
+    right: list[int]  # of each of these, how many of its test samples its model gets right
+    tested: list[int]  # and how many it has
+    counts: list[list[int]]  # [true class][predicted class], of all of them together
+
+
+def read(folder: RunFolder) -> Confusion | None:
+    """What was measured before; None when nothing was."""
+    path = _path(folder)
+    if not path.exists():
+        return None
+    classes = len(folder.identity()["classes"])
+    try:
+        found = TypeAdapter(Confusion).validate_json(path.read_bytes())
+        if [len(row) for row in found.counts] != [classes] * classes:
+            raise ValueError("it has other classes than the run")
+    except (OSError, ValueError):
+        raise RunError(f"{path} cannot be read; delete it, and it is measured again") from None
+    return found
+
+
+def measure(folder: RunFolder) -> Confusion:
+    """Measure a finished run and keep the result in its folder; FedghError says why not."""
+    known = read(folder)
+    if known is not None:
+        return known
+    if folder.summary() is None:
+        raise RunError("the run has not finished")
+    if (folder.path / "flower.json").exists():
+        raise RunError("the models and their test data are with the participants")
+    experiment = _prepare(folder)
+    with one_thread():  # as in the run, so that the numbers are the same
+        measured = _measure(experiment, folder)
+    write_atomic(_path(folder), json.dumps(asdict(measured)).encode() + b"\n")
+    return measured
+
+
+def _prepare(folder: RunFolder) -> Experiment:
+    config = configs.load(folder.config)
+    data = config.data
+    if data.name in OFFICIAL and find(data.name, data.dir) is None:
+        raise RunError(f"{data.name} is not on this machine (fedgh data fetch {data.name})")
+    experiment = prepare(config)
+    if experiment.private:
+        raise RunError("the data are with the participants")
+    if experiment.fingerprint() != folder.identity()["fingerprint"]:
+        raise RunError("the data it was trained on are not the ones that its configuration names")
+    return experiment
+
+
+def _measure(experiment: Experiment, folder: RunFolder) -> Confusion:
+    round, state = folder.committed()
+    trained = state["trained"].tolist()
+    check_clients(folder.checkpoint, round, trained)
+    everybody = [client for client, last in enumerate(trained) if last]
+    clients = _some(everybody, experiment.task.seed)
+    blueprint, files = experiment.blueprint(), ClientFiles(folder.checkpoint, round)
+    classes = experiment.task.num_classes
+    counts = torch.zeros(classes, classes, dtype=torch.int64)
+    right: list[int] = []
+    tested: list[int] = []
+    for number in clients:
+        client = blueprint.make(number)
+        saved = files.load(number)
+        assert saved is not None, "its state was checked"
+        client.load(saved)
+        own = confusion(client, blueprint.method.predict, client.data.test)
+        right.append(int(own.trace()))
+        tested.append(int(own.sum()))
+        counts += own
+    return Confusion(round, len(everybody), clients, right, tested, counts.tolist())
+
+
+def _some(clients: list[int], seed: int) -> list[int]:
+    """All of them, or a random sample: a regular one could miss an architecture."""
+    order = torch.randperm(len(clients), generator=stream(seed, "confusion"))
+    return sorted(clients[place] for place in order[:MOST_CLIENTS].tolist())
+
+
+def _path(folder: RunFolder) -> Path:
+    return folder.path / "confusion.json"

@@ -1,0 +1,230 @@
+"""Charts of runs over time, and of what they cost.
+
+Charts choose no colours: the theme of the page (assets/theme.json) does, light or dark. Text from
+run folders is only ever data, never the name of a field or part of an expression.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+
+from fedgh.report.runs import NamedRun
+
+Rows = list[dict[str, Any]]
+AnyChart = alt.Chart | alt.LayerChart | alt.FacetChart
+
+HEIGHT = 260
+ROW = 24
+"""Of a bar and the gap below it."""
+
+MOST_DOTS = 40
+"""Rounds of a line whose points are marked; more of them run together."""
+
+BYTE_UNITS = ("B", "KB", "MB", "GB", "TB")
+PERCENT = ".1%"
+
+
+def accuracy_over_rounds(runs: Sequence[NamedRun]) -> AnyChart:
+    """The mean accuracy of the clients after each evaluated round; a target is a dashed line."""
+    rows = _accuracies(runs)
+    lines = _lines(runs, rows, _round_axis(), _percent_axis("accuracy"))
+    chart = alt.layer(lines, *_target(runs)) if rows else lines
+    return wide(chart, "Mean test accuracy of the clients after each round.")
+
+
+def accuracy_over_bytes(runs: Sequence[NamedRun]) -> AnyChart:
+    """The same over what has been sent up and down until then."""
+    rows = _accuracies(runs)
+    unit, size = byte_unit(max((row["bytes"] for row in rows), default=0))
+    for row in rows:
+        row["sent"] = row["bytes"] / size
+    x = alt.X("sent:Q", title=f"sent up and down, {unit}", axis=alt.Axis(grid=False))
+    lines = _lines(runs, rows, x, _percent_axis("accuracy"))
+    chart = alt.layer(lines, *_target(runs)) if rows else lines
+    return wide(chart, "Mean test accuracy of the clients over the bytes sent until then.")
+
+
+def loss_over_rounds(runs: Sequence[NamedRun]) -> AnyChart:
+    """The mean training loss of each round's participants."""
+    rows = [
+        {"run": run.label, "round": round.round, "loss": round.train_loss}
+        for run in runs
+        for round in run.rounds
+        if round.train_loss is not None
+    ]
+    y = alt.Y("loss:Q", title="training loss", scale=alt.Scale(zero=False))
+    tooltip = [*_run_tooltip(runs), alt.Tooltip("round:Q"), alt.Tooltip("loss:Q", format=".4f")]
+    return wide(_lines(runs, rows, _round_axis(), y, tooltip), "Training loss of each round.")
+
+
+def bytes_by_direction(runs: Sequence[NamedRun]) -> AnyChart:
+    """What each run has sent: uploads, downloads, and what messages wrap around them."""
+    sums = {
+        run.label: {
+            "up": sum(round.bytes_up for round in run.rounds),
+            "down": sum(round.bytes_down for round in run.rounds),
+            "wrapping": sum(
+                max(0, round.wire_bytes - round.bytes_up - round.bytes_down) for round in run.rounds
+            ),
+        }
+        for run in runs
+    }
+    unit, size = byte_unit(max((sum(parts.values()) for parts in sums.values()), default=0))
+    kinds = [kind for kind in ("up", "down", "wrapping") if any(s[kind] for s in sums.values())]
+    rows: Rows = [
+        {"run": run, "kind": kind, "order": order, "sent": parts[kind] / size, "bytes": parts[kind]}
+        for run, parts in sums.items()
+        for order, kind in enumerate(kinds)
+    ]
+    chart = (
+        alt.Chart({"values": rows})
+        .mark_bar(height={"band": 0.7})
+        .encode(
+            x=alt.X("sent:Q", title=f"sent over all rounds, {unit}"),
+            y=_run_rows(runs),
+            color=alt.Color("kind:N", title=None, sort=kinds, legend=alt.Legend(orient="top")),
+            order=alt.Order("order:Q"),
+            tooltip=[
+                alt.Tooltip("run:N"),
+                alt.Tooltip("kind:N", title="direction"),
+                alt.Tooltip("bytes:Q", format=","),
+            ],
+        )
+    )
+    return wide(chart, "Bytes sent up and down.", ROW * len(runs))
+
+
+def seconds_by_phase(runs: Sequence[NamedRun]) -> AnyChart:
+    """Where the time went: the phases of the clients, the server, and the clock on the wall."""
+    rows: Rows = []
+    for run in runs:
+        sums: dict[str, float] = {}
+        for round in run.rounds:
+            for phase, seconds in round.seconds.items():
+                sums[phase] = sums.get(phase, 0.0) + seconds
+        wall = sums.pop("total", 0.0)
+        server = sums.pop("server", 0.0)
+        named = {f"clients: {phase}": value for phase, value in sums.items()}
+        named |= {"server": server, "wall clock": wall}
+        rows += [{"run": run.label, "phase": name, "seconds": s} for name, s in named.items()]
+    phases = list(dict.fromkeys(row["phase"] for row in rows))
+    phases.sort(key=lambda phase: (phase == "wall clock", phase == "server"))
+    bars = alt.Chart({"values": rows}).encode(
+        x=alt.X("seconds:Q", title="seconds over all rounds"),
+        y=alt.Y("phase:N", title=None, sort=phases),
+        tooltip=[
+            *_run_tooltip(runs),
+            alt.Tooltip("phase:N"),
+            alt.Tooltip("seconds:Q", format=",.2f"),
+        ],
+    )
+    if len(runs) > 1:
+        bars = bars.encode(yOffset=alt.YOffset("run:N", sort=_labels(runs)), color=run_colour(runs))
+    height = len(phases) * max(ROW, 10 * len(runs))
+    return wide(bars.mark_bar(), "Seconds by phase.", height)
+
+
+def run_colour(runs: Sequence[NamedRun]) -> alt.Color:
+    """A colour for each run, and a legend where there are several."""
+    legend = alt.Legend(orient="top", columns=4, labelLimit=220, symbolLimit=0)
+    return alt.Color(
+        "run:N",
+        title=None,
+        scale=alt.Scale(domain=_labels(runs)),
+        legend=legend if len(runs) > 1 else None,
+    )
+
+
+def wide(chart: Any, description: str, height: int = HEIGHT) -> AnyChart:
+    """A chart as wide as its place in the page, with words for those who do not see it."""
+    fit = alt.AutoSizeParams(type="fit-x", contains="padding")
+    made: AnyChart = chart.properties(
+        width="container", height=height, autosize=fit, description=description
+    )
+    return made
+
+
+def byte_unit(largest: float) -> tuple[str, int]:
+    """The unit in which a number of bytes is read most easily, 1 KB = 1024 B."""
+    power = 0
+    while largest >= 1024 and power < len(BYTE_UNITS) - 1:
+        largest /= 1024
+        power += 1
+    return BYTE_UNITS[power], 1024**power
+
+
+def _accuracies(runs: Sequence[NamedRun]) -> Rows:
+    return [
+        {
+            "run": run.label,
+            "round": round.round,
+            "accuracy": round.accuracy,
+            "bytes": round.bytes_total,
+        }
+        for run in runs
+        for round in run.evaluated
+    ]
+
+
+def _lines(
+    runs: Sequence[NamedRun],
+    rows: Rows,
+    x: alt.X,
+    y: alt.Y,
+    tooltip: list[alt.Tooltip] | None = None,
+) -> alt.Chart:
+    few = max((len(run.rounds) for run in runs), default=0) <= MOST_DOTS
+    chosen = alt.selection_point(fields=["run"], bind="legend")
+    lines = (
+        alt.Chart({"values": rows})
+        .mark_line(point=few, strokeWidth=2)
+        .encode(
+            x=x,
+            y=y,
+            color=run_colour(runs),
+            opacity=alt.condition(chosen, alt.value(1), alt.value(0.15)),
+            tooltip=tooltip
+            or [
+                *_run_tooltip(runs),
+                alt.Tooltip("round:Q"),
+                alt.Tooltip("accuracy:Q", format=PERCENT),
+                alt.Tooltip("bytes:Q", title="bytes sent", format=","),
+            ],
+        )
+    )
+    made: alt.Chart = lines.add_params(chosen)
+    return made
+
+
+def _target(runs: Sequence[NamedRun]) -> list[alt.Chart]:
+    targets = sorted({run.settings.federation.target for run in runs} - {None}, key=str)
+    rows: Rows = [{"accuracy": target} for target in targets]
+    rule = alt.Chart({"values": rows}).mark_rule(strokeDash=[4, 4], opacity=0.6)
+    return [rule.encode(y="accuracy:Q")] if rows else []
+
+
+def _round_axis() -> alt.X:
+    return alt.X(
+        "round:Q",
+        title="round",
+        axis=alt.Axis(tickMinStep=1, format="d", grid=False),
+        scale=alt.Scale(zero=False, nice=False),
+    )
+
+
+def _percent_axis(field: str) -> alt.Y:
+    return alt.Y(f"{field}:Q", title=field, axis=alt.Axis(format="%"), scale=alt.Scale(zero=False))
+
+
+def _run_rows(runs: Sequence[NamedRun]) -> alt.Y:
+    axis = alt.Axis(labelLimit=260, labels=len(runs) > 1, ticks=False, domain=False)
+    return alt.Y("run:N", title=None, sort=_labels(runs), axis=axis)
+
+
+def _run_tooltip(runs: Sequence[NamedRun]) -> list[alt.Tooltip]:
+    return [alt.Tooltip("run:N")] if len(runs) > 1 else []
+
+
+def _labels(runs: Sequence[NamedRun]) -> list[str]:
+    return [run.label for run in runs]

@@ -1,0 +1,258 @@
+"""Charts of clients and classes: who is how good at what, and who holds what."""
+
+from collections.abc import Sequence
+from statistics import quantiles
+from typing import Any
+
+import altair as alt
+
+from fedgh.confusion import Confusion
+from fedgh.report.charts import PERCENT, ROW, AnyChart, Rows, run_colour, wide
+from fedgh.report.runs import ClientInfo, NamedRun
+
+MOST_ROWS = 60
+"""Clients that are shown one by one; more are shown as distributions."""
+
+MOST_MAPPED = 200
+MOST_CELLS = 10_000
+FEW_CLASSES = 12
+MANY_CLASSES = 30
+MOST_NAMES = 4
+MOST_MISTAKES = 10
+
+
+def accuracy_by_client(runs: Sequence[NamedRun]) -> AnyChart:
+    """Every client's accuracy after the last evaluated round; with very many, how it is spread."""
+    if max(len(run.clients) for run in runs) > MOST_ROWS:
+        return _accuracy_by_network(runs)
+    alike = all(run.clients == runs[0].clients for run in runs)
+    rows: Rows = []
+    for run in runs:
+        for client, score in _last_scores(run):
+            name = client_name(client) if alike else f"client {client.client}"
+            row = {"run": run.label, "client": client.client, "name": name, "accuracy": score}
+            rows.append(row | {"text": f"{100 * score:.1f}%"})
+    rows.sort(key=lambda row: int(row["client"]))
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    base = alt.Chart({"values": rows}).encode(
+        x=_share("accuracy", "accuracy on the client's own test data"),
+        y=alt.Y("name:N", title=None, sort=names, axis=_long_labels()),
+        tooltip=[
+            alt.Tooltip("run:N"),
+            alt.Tooltip("name:N", title="client"),
+            alt.Tooltip("accuracy:Q", format=PERCENT),
+        ],
+    )
+    if len(runs) > 1:
+        chart: Any = base.mark_point(filled=True, size=70, opacity=0.8).encode(
+            color=run_colour(runs)
+        )
+    else:
+        number = base.mark_text(align="right", dx=-5, style="on-bar").encode(text="text:N")
+        chart = base.mark_bar(height={"band": 0.75}) + number
+    return wide(chart, "Accuracy of every client on its own test data.", ROW * len(names))
+
+
+def samples_by_class(run: NamedRun) -> AnyChart:
+    """How many samples of which class each client holds; white is none."""
+    classes = run.identity.classes
+    shown = run.clients[: shown_clients(run)]
+    rows: Rows = [
+        {"client": client.client, "class": name, "samples": count, "network": client.extractor}
+        for client in shown
+        for name, count in client.classes.items()
+    ]
+    height = 18 * len(shown) if len(shown) <= 20 else max(360, 3 * len(shown))
+    chart = (
+        alt.Chart({"values": rows})
+        .mark_rect()
+        .encode(
+            x=_classes("class", classes, "class"),
+            y=alt.Y("client:O", title="client", axis=alt.Axis(labelOverlap=True, ticks=False)),
+            color=alt.Color(
+                "samples:Q",
+                title="samples",
+                scale=alt.Scale(domainMin=0),
+                legend=alt.Legend(orient="right", gradientLength=120),
+            ),
+            tooltip=["client:O", "network:N", "class:N", "samples:Q"],
+        )
+    )
+    return wide(chart, "Samples of each class that each client holds.", height)
+
+
+def shown_clients(run: NamedRun) -> int:
+    """How many clients a map of clients and classes has room for."""
+    room = max(10, MOST_CELLS // max(1, len(run.identity.classes)))
+    return min(len(run.clients), MOST_MAPPED, room)
+
+
+def accuracy_by_class(
+    runs: Sequence[NamedRun], measured: dict[str, Confusion], classes: Sequence[str]
+) -> AnyChart:
+    """How much of each class the models get right; of many classes the worst come first."""
+    rows: Rows = []
+    for run in runs:
+        if run.label in measured:
+            rows += [
+                {"run": run.label, **row} for row in class_scores(measured[run.label], classes)
+            ]
+    order = list(classes)
+    if len(classes) > MANY_CLASSES:
+        scores = {row["class"]: row["accuracy"] for row in reversed(rows)}
+        order.sort(key=lambda name: scores.get(name, 2.0))
+    shown = [run for run in runs if run.label in measured]
+    base = alt.Chart({"values": rows}).encode(
+        x=_classes("class", order, "class", labels=len(classes) <= MANY_CLASSES),
+        y=alt.Y(
+            "accuracy:Q",
+            title="accuracy",
+            axis=alt.Axis(format="%"),
+            scale=alt.Scale(domain=[0, 1]),
+        ),
+        tooltip=["run:N", "class:N", alt.Tooltip("accuracy:Q", format=PERCENT), "tested:Q"],
+    )
+    if len(shown) > 1:
+        chart = base.mark_point(filled=True, size=60, opacity=0.8).encode(color=run_colour(shown))
+    else:
+        chart = base.mark_bar(width={"band": 0.75})
+    return wide(chart, "Accuracy of the models on each class.", 220)
+
+
+def class_scores(measured: Confusion, classes: Sequence[str]) -> Rows:
+    """Of each tested class the share that is recognised."""
+    return [
+        {"class": name, "accuracy": row[label] / sum(row), "tested": sum(row)}
+        for label, (name, row) in enumerate(zip(classes, measured.counts, strict=True))
+        if sum(row)
+    ]
+
+
+def confusion_map(measured: Confusion, classes: Sequence[str]) -> AnyChart:
+    """Which class is taken for which, as shares of the true class."""
+    rows: Rows = [
+        {
+            "true": classes[true],
+            "predicted": classes[predicted],
+            "samples": count,
+            "share": count / sum(row),
+            "text": f"{100 * count / sum(row):.0f}",
+        }
+        for true, row in enumerate(measured.counts)
+        for predicted, count in enumerate(row)
+        if count
+    ]
+    few = len(classes) <= FEW_CLASSES
+    base = alt.Chart({"values": rows}).encode(
+        x=_classes("predicted", classes, "taken for"),
+        y=alt.Y(
+            "true:N",
+            title="true class",
+            sort=list(classes),
+            scale=alt.Scale(domain=list(classes)),
+            axis=alt.Axis(labelOverlap=True, labelLimit=120, ticks=False),
+        ),
+        tooltip=["true:N", "predicted:N", "samples:Q", alt.Tooltip("share:Q", format=PERCENT)],
+    )
+    cells = base.mark_rect().encode(
+        color=alt.Color(
+            "share:Q",
+            title="share",
+            scale=alt.Scale(domain=[0, 1]),
+            legend=alt.Legend(format="%", gradientLength=120),
+        )
+    )
+    chart: Any = cells
+    if few:
+        pale = base.transform_filter("datum.share <= 0.5").mark_text(style="on-pale")
+        dark = base.transform_filter("datum.share > 0.5").mark_text(style="on-strong")
+        chart = cells + pale.encode(text="text:N") + dark.encode(text="text:N")
+    side = min(520, max(200, 34 * len(classes)))
+    described = "Which class the models take for which."
+    made: AnyChart = chart.properties(width=side, height=side, description=described)
+    return made
+
+
+def most_confused(measured: Confusion) -> list[tuple[int, int, int, float]]:
+    """(true, predicted, samples, share of the true class) of the most frequent mistakes."""
+    mistakes = [
+        (true, predicted, count, count / sum(row))
+        for true, row in enumerate(measured.counts)
+        for predicted, count in enumerate(row)
+        if count and true != predicted
+    ]
+    return sorted(mistakes, key=lambda mistake: -mistake[2])[:MOST_MISTAKES]
+
+
+def client_name(client: ClientInfo) -> str:
+    """Number, network, classes: as much as an axis has room for."""
+    names = list(client.classes)
+    more = f" … ({len(names)})" if len(names) > MOST_NAMES else ""
+    classes = ", ".join(names[:MOST_NAMES]) + more
+    return " · ".join(filter(None, (str(client.client), client.extractor, classes)))
+
+
+def _accuracy_by_network(runs: Sequence[NamedRun]) -> AnyChart:
+    """Quantiles over the clients of each architecture."""
+    rows: Rows = []
+    for run in runs:
+        scores: dict[str, list[float]] = {}
+        for client, score in _last_scores(run):
+            scores.setdefault(client.extractor, []).append(score)
+        for network, known in scores.items():
+            cuts = quantiles(known, n=20, method="inclusive") if len(known) > 1 else known * 19
+            names = ("p5", "p25", "median", "p75", "p95")
+            values = dict(zip(names, (cuts[0], cuts[4], cuts[9], cuts[14], cuts[18]), strict=True))
+            rows.append({"run": run.label, "network": network, "clients": len(known), **values})
+    networks = list(dict.fromkeys(row["network"] for row in rows))
+    base = alt.Chart({"values": rows}).encode(
+        y=alt.Y("network:N", title=None, sort=networks, axis=_long_labels()),
+        tooltip=[
+            alt.Tooltip("run:N"),
+            alt.Tooltip("network:N"),
+            alt.Tooltip("clients:Q"),
+            *(alt.Tooltip(f"{n}:Q", format=PERCENT) for n in ("p5", "p25", "median", "p75", "p95")),
+        ],
+    )
+    if len(runs) > 1:
+        labels = [run.label for run in runs]
+        base = base.encode(yOffset=alt.YOffset("run:N", sort=labels), color=run_colour(runs))
+    title = "accuracy on the client's own test data"
+    whiskers = base.mark_rule().encode(x=_share("p5", title), x2="p95:Q")
+    boxes = base.mark_bar(size=9, opacity=0.6).encode(x=_share("p25", title), x2="p75:Q")
+    medians = base.mark_tick(thickness=3, size=14).encode(x=_share("median", title))
+    height = len(networks) * max(ROW, 18 * len(runs))
+    described = "Accuracy of the clients, spread by architecture."
+    return wide(whiskers + boxes + medians, described, height)
+
+
+def _last_scores(run: NamedRun) -> list[tuple[ClientInfo, float]]:
+    """The clients that were judged, and how."""
+    if not run.evaluated:
+        return []
+    scores = run.evaluated[-1].accuracy_per_client or []
+    pairs = zip(run.clients, scores, strict=False)
+    return [(client, score) for client, score in pairs if score is not None]
+
+
+def _share(field: str, title: str) -> alt.X:
+    return alt.X(
+        f"{field}:Q", title=title, axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1])
+    )
+
+
+def _classes(field: str, names: Sequence[str], title: str, labels: bool = True) -> alt.X:
+    axis = alt.Axis(
+        labelOverlap=True,
+        labelLimit=90,
+        labelAngle=-45 if max(map(len, names), default=0) > 2 else 0,
+        labels=labels,
+        ticks=False,
+        grid=False,
+    )
+    names = list(names)
+    return alt.X(f"{field}:N", title=title, sort=names, scale=alt.Scale(domain=names), axis=axis)
+
+
+def _long_labels() -> alt.Axis:
+    return alt.Axis(labelLimit=280, ticks=False, domain=False)

@@ -1,0 +1,41 @@
+"""Charts as files, for papers and slides."""
+
+from pathlib import Path
+
+import vl_convert
+
+from fedgh.core.checkpoint import write_atomic
+from fedgh.errors import ConfigError
+from fedgh.report.charts import AnyChart
+from fedgh.report.page import Page
+from fedgh.report.vega import themes
+
+WIDTH = 640
+"""Of a chart that is as wide as the page it is on."""
+
+
+def save(chart: AnyChart, path: Path) -> None:
+    """Draw a chart on white into a file whose suffix says how: .svg, .png or .pdf."""
+    spec = chart.to_dict()
+    if spec.get("width") == "container":
+        spec["width"] = WIDTH
+    theme = {**themes()["light"], "background": "white"}
+    if path.suffix == ".svg":
+        content = vl_convert.vegalite_to_svg(spec, config=theme).encode()
+    elif path.suffix == ".png":
+        content = vl_convert.vegalite_to_png(spec, config=theme, scale=2)
+    elif path.suffix == ".pdf":
+        content = vl_convert.vegalite_to_pdf(spec, config=theme)
+    else:
+        raise ConfigError(f"{path}: a figure is a .svg, .png or .pdf")
+    write_atomic(path, content)
+
+
+def save_all(page: Page, folder: Path, kind: str) -> list[Path]:
+    """Every chart of a page in a file of its own, called by its id; `kind` is svg, png or pdf."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for figure in page.figures():
+        paths.append(folder / f"{figure.id}.{kind}")
+        save(figure.chart, paths[-1])
+    return paths

@@ -1,0 +1,125 @@
+"""Where the class means lie that clients send: a plane through them, at a few rounds."""
+
+from dataclasses import dataclass
+
+import altair as alt
+import torch
+from torch import Tensor
+
+from fedgh.core.types import Payload
+from fedgh.engines.host import one_thread
+from fedgh.errors import RunError, WireError
+from fedgh.report.charts import Rows
+from fedgh.report.runs import NamedRun
+
+MOST_PANELS = 4
+MOST_POINTS = 800
+"""Means shown in a panel; more of them cover one another."""
+
+MOST_IN_LEGEND = 12
+SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The class means of some rounds on the plane that shows most of the spread over all rounds."""
+
+    rows: Rows
+    explained: float  # the share of the variance that the plane shows
+    left_out: int  # means that did not fit into the busiest panel
+
+
+def project(run: NamedRun) -> Projection | None:
+    """Principal components of all class means that were kept; None when there are none."""
+    try:
+        kept = {round: _checked(means, run) for round, means in run.folder.means().items()}
+    except (OSError, WireError) as error:
+        raise RunError(f"{run.folder.path / 'means'} cannot be read ({error})") from None
+    if not kept:
+        return None
+    widths = {means["means"].shape[1] for means in kept.values()}
+    if len(widths) > 1:
+        raise RunError(f"{run.folder.path / 'means'} holds means of different widths")
+    plane, centre, explained = _plane(torch.cat([means["means"] for means in kept.values()]))
+    rows: Rows = []
+    most = 0
+    for round in _spread_out(list(kept)):
+        means = kept[round]
+        most = max(most, len(means["means"]))
+        some = torch.linspace(0, len(means["means"]) - 1, MOST_POINTS).round().long().unique()
+        places = (means["means"][some].double() - centre) @ plane
+        labels = zip(means["clients"][some].tolist(), means["classes"][some].tolist(), strict=True)
+        for (client, label), (x, y) in zip(labels, places.tolist(), strict=True):
+            name = run.identity.classes[label]
+            rows.append({"round": round, "client": client, "class": name, "x": x, "y": y})
+    return Projection(rows, explained, max(0, most - MOST_POINTS))
+
+
+def means_chart(run: NamedRun, projection: Projection) -> alt.FacetChart:
+    """One panel for each round, all on the same plane and the same scale."""
+    classes = run.identity.classes
+    few = len(classes) <= MOST_IN_LEGEND
+    legend = alt.Legend(orient="right", symbolLimit=0, labelLimit=120) if few else None
+    near = alt.selection_point(fields=["class"], on="pointerover", clear="pointerout")
+    axis = alt.Axis(labels=False, ticks=False, title=None, domain=False, tickCount=4)
+    shapes = [SHAPES[label % len(SHAPES)] for label in range(len(classes))]
+    points = (
+        alt.Chart()
+        .mark_point(filled=True, size=55)
+        .encode(
+            x=alt.X("x:Q", axis=axis),
+            y=alt.Y("y:Q", axis=axis),
+            color=alt.Color("class:N", scale=alt.Scale(domain=classes), legend=legend),
+            shape=alt.Shape(
+                "class:N", scale=alt.Scale(domain=classes, range=shapes), legend=legend
+            ),
+            opacity=alt.condition(near, alt.value(0.85), alt.value(0.12)),
+            tooltip=["class:N", "client:Q", "round:Q"],
+        )
+        .add_params(near)
+        .properties(width=270, height=230)
+    )
+    header = alt.Header(labelExpr="'round ' + datum.value")
+    panels: alt.FacetChart = points.facet(
+        facet=alt.Facet("round:O", title=None, header=header),
+        columns=2,
+        data={"values": projection.rows},
+    ).properties(description="Class means that the clients sent, on a plane, at a few rounds.")
+    return panels
+
+
+def _checked(means: Payload, run: NamedRun) -> Payload:
+    """Refuse what `core.means` would not have written."""
+    classes = len(run.identity.classes)
+    if means.keys() != {"clients", "classes", "means"} or means["means"].ndim != 2:
+        raise WireError("not class means")
+    labels, size = means["classes"], means["means"].shape[:1]
+    if labels.shape != size or means["clients"].shape != size or not len(labels):
+        raise WireError("as many clients and classes as means are needed")
+    if int(labels.min()) < 0 or int(labels.max()) >= classes:
+        raise WireError(f"labels outside 0..{classes - 1}")
+    if not bool(means["means"].isfinite().all()):
+        raise WireError("values that are not finite")
+    return means
+
+
+def _plane(means: Tensor) -> tuple[Tensor, Tensor, float]:
+    """The two directions of largest variance [width, 2], the mean, the share they explain."""
+    means = means.double()
+    centre = means.mean(0)
+    with one_thread():  # on a busy machine several wait for one another
+        spread = (means - centre).T @ (means - centre)
+        values, directions = torch.linalg.eigh(spread)  # ascending
+    plane = directions[:, -2:].flip(1)
+    # A direction and its opposite serve equally well: choose one, so that pages are repeatable.
+    plane = plane * plane.gather(0, plane.abs().argmax(0, keepdim=True)).sign()
+    if plane.shape[1] < 2:  # a representation of a single number
+        plane = torch.cat([plane, torch.zeros_like(plane)], dim=1)
+    total = float(values.sum())
+    return plane, centre, float(values[-2:].sum()) / total if total > 0 else 1.0
+
+
+def _spread_out(rounds: list[int]) -> list[int]:
+    """The first, the last, and what lies evenly between."""
+    places = torch.linspace(0, len(rounds) - 1, min(MOST_PANELS, len(rounds))).round().long()
+    return [rounds[place] for place in places.unique().tolist()]

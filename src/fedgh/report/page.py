@@ -1,0 +1,180 @@
+"""A page from sections of text, charts and tables: one file that needs nothing else.
+
+Every string in a section is plain text and is escaped here. Scripts run only if their hash is in
+the page's policy, which also forbids the network.
+"""
+
+import hashlib
+import json
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from fedgh.core.checkpoint import write_atomic
+from fedgh.report.charts import AnyChart
+from fedgh.report.vega import asset, javascript, themes
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value that is sorted by something else than what is shown."""
+
+    text: str
+    value: float | str | None
+
+
+Value = Cell | str | int | float | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows that a reader may sort by any column."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[Value]]
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with its caption; `id` is made of a-z, 0-9 and -, and unique in the page."""
+
+    id: str
+    caption: str
+    chart: AnyChart
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Text as it is, shown when asked for."""
+
+    summary: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what stands below it."""
+
+    id: str
+    heading: str
+    text: str = ""
+    parts: Sequence[Figure | Table | Fold] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    """A title, a sentence that says it all, and the rest."""
+
+    title: str
+    lead: str
+    sections: Sequence[Section]
+
+    def figures(self) -> Iterator[Figure]:
+        """All its charts, in order."""
+        for section in self.sections:
+            yield from (part for part in section.parts if isinstance(part, Figure))
+
+    def content(self) -> dict[str, Any]:
+        """What the page's script shows: HTML, and the specification of every chart in it."""
+        return {
+            "title": self.title,
+            "main": _main(self),
+            "charts": {figure.id: figure.chart.to_dict() for figure in self.figures()},
+        }
+
+
+def write(page: Page, path: Path) -> None:
+    """Write a page into a file, complete or not at all."""
+    write_atomic(path, html(page).encode())
+
+
+def html(page: Page) -> str:
+    """One HTML file that opens offline."""
+    return fill(page.content(), connect="'none'")
+
+
+def fill(content: dict[str, Any], connect: str, live: bool = False) -> str:
+    """The frame of the page around some content; it may connect to what `connect` allows."""
+    scripts = [javascript(), asset("page.js")]
+    hashes = " ".join(f"'sha256-{_hash(script)}'" for script in scripts)
+    return Template(asset("page.html")).substitute(
+        policy=f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
+        f"img-src data:; connect-src {connect}; base-uri 'none'; form-action 'none'",
+        title=escape(content["title"]),
+        live="live" if live else "",
+        style=asset("page.css"),
+        main=content["main"],
+        charts=_embedded(content["charts"]),
+        themes=_embedded(themes()),
+        vega=scripts[0],
+        script=scripts[1],
+    )
+
+
+def _main(page: Page) -> str:
+    links = "".join(
+        f'<a href="#{escape(section.id)}">{escape(section.heading)}</a>'
+        for section in page.sections
+    )
+    return (
+        f"<header><h1>{escape(page.title)}</h1><p class=lead>{escape(page.lead)}</p></header>"
+        f'<nav aria-label="Sections">{links}</nav>' + "".join(map(_section, page.sections))
+    )
+
+
+def _section(section: Section) -> str:
+    text = f"<p>{escape(section.text)}</p>" if section.text else ""
+    parts = "".join(map(_part, section.parts))
+    return (
+        f'<section id="{escape(section.id)}"><h2>{escape(section.heading)}</h2>'
+        f"{text}<div class=parts>{parts}</div></section>"
+    )
+
+
+def _part(part: Figure | Table | Fold) -> str:
+    if isinstance(part, Table):
+        return _table(part)
+    if isinstance(part, Fold):
+        return (
+            f"<details><summary>{escape(part.summary)}</summary>"
+            f"<pre>{escape(part.text)}</pre></details>"
+        )
+    return (
+        f'<figure><div class=chart data-chart="{escape(part.id)}"></div>'
+        f"<figcaption>{escape(part.caption)}</figcaption></figure>"
+    )
+
+
+def _table(table: Table) -> str:
+    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
+    head = "".join(
+        f"<th scope=col aria-sort=none><button type=button>{escape(name)}</button></th>"
+        for name in table.header
+    )
+    rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in table.rows)
+    return (
+        f"<div class=table tabindex=0><table>{caption}<thead><tr>{head}</tr></thead>"
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _cell(value: Value) -> str:
+    cell = value if isinstance(value, Cell) else Cell("-" if value is None else str(value), value)
+    kind = " class=number" if isinstance(cell.value, int | float) else ""
+    key = "" if cell.value is None else f' data-value="{escape(str(cell.value))}"'
+    return f"<td{kind}{key}>{escape(cell.text)}</td>"
+
+
+def _embedded(value: object) -> str:
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))  # ASCII: \u2028 is escaped
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _hash(script: str) -> str:
+    return b64encode(hashlib.sha256(script.encode()).digest()).decode()

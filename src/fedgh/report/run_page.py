@@ -1,0 +1,330 @@
+"""The page about one run or several: what they are, what came out, what it cost, where it fails."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedgh.confusion import MOST_CLIENTS, Confusion
+from fedgh.core.runs import RunFolder
+from fedgh.engines.host import one_line
+from fedgh.errors import FedghError, RunError
+from fedgh.report import charts, client_charts
+from fedgh.report.means_chart import means_chart, project
+from fedgh.report.page import Cell, Figure, Fold, Page, Section, Table, Value
+from fedgh.report.runs import NamedRun
+from fedgh.report.terminal import human_bytes, percent
+
+MOST_PROBLEMS = 200
+
+Measure = Callable[[RunFolder], Confusion | None]
+"""From a run to its confusion; None, or a FedghError that says why there is none."""
+
+
+def run_page(runs: Sequence[NamedRun], measure: Measure) -> Page:
+    """Everything about these runs; `measure` finds out what their models confuse."""
+    one = runs[0]
+    title = one.label if len(runs) == 1 else f"{len(runs)} runs"
+    sections = [
+        _summary(runs),
+        _problems(runs),
+        _learning(runs),
+        _clients(runs),
+        _classes(runs, measure),
+        _means(runs),
+        _costs(runs),
+        _partition(runs),
+        _configurations(runs),
+    ]
+    return Page(title, _lead(runs), [section for section in sections if section is not None])
+
+
+def state_of(run: NamedRun) -> str:
+    """How far a run has come, in a few words."""
+    done, planned = len(run.rounds), run.settings.federation.rounds
+    if run.finished:
+        return f"finished after round {done}"
+    return f"round {done} of {planned} is done" if done else "no round is complete yet"
+
+
+def _lead(runs: Sequence[NamedRun]) -> str:
+    if len(runs) > 1:
+        open_ones = sum(not run.finished for run in runs)
+        unfinished = f" {open_ones} of them not finished." if open_ones else ""
+        return f"Side by side, each judged after its last round.{unfinished}"
+    run = runs[0]
+    what = (
+        f"{run.settings.method.name} on {run.identity.name}: {run.settings.federation.clients} "
+        f"clients, seed {run.settings.federation.seed}; {state_of(run)}."
+    )
+    if run.result["final_accuracy"] is None:
+        return what
+    return (
+        f"{what} The clients' models get {percent(run.result['final_accuracy'])} right on average, "
+        "each on its own test data."
+    )
+
+
+def _summary(runs: Sequence[NamedRun]) -> Section:
+    header = ["run", "method", "data", "seed", "rounds", "accuracy", "rounds to target"]
+    header += ["bytes to target", "sent in all", "per client and round", "seconds"]
+    rows: list[list[Value]] = []
+    for run in runs:
+        result, settings = run.result, run.settings
+        rounds = f"{result['rounds']}"
+        if not run.finished:
+            rounds += f" of {settings.federation.rounds}"
+        rows.append(
+            [
+                run.label,
+                settings.method.name,
+                run.identity.name,
+                settings.federation.seed,
+                Cell(rounds, result["rounds"]),
+                _cell(result["final_accuracy"], percent),
+                result["rounds_to_target"],
+                _cell(result["bytes_to_target"], human_bytes),
+                _cell(result["bytes_total"], human_bytes),
+                _cell(result["bytes_per_client_round"], human_bytes),
+                _cell(result["seconds"], "{:,.1f}".format),
+            ]
+        )
+    targets = {run.settings.federation.target for run in runs} - {None}
+    goal = f" The target is {', '.join(percent(t) for t in sorted(targets, key=str))}."
+    text = (
+        "Accuracy is the mean over the clients after the last evaluated round, never the best "
+        "round. Bytes are those of the tensors that crossed, up and down (1 KB = 1024 B)."
+    )
+    return Section("summary", "Summary", text + (goal if targets else ""), [Table(header, rows)])
+
+
+def _problems(runs: Sequence[NamedRun]) -> Section | None:
+    rows: list[list[Value]] = [
+        [run.label, round.round, problem.client, what, problem.reason]
+        for run in runs
+        for round in run.rounds
+        for what, problems in (("failed", round.failed), ("upload rejected", round.rejected))
+        for problem in problems
+    ]
+    if not rows:
+        return None
+    text = "A client that failed is as it was before; a rejected upload was not used."
+    if len(rows) > MOST_PROBLEMS:
+        text += f" The first {MOST_PROBLEMS} of {len(rows)}."
+    table = Table(["run", "round", "client", "what", "reason"], rows[:MOST_PROBLEMS])
+    return Section("problems", "Failed clients and rejected uploads", text, [table])
+
+
+def _learning(runs: Sequence[NamedRun]) -> Section:
+    heading = "Learning"
+    parts: list[Figure] = []
+    if any(run.evaluated for run in runs):
+        parts = [
+            Figure(
+                "accuracy-over-rounds",
+                "Mean accuracy of the clients on their own test data. " + _dashes(runs),
+                charts.accuracy_over_rounds(runs),
+            ),
+            Figure(
+                "accuracy-over-bytes",
+                "The same over everything sent until then, up and down, by all clients.",
+                charts.accuracy_over_bytes(runs),
+            ),
+        ]
+    if any(round.train_loss is not None for run in runs for round in run.rounds):
+        caption = "Mean training loss of each round's participants, over all batches of the round."
+        parts.append(Figure("loss-over-rounds", caption, charts.loss_over_rounds(runs)))
+    text = "" if parts else "No round is complete yet."
+    return Section("learning", heading, text, parts)
+
+
+def _dashes(runs: Sequence[NamedRun]) -> str:
+    targets = any(run.settings.federation.target is not None for run in runs)
+    return "The dashed line is the target." if targets else ""
+
+
+def _clients(runs: Sequence[NamedRun]) -> Section | None:
+    judged = [run for run in runs if run.evaluated]
+    if not judged:
+        return None
+    many = max(len(run.clients) for run in judged) > client_charts.MOST_ROWS
+    caption = (
+        "Clients by architecture: the tick is the median, the bar the middle half, the line the "
+        "middle 90 per cent."
+        if many
+        else "Number, architecture and classes of each client, and its accuracy on its own test "
+        "data after the last evaluated round."
+    )
+    figure = Figure("accuracy-by-client", caption, client_charts.accuracy_by_client(judged))
+    missing = [
+        f"{run.label}: {run.result['judged_clients']} of {len(run.clients)} clients were judged."
+        for run in judged
+        if run.result["judged_clients"] < len(run.clients)
+    ]
+    return Section("clients", "Clients", "\n".join(missing), [figure])
+
+
+def _classes(runs: Sequence[NamedRun], measure: Measure) -> Section:
+    """Which classes are recognised and which are confused; without a measurement, why not."""
+    measured: dict[str, Confusion] = {}
+    reasons: list[str] = []
+    for run in runs:
+        try:
+            found = measure(run.folder)
+        except FedghError as error:
+            reasons.append(f"{run.label}: {error}.")
+        except Exception as error:  # a user's own network may raise anything
+            reasons.append(f"{run.label}: {one_line(error)}.")
+        else:
+            if found is None:
+                reasons.append(f"{run.label}: not measured yet.")
+            else:
+                measured[run.label] = found
+    text = "Final models on their clients' own test data."
+    for label, found in measured.items():
+        if len(found.clients) < found.took_part:
+            text += f"\n{label}: a random {MOST_CLIENTS} of {found.took_part} that took part."
+    text += "".join(f"\nNot shown for {reason}" for reason in reasons)
+    parts: list[Figure | Table | Fold] = []
+    for number, group in enumerate(_by_classes([r for r in runs if r.label in measured]), 1):
+        caption = "Share of each class that is recognised, over all clients that hold it."
+        classes = group[0].identity.classes
+        if len(classes) > client_charts.MANY_CLASSES:
+            caption += " Classes are sorted by it; hover to see which is which."
+        chart = client_charts.accuracy_by_class(group, measured, classes)
+        parts.append(Figure(f"accuracy-by-class-{number}", caption, chart))
+    for number, run in enumerate(runs, 1):
+        if run.label in measured:
+            parts.append(_confusion(run, measured[run.label], number))
+    if measured:
+        parts.append(_mistakes(runs, measured))
+    return Section("classes", "Classes", text, parts)
+
+
+def _by_classes(runs: Sequence[NamedRun]) -> list[list[NamedRun]]:
+    """Runs with the same classes together."""
+    groups: dict[tuple[str, ...], list[NamedRun]] = {}
+    for run in runs:
+        groups.setdefault(tuple(run.identity.classes), []).append(run)
+    return list(groups.values())
+
+
+def _confusion(run: NamedRun, found: Confusion, number: int) -> Figure:
+    classes = run.identity.classes
+    caption = (
+        f"{run.label}: the share of each true class (row) that is taken for a class (column), in "
+        "per cent. Models of clients that hold few classes only ever meet those."
+    )
+    return Figure(f"confusion-{number}", caption, client_charts.confusion_map(found, classes))
+
+
+def _mistakes(runs: Sequence[NamedRun], measured: dict[str, Confusion]) -> Table:
+    rows: list[list[Value]] = []
+    for run in runs:
+        if run.label in measured:
+            classes = run.identity.classes
+            rows += [
+                [run.label, classes[true], classes[said], samples, _cell(share, percent)]
+                for true, said, samples, share in client_charts.most_confused(measured[run.label])
+            ]
+    header = ["run", "true class", "taken for", "samples", "share of the class"]
+    return Table(header, rows, "The most frequent mistakes")
+
+
+def _means(runs: Sequence[NamedRun]) -> Section:
+    parts: list[Figure] = []
+    words: list[str] = []
+    for number, run in enumerate(runs, 1):
+        try:
+            projection = project(run)
+        except RunError as error:
+            words.append(f"{run.label}: {error}.")
+            continue
+        if projection is None:
+            why = "sends none" if run.rounds else "has sent none yet"
+            words.append(f"{run.label}: {run.settings.method.name} {why}.")
+            continue
+        caption = (
+            f"{run.label}: one point per client and class, coloured by class, on the two principal "
+            f"components of all class means kept during the run ({percent(projection.explained)} "
+            "of their variance); the same plane and scale in every panel."
+        )
+        if projection.left_out:
+            caption += f" Up to {projection.left_out} points of a panel are left out."
+        parts.append(Figure(f"means-{number}", caption, means_chart(run, projection)))
+    text = "Where the class means lie that clients send to the server (the paper's LARs)."
+    return Section("means", "Class means", "\n".join([text, *words]), parts)
+
+
+def _costs(runs: Sequence[NamedRun]) -> Section | None:
+    if not any(run.rounds for run in runs):
+        return None
+    wrapped = any(round.wire_bytes for run in runs for round in run.rounds)
+    around = " Wrapping is what the messages of Flower add." if wrapped else ""
+    sent = "Tensors sent by the clients (up) and by the server (down)." + around
+    time = (
+        "Clients' phases are added up over all clients, which may work at the same time; server "
+        "is the server's own computation; wall clock is how long the rounds took altogether."
+    )
+    parts = [Figure("seconds-by-phase", time, charts.seconds_by_phase(runs))]
+    text = ""
+    if any(run.result["bytes_total"] for run in runs):
+        parts.insert(0, Figure("bytes", sent, charts.bytes_by_direction(runs)))
+    else:
+        text = "Nothing was sent."
+    return Section("costs", "Communication and time", text, parts)
+
+
+def _partition(runs: Sequence[NamedRun]) -> Section:
+    groups: list[list[NamedRun]] = []
+    for run in runs:
+        alike = (g for g in groups if g[0].clients == run.clients and g[0].identity == run.identity)
+        same = next(alike, None)
+        if same is None:
+            groups.append([run])
+        else:
+            same.append(run)
+    parts: list[Figure] = []
+    words: list[str] = []
+    for number, group in enumerate(groups, 1):
+        run = group[0]
+        whose = ", ".join(r.label for r in group) if len(groups) > 1 else ""
+        if not any(client.classes for client in run.clients):
+            words.append(f"{whose or run.label}: what a client holds is known to its owner alone.")
+            continue
+        shown, clients = client_charts.shown_clients(run), len(run.clients)
+        caption = "Samples that each client holds, train, evaluation and test together."
+        if shown < clients:
+            caption += f" The first {shown} of {clients} clients."
+        caption = f"{whose}: {caption}" if whose else caption
+        parts.append(Figure(f"samples-{number}", caption, client_charts.samples_by_class(run)))
+    return Section("data", "Who holds what", "\n".join(words), parts)
+
+
+def _configurations(runs: Sequence[NamedRun]) -> Section:
+    parts: list[Table | Fold] = []
+    if len(runs) > 1:
+        settings = [_flat(run.config) for run in runs]
+        keys = dict.fromkeys(key for one in settings for key in one)
+        rows = [
+            [key, *(one.get(key, "-") for one in settings)]
+            for key in keys
+            if len({one.get(key) for one in settings}) > 1
+        ]
+        header = ["setting", *(run.label for run in runs)]
+        if rows:
+            parts.append(Table(header, rows, "What differs between the runs"))
+    parts += [Fold(f"{run.label}: config.toml", run.config_text) for run in runs]
+    return Section("configuration", "Configuration", "", parts)
+
+
+def _flat(table: dict[str, Any]) -> dict[str, str]:
+    return {
+        f"{section}.{key}": value if isinstance(value, str) else json.dumps(value, default=str)
+        for section, values in table.items()
+        if isinstance(values, dict)
+        for key, value in values.items()
+    }
+
+
+def _cell(value: float | None, show: Callable[[float], str]) -> Cell | None:
+    return None if value is None else Cell(show(value), value)

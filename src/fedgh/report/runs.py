@@ -1,0 +1,177 @@
+"""Runs as a report reads them: each under a name, its files read and checked once.
+
+Nothing in a run folder is taken on trust: a file that is not what a run writes is a RunError, and
+a configuration is read as text, so that no code it names is imported.
+"""
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+
+from fedgh.core.runs import Record, RunFolder
+from fedgh.errors import RunError
+from fedgh.summary import so_far
+
+T = TypeVar("T")
+
+
+class _Checked(BaseModel):
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+
+class Problem(_Checked):
+    """A client that failed, or whose upload was rejected."""
+
+    client: int
+    reason: str
+
+
+class Round(_Checked):
+    """What a report uses of a round's record."""
+
+    round: int
+    participants: list[int]
+    accuracy: float | None
+    accuracy_per_client: list[float | None] | None
+    train_loss: float | None
+    bytes_up: int
+    bytes_down: int
+    bytes_total: int
+    wire_bytes: int = 0
+    failed: list[Problem]
+    rejected: list[Problem]
+    seconds: dict[str, float]
+
+    @model_validator(mode="after")
+    def _whole(self) -> "Round":
+        if "total" not in self.seconds:
+            raise ValueError("seconds has no total")
+        if self.accuracy is not None and self.accuracy_per_client is None:
+            raise ValueError("accuracy without accuracy_per_client")
+        return self
+
+
+class ClientInfo(_Checked):
+    """Who a client is."""
+
+    client: int
+    extractor: str
+    classes: dict[str, int]  # samples of each; empty when they are the participant's secret
+
+
+class _Federation(_Checked):
+    clients: int
+    rounds: int
+    seed: int
+    target: float | None = None
+
+
+class _Named(_Checked):
+    name: str
+
+
+class _Settings(_Checked):
+    federation: _Federation
+    method: _Named
+
+
+class _Identity(_Checked):
+    name: str
+    classes: list[str]
+
+
+@dataclass(frozen=True)
+class NamedRun:
+    """A run, and what it is called where several are shown."""
+
+    label: str
+    folder: RunFolder
+
+    @cached_property
+    def records(self) -> list[Record]:
+        """Its rounds so far, as they are in the file."""
+        return self.folder.records()
+
+    @cached_property
+    def rounds(self) -> list[Round]:
+        """Its rounds so far."""
+        return self._check(list[Round], self.records, "rounds.jsonl")
+
+    @property
+    def evaluated(self) -> list[Round]:
+        """The rounds after which the clients were judged."""
+        return [round for round in self.rounds if round.accuracy is not None]
+
+    @cached_property
+    def clients(self) -> list[ClientInfo]:
+        """Who takes part."""
+        return self._check(list[ClientInfo], self.folder.clients(), "clients.json")
+
+    @cached_property
+    def identity(self) -> _Identity:
+        """The name of its data and the names of the classes."""
+        return self._check(_Identity, self.folder.identity(), "data.json")
+
+    @cached_property
+    def config_text(self) -> str:
+        """Its configuration as it is in the file."""
+        try:
+            return self.folder.config.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RunError(f"{self.folder.config} cannot be read ({error})") from None
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Its configuration as plain values, section by section."""
+        try:
+            return tomllib.loads(self.config_text)
+        except tomllib.TOMLDecodeError as error:
+            raise RunError(f"{self.folder.config} is not valid TOML: {error}") from None
+
+    @cached_property
+    def settings(self) -> _Settings:
+        """The few settings that are shown beside results."""
+        return self._check(_Settings, self.config, "config.toml")
+
+    @property
+    def finished(self) -> bool:
+        """Whether its last round is done and summarised."""
+        return (self.folder.path / "summary.json").exists()
+
+    @cached_property
+    def result(self) -> Record:
+        """What has come out so far, in the terms of summary.json; after the last round, no best."""
+        assert self.rounds is not None  # checked before it is reckoned with
+        return so_far(self.records, self.settings.federation.target)
+
+    def _check(self, kind: type[T], value: object, file: str) -> T:
+        try:
+            return TypeAdapter(kind).validate_python(value)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise RunError(
+                f"{self.folder.path / file} is not what a run writes: {where}: {first['msg']}"
+            ) from None
+
+
+def name_runs(paths: Sequence[Path]) -> list[NamedRun]:
+    """The runs in these folders, each called by the end of its path that tells it apart."""
+    places = [path.resolve() for path in paths]
+    for path, place in zip(paths, places, strict=True):
+        if places.count(place) > 1:
+            raise RunError(f"{path} is named twice")
+        if not (path / "config.toml").is_file():
+            raise RunError(f"{path} is not a run folder (it has no config.toml)")
+    length = 1
+    while len({place.parts[-length:] for place in places}) < len(places):
+        length += 1
+    return [
+        NamedRun("/".join(place.parts[-length:]), RunFolder(path))
+        for path, place in zip(paths, places, strict=True)
+    ]

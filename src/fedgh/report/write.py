@@ -1,0 +1,46 @@
+"""From run folders to a report on disk."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedgh.confusion import measure
+from fedgh.core.runs import RunFolder
+from fedgh.engines.host import one_line
+from fedgh.errors import FedghError
+from fedgh.report.extra import need_report
+
+
+def write_report(
+    paths: Sequence[Path],
+    out: Path | None = None,
+    figures: Path | None = None,
+    kind: str = "svg",
+) -> Path:
+    """Write the page about these runs and return its path; its charts also go into `figures`.
+
+    By default a run's page is in its folder, and that of several in the current one.
+    """
+    need_report()
+    from fedgh.report import page  # Altair takes a second
+    from fedgh.report.figures import save_all
+    from fedgh.report.run_page import run_page
+    from fedgh.report.runs import name_runs
+
+    made = run_page(name_runs(paths), measure)
+    out = out or (paths[0] if len(paths) == 1 else Path()) / "report.html"
+    page.write(made, out)
+    if figures is not None:
+        save_all(made, figures, kind)
+    return out
+
+
+def report_after(run: RunFolder) -> str:
+    """Write the report of a finished run and say where, or why not: that never harms the run."""
+    try:
+        return f"report     {write_report([run.path])}"
+    except FedghError as error:
+        return f"report     not written: {error}"
+    except KeyboardInterrupt:
+        return f"report     not written; do it with: fedgh report {run.path}"
+    except Exception as error:  # whatever it is, the run itself is finished and safe
+        return f"report     not written: {one_line(error)}"
