@@ -61,6 +61,14 @@ def test_relu_after_pooling_is_relu_before_pooling(name: str) -> None:
         assert a.equal(b)
 
 
+@pytest.mark.parametrize("shape", [(7,), (1, 8, 8), (3, 32, 32)])
+@pytest.mark.parametrize("name", ["mlp", "perceptron"])
+def test_small_networks_take_any_shape(name: str, shape: tuple[int, ...]) -> None:
+    out = EXTRACTORS[name](shape, 5)(torch.randn(4, *shape))
+    assert out.shape == (4, 5)
+    assert (out >= 0).all()
+
+
 def test_resnet18_is_resnet18() -> None:
     net = EXTRACTORS["resnet18"]((3, 32, 32), 500)
     # The published ImageNet ResNet-18 has 11,176,512 parameters before its last layer, 9,408 of

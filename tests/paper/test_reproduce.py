@@ -1,6 +1,7 @@
 """`fedgh reproduce` as a user types it: every study with the smallest budget."""
 
 import csv
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -50,14 +51,10 @@ def test_smoke(
     assert rows
     text = (folder / f"{name}.md").read_text(encoding="utf-8")
     assert f"`fedgh reproduce {name} --budget smoke --seeds 0" in text
-    assert study(name).title in (folder / f"{name}.html").read_text(encoding="utf-8")
+    assert escape(study(name).title) in (folder / f"{name}.html").read_text(encoding="utf-8")
     if study(name).cases:
         assert "data.name cifar10 → digits" in said
         assert "data.name cifar10 → digits" in text
-
-    # Once more, and nothing is left to do.
-    assert reproduce(monkeypatch, out, name, *only) == 0
-    assert "[1/" not in capsys.readouterr().out
 
 
 @pytest.mark.xdist_group("reproduce")
@@ -69,11 +66,12 @@ def test_what_is_missing_is_said(
     assert "not run: cifar10-hetero: standalone, " in capsys.readouterr().out
     assert not (tmp_path / "smoke" / "cifar10-hetero").exists()
 
-    # A method that cannot work here is refused once, and remembered without the data.
+    # A method that cannot work here is refused, and that is remembered without the data.
     words = ("table-hetero", "--only", "cifar10-hetero,fedavg,standalone")
     assert reproduce(monkeypatch, tmp_path, *words) == 0
     assert reproduce(monkeypatch, tmp_path, *words, "--no-run") == 0
     said = capsys.readouterr().out
+    assert said.count("[1/1] cifar10-hetero: standalone") == 1
     assert said.count("no result: cifar10-hetero: fedavg: fedavg averages whole models") == 2
     text = (tmp_path / "smoke" / "table-hetero.md").read_text(encoding="utf-8")
     assert "## Without a result" in text

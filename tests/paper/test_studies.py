@@ -54,7 +54,7 @@ def test_a_shared_name_is_a_shared_setting() -> None:
 
 @pytest.mark.parametrize(("data", "classes", "held"), [("cifar10", 10, 2), ("cifar100", 100, 10)])
 def test_published_costs_follow_from_the_methods(data: str, classes: int, held: int) -> None:
-    """The paper's bytes per client and round, and its totals, can be worked out: no typing error."""
+    """The paper's bytes per client and round, and its totals, can be worked out."""
     task = Task(classes, rep_dim=500, num_clients=10, rounds=1, seed=0)
     published = case(f"{data}-hetero", "table-hetero").published
     assert published.keys() == {*ALL_EIGHT} - {"fedavg"}

@@ -1,4 +1,4 @@
-"""The extractors: the paper's CNN-1..5, ResNet-18, and whatever a user names."""
+"""The extractors: the paper's CNN-1..5, ResNet-18, small ones, and whatever a user names."""
 
 from collections.abc import Callable
 
@@ -10,6 +10,7 @@ from fedgh.core.rng import isolated
 from fedgh.core.types import SplitModel, Task
 from fedgh.errors import ConfigError, import_object, unknown
 from fedgh.models.cnn import CNN1, CNN2, CNN3, CNN4, CNN5
+from fedgh.models.mlp import mlp, perceptron
 from fedgh.models.resnet import resnet18
 
 Extractor = Callable[[tuple[int, ...], int], nn.Module]
@@ -22,6 +23,8 @@ EXTRACTORS: dict[str, Extractor] = {
     "cnn4": CNN4,
     "cnn5": CNN5,
     "resnet18": resnet18,
+    "mlp": mlp,
+    "perceptron": perceptron,
 }
 
 

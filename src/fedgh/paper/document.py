@@ -12,14 +12,16 @@ from fedgh.report.extra import need_report
 
 
 def write(result: Result, folder: Path) -> list[Path]:
-    """The result as NAME.md and NAME.csv in `folder`; as NAME.html with pictures if they can be."""
+    """The result as NAME.md, a CSV file for each table, and NAME.html where that can be made."""
     folder.mkdir(parents=True, exist_ok=True)
     name = result.request.name
-    text, table, page = (folder / f"{name}.{kind}" for kind in ("md", "csv", "html"))
+    text, page = folder / f"{name}.md", folder / f"{name}.html"
     pictures = _write_page(result, page)
     write_atomic(text, markdown(result, pictures or []).encode())
-    write_atomic(table, result.sheets[0].csv().encode())
-    return [text, table] if pictures is None else [text, table, page]
+    tables = {folder / f"{'-'.join(filter(None, [name, s.name]))}.csv": s for s in result.sheets}
+    for path, sheet in tables.items():
+        write_atomic(path, sheet.csv().encode())
+    return [text, *tables, *([] if pictures is None else [page])]
 
 
 def _write_page(result: Result, path: Path) -> list[Path] | None:
@@ -57,8 +59,7 @@ def markdown(result: Result, pictures: Sequence[Path] = ()) -> str:
     if result.changes:
         parts.append("Different from the paper's settings: " + "; ".join(result.changes) + ".")
     for sheet in result.sheets:
-        if sheet.rows:
-            parts.append(f"## {sheet.title}\n\n{sheet.markdown()}".rstrip())
+        parts.append(f"## {sheet.title}\n\n{sheet.markdown()}".rstrip())
     parts += [f"![{picture.stem}](figures/{picture.name})" for picture in pictures]
     if result.reasons:
         listed = "\n".join(f"- {name}: {why}" for name, why in result.reasons.items())

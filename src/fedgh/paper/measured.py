@@ -29,7 +29,9 @@ def structures(study: Study) -> Sheet:
         count = sum(parameter.numel() for parameter in model.parameters())
         size = 4 * count / MIB
         rows.append([row.extractor, float(count), row.printed_mb, size, size - row.printed_mb])
-    return Sheet(study.title, columns, rows, "With the header for ten classes; 1 MB = 2^20 bytes.")
+    return Sheet(
+        "", study.title, columns, rows, "With the header for ten classes; 1 MB = 2^20 bytes."
+    )
 
 
 def convergence_sheet(study: Study, outcome: Outcome) -> Sheet:
@@ -40,7 +42,7 @@ def convergence_sheet(study: Study, outcome: Outcome) -> Sheet:
         for trial, run in outcome.runs
         for row in _theorem(convergence.analyse(run.records(), trial.config.local.lr))
     ]
-    return Sheet(study.title, columns, rows)
+    return Sheet("", study.title, columns, rows)
 
 
 def _theorem(found: convergence.Convergence) -> list[list[Cell]]:
@@ -90,7 +92,7 @@ def cost_sheet(study: Study, outcome: Outcome) -> Sheet:
         for row in _cost(_measure(trial, run))
     ]
     note = "Epochs by the clock depend on the machine; by counted operations they do not."
-    return Sheet(study.title, columns, rows, note)
+    return Sheet("", study.title, columns, rows, note)
 
 
 def _measure(trial: Trial, run: RunFolder) -> cost.Cost:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedgh.paper import measured
 from fedgh.paper.plan import changes, narrowed, plan
-from fedgh.paper.result import Line, lines, main_sheet, verdicts
+from fedgh.paper.result import Line, communication, lines, main_sheet, verdicts
 from fedgh.paper.sheets import Sheet
 from fedgh.paper.study import BudgetName, Study, budgets, study
 from fedgh.sweep import NOT_RUN, Outcome, Trial, Watch, found, run_trials
@@ -95,6 +95,11 @@ def collect(request: Request, out: Path, reasons: dict[str, str]) -> Result:
         sheets = [measured.cost_sheet(wanted, outcome)]
     else:
         found_lines = lines(wanted, outcome)
-        sheets = [main_sheet(wanted, found_lines), verdicts(wanted, outcome)]
+        sheets = [
+            main_sheet(wanted, found_lines),
+            communication(found_lines),
+            verdicts(wanted, outcome),
+        ]
     differences = changes(wanted, request.budget, request.overrides)
-    return Result(request, wanted, outcome, found_lines, sheets, differences)
+    full = [sheet for sheet in sheets if sheet.rows]
+    return Result(request, wanted, outcome, found_lines, full, differences)

@@ -48,9 +48,7 @@ def lines(study: Study, outcome: Outcome) -> list[Line]:
 
 
 def main_sheet(study: Study, found: Iterable[Line]) -> Sheet:
-    """Paper, ours, difference; with bytes and rounds where the paper prints them."""
-    found = list(found)
-    costs = any(line.paper.kb_per_client_round is not None for line in found)
+    """Paper, ours, difference."""
     columns = [
         Column("setting"),
         Column("method"),
@@ -60,26 +58,15 @@ def main_sheet(study: Study, found: Iterable[Line]) -> Sheet:
         Column("difference", signed=True),
         Column("seeds", 0),
     ]
-    if costs:
-        columns += [
-            Column("KB/c/r, paper"),
-            Column("ours, reckoned alike"),
-            Column("really sent"),
-            Column("rounds to target, paper", 0),
-            Column("ours", 1),
-            Column("KB to target, paper", 1),
-            Column("ours, sent", 1),
-        ]
-    rows = [
+    rows: list[list[Cell]] = [
         [
             line.case.title,
             line.method,
             line.paper.accuracy,
             line.accuracy if line.ours else _short(line.why_not),
-            line.ours and _percent(line.ours.accuracy_std),
+            _percent(line.ours.accuracy_std) if line.ours else None,
             line.difference,
             float(line.ours.seeds) if line.ours else 0.0,
-            *(_costs(line) if costs else []),
         ]
         for line in found
     ]
@@ -87,9 +74,29 @@ def main_sheet(study: Study, found: Iterable[Line]) -> Sheet:
         "Ours is the mean accuracy over all clients, each on its own test data, after the last "
         "round; never the best round. Differences in points."
     )
-    if costs:
-        note += " KB per client and round, up and down; 1 KB = 1024 B."
-    return Sheet(study.title, columns, rows, note)
+    return Sheet("", study.title, columns, rows, note)
+
+
+def communication(found: Iterable[Line]) -> Sheet:
+    """Bytes and rounds, for the methods of which the paper prints them."""
+    columns = [
+        Column("setting"),
+        Column("method"),
+        Column("KB/c/r, paper"),
+        Column("reckoned alike"),
+        Column("really sent"),
+        Column("rounds to target, paper", 0),
+        Column("ours", 1),
+        Column("KB to target, paper", 1),
+        Column("ours, sent", 1),
+    ]
+    rows: list[list[Cell]] = [
+        [line.case.title, line.method, *_costs(line)]
+        for line in found
+        if line.paper.kb_per_client_round is not None
+    ]
+    note = "KB per client and round, up and down; 1 KB = 1024 B. A dash: the target is not reached."
+    return Sheet("communication", "What it costs to send", columns, rows, note)
 
 
 def verdicts(study: Study, outcome: Outcome) -> Sheet:
@@ -112,7 +119,7 @@ def verdicts(study: Study, outcome: Outcome) -> Sheet:
         f"a difference counts when p < {SIGNIFICANT}. Clients of one run share a server, so that "
         "even then it is a hint."
     )
-    return Sheet("Does it hold?", columns, rows, note)
+    return Sheet("claims", "Does it hold?", columns, rows, note)
 
 
 def _judge(claim: Claim, outcome: Outcome) -> list[Cell]:
@@ -129,9 +136,9 @@ def _judge_highest(winner: str, outcome: Outcome) -> list[Cell]:
     ahead = -(best.difference or 0.0)
     sure = best.p_value is not None and best.p_value < SIGNIFICANT
     if ahead > 0:
-        word = "yes" if sure else "within noise"
+        word = "yes" if sure else "ahead, within noise"
     else:
-        word = "no" if sure else "not seen, within noise"
+        word = "no" if sure else "not ahead, within noise"
     return [word, f"the best other is {best.label}", 100 * ahead, best.p_value]
 
 

@@ -19,7 +19,7 @@ class Column:
     def show(self, cell: Cell) -> str:
         """A cell for a reader; what there is none of is a dash."""
         if cell is None:
-            return "–"
+            return "-"
         if isinstance(cell, str):
             return cell
         return f"{cell:{'+' if self.signed else ''},.{self.digits}f}"
@@ -29,6 +29,7 @@ class Column:
 class Sheet:
     """Columns and rows, and what a reader has to know about them."""
 
+    name: str  # the end of its file's name
     title: str
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]

@@ -10,7 +10,7 @@ from fedgh.paper.document import provenance
 from fedgh.paper.reproduce import Result
 from fedgh.paper.sheets import Sheet
 from fedgh.report.charts import accuracy_over_rounds
-from fedgh.report.page import Cell, Figure, Page, Section, Table
+from fedgh.report.page import Cell, Figure, Fold, Page, Section, Table
 from fedgh.report.runs import NamedRun
 from fedgh.sweep import Trial
 
@@ -24,9 +24,10 @@ def page(result: Result) -> Page:
     sections = [Section("about", "What was run", f"{about}.")]
     figures = _overview(result)
     for number, sheet in enumerate(result.sheets):
-        if sheet.rows:
-            parts = [*figures, _table(sheet)] if number == 0 else [_table(sheet)]
-            sections.append(Section(f"sheet-{number}", sheet.title, parts=parts))
+        parts: list[Figure | Table | Fold] = (
+            [_table(sheet)] if number else [*figures, _table(sheet)]
+        )
+        sections.append(Section(f"sheet-{number}", sheet.title, parts=parts))
     sections += _curves(result)
     missing = [[name, why] for name, why in result.outcome.missing.items()]
     if missing:
@@ -53,49 +54,42 @@ def _overview(result: Result) -> list[Figure]:
     if result.study.axis is not None:
         caption = f"Accuracy over the {result.study.axis}. The paper shows this without numbers."
         return [Figure(name, caption, _over_axis(result, result.study.axis))]
-    caption = "Accuracy of each method: a dot is ours, a bar across is what the paper prints."
+    caption = "Accuracy of each method: ours after the last round, and what the paper prints."
     return [Figure(name, caption, _beside_paper(result))]
 
 
 def _beside_paper(result: Result) -> alt.FacetChart:
     """A row per method, a panel per setting."""
-    rows: list[dict[str, Any]] = [
-        {
-            "setting": line.case.title,
-            "method": line.method,
-            "ours": line.accuracy,
-            "low": line.accuracy - spread if line.accuracy is not None else None,
-            "high": line.accuracy + spread if line.accuracy is not None else None,
-            "paper": line.paper.accuracy,
-        }
-        for line in result.lines
-        for spread in [100 * ((line.ours and line.ours.accuracy_std) or 0.0)]
-    ]
-    scale = alt.Scale(zero=False, nice=True, padding=12)
-    y = alt.Y("method:N", sort=result.study.methods, title=None, axis=alt.Axis(labelLimit=260))
-    base = alt.Chart().encode(y=y)
-    tips = [
-        alt.Tooltip("method:N"),
-        alt.Tooltip("ours:Q", format=".2f"),
-        alt.Tooltip("paper:Q", format=".2f"),
-    ]
-    x = alt.X("ours:Q", scale=scale, title="accuracy, %")
-    chart = alt.layer(
-        base.mark_rule().encode(x=alt.X("low:Q", scale=scale, title="accuracy, %"), x2="high:Q"),
-        base.mark_tick(thickness=3, size=16, opacity=0.6).encode(x="paper:Q", tooltip=tips),
-        base.mark_circle(size=90, opacity=1).encode(x=x, tooltip=tips),
-        data={"values": rows},
-    ).properties(width=420)
-    return (
-        chart.facet(
-            facet=alt.Facet(
-                "setting:N", title=None, sort=[case.title for case in result.study.cases]
-            ),
-            columns=1,
-        )
+    rows: list[dict[str, Any]] = []
+    for line in result.lines:
+        place = {"setting": line.case.title, "method": line.method}
+        if line.ours is not None and line.accuracy is not None:
+            spread = 100 * (line.ours.accuracy_std or 0.0)
+            ours = {"low": line.accuracy - spread, "high": line.accuracy + spread}
+            rows.append({**place, "whose": "ours", "accuracy": line.accuracy, **ours})
+        if line.paper.accuracy is not None:
+            rows.append({**place, "whose": "the paper's", "accuracy": line.paper.accuracy})
+    scale = alt.Scale(zero=False, padding=12)
+    title = "accuracy, %"
+    base = alt.Chart().encode(
+        y=alt.Y("method:N", sort=result.study.methods, title=None, axis=alt.Axis(labelLimit=260))
+    )
+    points = base.mark_point(filled=True, size=90, opacity=1).encode(
+        x=alt.X("accuracy:Q", scale=scale, title=title),
+        color=alt.Color("whose:N", title=None),
+        shape=alt.Shape("whose:N", title=None),
+        tooltip=["method:N", "whose:N", alt.Tooltip("accuracy:Q", format=".2f")],
+    )
+    spreads = base.mark_rule().encode(x=alt.X("low:Q", scale=scale, title=title), x2="high:Q")
+    titles = [case.title for case in result.study.cases]
+    facets: alt.FacetChart = (
+        alt.layer(spreads, points, data={"values": rows})
+        .properties(width=460)
+        .facet(facet=alt.Facet("setting:N", title=None, sort=titles), columns=1)
         .resolve_scale(x="independent")
         .properties(description="Our accuracy and the paper's, by method and setting")
     )
+    return facets
 
 
 def _over_axis(result: Result, axis: str) -> alt.FacetChart:
@@ -121,11 +115,12 @@ def _over_axis(result: Result, axis: str) -> alt.FacetChart:
         )
         .properties(width=320, height=260)
     )
-    return (
+    facets: alt.FacetChart = (
         chart.facet(column=alt.Column("data:N", title=None))
         .resolve_scale(x="independent", y="independent")
         .properties(description=f"Accuracy over the {axis}, by method and data set")
     )
+    return facets
 
 
 def _gradient(trial: Trial, records: list[dict[str, Any]]) -> Figure:
@@ -161,10 +156,11 @@ def _gradient(trial: Trial, records: list[dict[str, Any]]) -> Figure:
 
 def _curves(result: Result) -> list[Section]:
     """Accuracy over rounds, for each setting that was run."""
+    alone = len(result.request.seeds) == 1
     sections = []
     for case in result.study.cases:
         runs = [
-            NamedRun(f"{trial.label}, seed {trial.seed}", run)
+            NamedRun(trial.label if alone else f"{trial.label}, seed {trial.seed}", run)
             for trial, run in result.outcome.at(case.name).runs
         ]
         if runs:
