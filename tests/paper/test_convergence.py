@@ -136,6 +136,7 @@ def record(number: int, gradient: float, **more: float) -> Record:
     usual = {"gradient_steps": 5.5, "gradient_noise": 3.0, "smoothness": 4.0, "steps": 10.0}
     return {
         "round": number,
+        "participants": [0, 1],
         "measured": {**usual, "gradient_start": gradient, "loss_start": 2.0 / number, **more},
     }
 
@@ -143,7 +144,8 @@ def record(number: int, gradient: float, **more: float) -> Record:
 def test_both_sides_worked_by_hand() -> None:
     gap = {"header_gap": 0.5, "loss_jump": 0.25}
     records = [record(1, 9.0), record(2, 3.0, **gap), record(3, 3.0, **gap), record(4, 5.0, **gap)]
-    out = analyse([*records, {"round": 5, "measured": {}}], lr=0.25)  # nobody answered in round 5
+    nobody = {"round": 5, "participants": [0, 1], "measured": {}}  # has answered
+    out = analyse([*records, nobody], lr=0.25)
     assert out.rounds == 4
     assert out.running_mean == [9, 6, 5, 5]
     assert (out.noise, out.header_gap, out.smoothness, out.steps) == (3, 0.5, 4, 10)
@@ -198,6 +200,10 @@ def test_where_the_theorem_says_nothing_no_number_is_printed() -> None:
         "the theorem needs L_1 eta < 2, but L_1 = 4 was measured and eta = 0.5"
     )
     assert steep.jump is not None
+    now_and_then = [record(1, 9.0), {**record(2, 3.0, **gap), "participants": [1, 2]}]
+    changing = analyse(now_and_then, lr=0.1)
+    assert (changing.bound, changing.smoothness_implied) == (None, None)
+    assert "federation.participation=1.0" in (changing.no_bound or "")
     once = analyse([record(1, 9.0)], lr=0.1)
     assert (once.bound, once.jump, once.header_gap) == (None, None, None)
     assert "no client has taken part twice" in (once.no_bound or "")

@@ -27,16 +27,17 @@ delta^2     |grad L(theta_k) - grad L(theta)|^2 for the parameters of the header
             (`header_gap`). Known from the second time on that a client takes part.
 
 The assumptions ask for bounds over all clients and rounds. Means stand for them here, so the right
-side is an estimate that a single client may exceed. Momentum, weight decay, clipping and
-augmentation are not in the theorem: run it without them to test it.
+side is an estimate that a single client may exceed. The theorem follows one client through its
+rounds, so everybody must take part in all of them. Momentum, weight decay, clipping and
+augmentation are not in it: run without them to test it.
 
 Lemma 2, from which delta^2 comes, does not hold as proved: (c) drops an inner product and (f) a
 distance that may be positive, (e) takes one step of the same length for client and server, and the
 last line has eta where eta^2 is due. What it bounds can be measured: how much the loss grows when
 the header is replaced (`loss_jump`). With that growth J in its place the floor of the theorem is
-(L_1 E eta sigma^2 + 2 J / eta) / (2 - L_1 eta), and nothing doubtful is left but L_1. So where the
-left side is larger nevertheless, L_1 is larger than measured, by as much as makes the sides equal
-(`Convergence.smoothness_implied`).
+(L_1 E eta sigma^2 + 2 J / eta) / (2 - L_1 eta), and what is left in doubt is L_1. Where the left
+side is larger nevertheless, L_1 is larger than was measured: about as large as makes the sides
+equal (`Convergence.smoothness_implied`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -205,7 +206,7 @@ class Convergence:
     noise: float  # sigma^2
     header_gap: float | None  # delta^2; None: nobody took part twice
     smoothness: float  # L_1
-    smoothness_implied: float | None  # L_1 is at least this, or the left side would be smaller
+    smoothness_implied: float | None  # what L_1 must be for the sides (by jump) to be equal
     steps: float  # E
     initial_loss: float  # L_0
     jump: Jump | None  # None: nobody took part twice
@@ -221,26 +222,26 @@ def analyse(records: Sequence[Record], lr: float) -> Convergence:
     gradient = [measured["gradient_start"] for measured in rounds]
     running_mean = np.cumsum(gradient) / np.arange(1, len(rounds) + 1)
 
-    left = steps * (_mean(rounds, "gradient_steps") - noise)
-    transient = 2 * initial_loss / (len(rounds) * lr)
-    header_gap = jump = implied = bound = None
-    no_bound: str | None = "delta^2 is not known: no client has taken part twice"
+    header_gap = jump = implied = bound = no_bound = None
     if any("header_gap" in measured for measured in rounds):
         header_gap = _mean(rounds, "header_gap")
         jump = Jump(_mean(rounds, "loss_jump"), lr * smoothness * header_gap / 2)
-        by_jump = 2 * jump.measured / lr
+    if header_gap is None or jump is None:
+        no_bound = "delta^2 is not known: no client has taken part twice"
+    elif len({tuple(record["participants"]) for record in records}) > 1:
+        no_bound = "not everybody took part in every round: set federation.participation=1.0"
+    else:
+        left = steps * (_mean(rounds, "gradient_steps") - noise)
+        transient, by_jump = 2 * initial_loss / (len(rounds) * lr), 2 * jump.measured / lr
         implied = (2 * left - transient - by_jump) / (lr * (left + steps * noise))
         room = 2 - smoothness * lr
         if room > 0:
-            no_bound, bound = (
-                None,
-                Bound(
-                    left=left,
-                    transient=transient / room,
-                    noise=smoothness * steps * lr * noise / room,
-                    header=smoothness * header_gap / room,
-                    header_by_jump=by_jump / room,
-                ),
+            bound = Bound(
+                left=left,
+                transient=transient / room,
+                noise=smoothness * steps * lr * noise / room,
+                header=smoothness * header_gap / room,
+                header_by_jump=by_jump / room,
             )
         else:
             no_bound = (
