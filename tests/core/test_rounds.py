@@ -1,5 +1,6 @@
 """The round, played with an engine that does exactly what a test wants."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -112,6 +113,17 @@ def test_a_methods_own_numbers_are_averaged_over_those_who_report_them() -> None
     assert record["measured"] == {"depth": 2.5, "width": 7.0}
     assert record["train_loss"] == 5.0
     assert federation(Scripted()).round(1)["measured"] == {}
+
+
+def test_the_time_of_the_engine_is_not_the_servers() -> None:
+    class Slow(Scripted):
+        def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
+            time.sleep(0.3)  # before the first reply can be asked for
+            return super().run(jobs)
+
+    seconds = federation(Slow()).round(1)["seconds"]
+    assert seconds["server"] < 0.2
+    assert seconds["total"] > 0.3
 
 
 def test_when_everybody_fails_the_run_ends() -> None:

@@ -189,7 +189,9 @@ class Federation:
     ) -> Iterator[Upload]:
         """Accepted uploads in client order, as they come; everything else is noted down."""
         spec = self.method.upload_spec(self.task, self.server)
+        handed_out = time.perf_counter()  # the engine's work, not the server's
         replies = _in_order(jobs, self.engine.run(jobs), on_reply)
+        received.waited += time.perf_counter() - handed_out
         while True:
             asked = time.perf_counter()
             reply = next(replies, None)
