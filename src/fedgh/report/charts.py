@@ -39,7 +39,7 @@ def accuracy_over_bytes(runs: Sequence[NamedRun]) -> AnyChart:
     unit, size = byte_unit(max((row["bytes"] for row in rows), default=0))
     for row in rows:
         row["sent"] = row["bytes"] / size
-    x = alt.X("sent:Q", title=f"sent up and down, {unit}", axis=alt.Axis(grid=False))
+    x = alt.X("sent:Q", title=f"sent up and down, {unit}", axis=alt.Axis(grid=False, tickCount=6))
     lines = _lines(runs, rows, x, _percent_axis("accuracy"))
     chart = alt.layer(lines, *_target(runs)) if rows else lines
     return wide(chart, "Mean test accuracy of the clients over the bytes sent until then.")
@@ -81,7 +81,7 @@ def bytes_by_direction(runs: Sequence[NamedRun]) -> AnyChart:
         alt.Chart({"values": rows})
         .mark_bar(height={"band": 0.7})
         .encode(
-            x=alt.X("sent:Q", title=f"sent over all rounds, {unit}"),
+            x=alt.X("sent:Q", title=f"sent over all rounds, {unit}", axis=alt.Axis(tickCount=6)),
             y=_run_rows(runs),
             color=alt.Color("kind:N", title=None, sort=kinds, legend=alt.Legend(orient="top")),
             order=alt.Order("order:Q"),
@@ -111,7 +111,7 @@ def seconds_by_phase(runs: Sequence[NamedRun]) -> AnyChart:
     phases = list(dict.fromkeys(row["phase"] for row in rows))
     phases.sort(key=lambda phase: (phase == "wall clock", phase == "server"))
     bars = alt.Chart({"values": rows}).encode(
-        x=alt.X("seconds:Q", title="seconds over all rounds"),
+        x=alt.X("seconds:Q", title="seconds over all rounds", axis=alt.Axis(tickCount=6)),
         y=alt.Y("phase:N", title=None, sort=phases),
         tooltip=[
             *_run_tooltip(runs),
@@ -120,20 +120,27 @@ def seconds_by_phase(runs: Sequence[NamedRun]) -> AnyChart:
         ],
     )
     if len(runs) > 1:
-        bars = bars.encode(yOffset=alt.YOffset("run:N", sort=_labels(runs)), color=run_colour(runs))
+        bars = bars.encode(yOffset=alt.YOffset("run:N", sort=labels(runs)), color=run_colour(runs))
     height = len(phases) * max(ROW, 10 * len(runs))
     return wide(bars.mark_bar(), "Seconds by phase.", height)
 
 
 def run_colour(runs: Sequence[NamedRun]) -> alt.Color:
     """A colour for each run, and a legend where there are several."""
-    legend = alt.Legend(orient="top", columns=4, labelLimit=220, symbolLimit=0)
+    longest = max(len(run.label) for run in runs)
+    columns = max(1, min(4, 50 // (longest + 4)))  # as many as half a page has room for
+    legend = alt.Legend(orient="top", columns=columns, labelLimit=300, symbolLimit=0)
     return alt.Color(
         "run:N",
         title=None,
-        scale=alt.Scale(domain=_labels(runs)),
+        scale=alt.Scale(domain=labels(runs)),
         legend=legend if len(runs) > 1 else None,
     )
+
+
+def labels(runs: Sequence[NamedRun]) -> list[str]:
+    """What the runs are called, in their order."""
+    return [run.label for run in runs]
 
 
 def wide(chart: Any, description: str, height: int = HEIGHT) -> AnyChart:
@@ -219,12 +226,8 @@ def _percent_axis(field: str) -> alt.Y:
 
 def _run_rows(runs: Sequence[NamedRun]) -> alt.Y:
     axis = alt.Axis(labelLimit=260, labels=len(runs) > 1, ticks=False, domain=False)
-    return alt.Y("run:N", title=None, sort=_labels(runs), axis=axis)
+    return alt.Y("run:N", title=None, sort=labels(runs), axis=axis)
 
 
 def _run_tooltip(runs: Sequence[NamedRun]) -> list[alt.Tooltip]:
     return [alt.Tooltip("run:N")] if len(runs) > 1 else []
-
-
-def _labels(runs: Sequence[NamedRun]) -> list[str]:
-    return [run.label for run in runs]

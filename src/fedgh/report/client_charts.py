@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 
 from fedgh.confusion import Confusion
-from fedgh.report.charts import PERCENT, ROW, AnyChart, Rows, run_colour, wide
+from fedgh.report.charts import PERCENT, ROW, AnyChart, Rows, labels, run_colour, wide
 from fedgh.report.runs import ClientInfo, NamedRun
 
 MOST_ROWS = 60
@@ -44,13 +44,20 @@ def accuracy_by_client(runs: Sequence[NamedRun]) -> AnyChart:
         ],
     )
     if len(runs) > 1:
-        chart: Any = base.mark_point(filled=True, size=70, opacity=0.8).encode(
-            color=run_colour(runs)
+        chart: Any = base.mark_point(filled=True, size=45).encode(
+            color=run_colour(runs), yOffset=alt.YOffset("run:N", sort=labels(runs))
         )
     else:
-        number = base.mark_text(align="right", dx=-5, style="on-bar").encode(text="text:N")
-        chart = base.mark_bar(height={"band": 0.75}) + number
-    return wide(chart, "Accuracy of every client on its own test data.", ROW * len(names))
+        number = base.encode(text="text:N")
+        inside = number.transform_filter("datum.accuracy > 0.1")
+        beside = number.transform_filter("datum.accuracy <= 0.1")
+        chart = alt.layer(
+            base.mark_bar(height={"band": 0.75}),
+            inside.mark_text(align="right", dx=-5, style="on-bar"),
+            beside.mark_text(align="left", dx=5, style="on-pale"),
+        )
+    height = len(names) * max(ROW, 8 * len(runs))
+    return wide(chart, "Accuracy of every client on its own test data.", height)
 
 
 def samples_by_class(run: NamedRun) -> AnyChart:
@@ -103,7 +110,7 @@ def accuracy_by_class(
         order.sort(key=lambda name: scores.get(name, 2.0))
     shown = [run for run in runs if run.label in measured]
     base = alt.Chart({"values": rows}).encode(
-        x=_classes("class", order, "class", labels=len(classes) <= MANY_CLASSES),
+        x=_classes("class", order, "class", named=len(classes) <= MANY_CLASSES),
         y=alt.Y(
             "accuracy:Q",
             title="accuracy",
@@ -113,7 +120,9 @@ def accuracy_by_class(
         tooltip=["run:N", "class:N", alt.Tooltip("accuracy:Q", format=PERCENT), "tested:Q"],
     )
     if len(shown) > 1:
-        chart = base.mark_point(filled=True, size=60, opacity=0.8).encode(color=run_colour(shown))
+        chart = base.mark_point(filled=True, size=45).encode(
+            color=run_colour(shown), xOffset=alt.XOffset("run:N", sort=labels(shown))
+        )
     else:
         chart = base.mark_bar(width={"band": 0.75})
     return wide(chart, "Accuracy of the models on each class.", 220)
@@ -215,8 +224,8 @@ def _accuracy_by_network(runs: Sequence[NamedRun]) -> AnyChart:
         ],
     )
     if len(runs) > 1:
-        labels = [run.label for run in runs]
-        base = base.encode(yOffset=alt.YOffset("run:N", sort=labels), color=run_colour(runs))
+        offset = alt.YOffset("run:N", sort=labels(runs))
+        base = base.encode(yOffset=offset, color=run_colour(runs))
     title = "accuracy on the client's own test data"
     whiskers = base.mark_rule().encode(x=_share("p5", title), x2="p95:Q")
     boxes = base.mark_bar(size=9, opacity=0.6).encode(x=_share("p25", title), x2="p75:Q")
@@ -241,12 +250,12 @@ def _share(field: str, title: str) -> alt.X:
     )
 
 
-def _classes(field: str, names: Sequence[str], title: str, labels: bool = True) -> alt.X:
+def _classes(field: str, names: Sequence[str], title: str, named: bool = True) -> alt.X:
     axis = alt.Axis(
-        labelOverlap=True,
+        labelOverlap=len(names) > FEW_CLASSES,
         labelLimit=90,
         labelAngle=-45 if max(map(len, names), default=0) > 2 else 0,
-        labels=labels,
+        labels=named,
         ticks=False,
         grid=False,
     )

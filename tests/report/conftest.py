@@ -1,0 +1,35 @@
+"""Two small runs that the tests of reports share, on data whose class names are hostile."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedgh import config, training
+from fedgh.experiment import prepare
+from fedgh.report.runs import NamedRun, name_runs
+from tests.tiny import QUICK
+
+HOSTILE = "</script><script>alert(1)</script>"
+NAMES = [HOSTILE, "<b>", 'a & "b"', "d'e", "ü{{1}}", "f"]
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """FedGH and Standalone, finished. To be read; a test that writes takes a copy."""
+    place = tmp_path_factory.mktemp("runs")
+    rng = np.random.default_rng(0)
+    y = np.arange(240) % len(NAMES)
+    x = (rng.normal(size=(6, 5))[y] + rng.normal(size=(240, 5))).astype(np.float32)
+    np.savez(place / "data.npz", x=x, y=np.array(NAMES)[y])
+    data = ["data.name=npz", f"data.path={place / 'data.npz'}", "data.classes_per_client=3"]
+    for method in ("fedgh", "standalone"):
+        words = [*QUICK, *data, f"method.name={method}", "federation.target=0.3"]
+        training.run(prepare(config.load("demo", words)), place / method)
+    return [place / "fedgh", place / "standalone"]
+
+
+@pytest.fixture(scope="session")
+def runs(folders: list[Path]) -> list[NamedRun]:
+    """The same, as a report reads them."""
+    return name_runs(folders)

@@ -1,0 +1,167 @@
+"""The page in a real browser: drawn, quiet, offline, sortable, in both colour schemes, live."""
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.wait import WebDriverWait
+
+from fedgh.report.live import LiveServer
+from fedgh.report.write import write_report
+from tests.report.conftest import HOSTILE
+from tests.report.parts import cut
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+PATIENCE = 60  # seconds
+
+pytestmark = [
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver"),
+    pytest.mark.xdist_group("browser"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM or ""
+    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def file(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page about both runs."""
+    return write_report(folders, tmp_path_factory.mktemp("page") / "report.html")
+
+
+def wait_for(browser: webdriver.Chrome, script: str) -> Any:
+    return WebDriverWait(browser, PATIENCE).until(lambda b: b.execute_script(f"return {script}"))
+
+
+def show(browser: webdriver.Chrome, url: str, scheme: str = "light", width: int = 1200) -> None:
+    media = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
+    browser.set_window_size(width, 900)
+    for log in ("browser", "performance"):
+        browser.get_log(log)  # what came before is of another page
+    browser.get(url)
+    wait_for(browser, f"document.body.dataset.drawn === '{scheme}'")
+
+
+def complaints(browser: webdriver.Chrome) -> list[str]:
+    return [entry["message"] for entry in browser.get_log("browser")]
+
+
+def requests(browser: webdriver.Chrome) -> set[str]:
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    return {
+        message["params"]["request"]["url"]
+        for message in messages
+        if message["method"] == "Network.requestWillBeSent"
+    }
+
+
+EMPTY_CHARTS = """
+    [...document.querySelectorAll('figure')].filter(figure =>
+        !figure.querySelector('svg .mark-symbol path, svg .mark-line path, svg .mark-rect path')
+    ).map(figure => figure.textContent)"""
+
+
+def test_every_chart_is_drawn_offline_and_without_complaint(
+    browser: webdriver.Chrome, file: Path
+) -> None:
+    show(browser, file.as_uri())
+    assert browser.execute_script(f"return {EMPTY_CHARTS}") == []
+    assert len(browser.find_elements(By.CSS_SELECTOR, "figure svg[aria-label]")) > 8
+    assert complaints(browser) == []
+    assert {url for url in requests(browser) if not url.startswith("data:")} == {file.as_uri()}
+    assert HOSTILE in browser.find_element(By.TAG_NAME, "main").text
+
+
+def test_a_table_is_sorted_by_mouse_and_keyboard(browser: webdriver.Chrome, file: Path) -> None:
+    show(browser, file.as_uri())
+    table = browser.find_element(By.CSS_SELECTOR, "#summary table")
+
+    def first_column() -> list[str]:
+        return [cell.text for cell in table.find_elements(By.CSS_SELECTOR, "tbody td:first-child")]
+
+    header = table.find_element(By.CSS_SELECTOR, "th")
+    assert first_column() == ["fedgh", "standalone"]
+    header.find_element(By.TAG_NAME, "button").click()
+    assert header.get_attribute("aria-sort") == "ascending"
+    header.find_element(By.TAG_NAME, "button").send_keys(Keys.ENTER)
+    assert header.get_attribute("aria-sort") == "descending"
+    assert first_column() == ["standalone", "fedgh"]
+    sent = table.find_elements(By.TAG_NAME, "th")[8]
+    sent.find_element(By.TAG_NAME, "button").click()
+    assert (header.get_attribute("aria-sort"), sent.get_attribute("aria-sort")) == (
+        "none",
+        "ascending",
+    )
+    assert first_column() == ["standalone", "fedgh"]  # 0 B, some KB
+
+
+def test_page_and_charts_follow_the_colour_scheme(browser: webdriver.Chrome, file: Path) -> None:
+    colours = {}
+    for scheme in ("light", "dark"):
+        show(browser, file.as_uri(), scheme)
+        script = """[getComputedStyle(document.body).backgroundColor,
+            document.querySelector('svg .role-axis-label text').getAttribute('fill')]"""
+        colours[scheme] = browser.execute_script(f"return {script}")
+        assert complaints(browser) == []
+    assert colours["light"][0] != colours["dark"][0]
+    assert colours["light"][1] != colours["dark"][1]
+    media = [{"name": "prefers-color-scheme", "value": "light"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
+    wait_for(browser, "document.body.dataset.drawn === 'light'")  # also while it is open
+
+
+def test_a_narrow_window_needs_no_sideways_scrolling(browser: webdriver.Chrome, file: Path) -> None:
+    show(browser, file.as_uri(), width=500)
+    wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert browser.execute_script(f"return {wide}") == 0
+
+
+def test_a_live_page_shows_a_new_round(
+    browser: webdriver.Chrome, folders: list[Path], tmp_path: Path
+) -> None:
+    run = cut(folders[0], tmp_path / "run", 0)
+    lines = (folders[0] / "rounds.jsonl").read_bytes().splitlines(keepends=True)
+    with LiveServer(run) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            show(browser, server.url)
+            status = "document.getElementById('status').textContent"
+            wait_for(browser, f"{status}.includes('no round is complete yet')")
+            browser.find_element(By.CSS_SELECTOR, "summary").click()
+            (run / "rounds.jsonl").write_bytes(b"".join(lines[:2]))
+            wait_for(browser, f"{status}.includes('round 2 of 3 is done')")
+            points = (
+                "document.querySelectorAll('[data-chart=accuracy-over-rounds] .mark-symbol path')"
+            )
+            wait_for(browser, f"{points}.length === 2")
+            assert browser.execute_script("return document.querySelector('details').open")
+            (run / "rounds.jsonl").write_bytes(b"".join(lines))
+            shutil.copy(folders[0] / "summary.json", run)
+            wait_for(browser, f"{status}.includes('finished after round 3')")
+            wait_for(browser, f"{points}.length === 3")
+            assert complaints(browser) == []
+            assert all(url.startswith((server.url, "data:")) for url in requests(browser))
+        finally:
+            server.shutdown()
+            thread.join(PATIENCE)
+    wait_for(browser, f"{status}.includes('No connection')")

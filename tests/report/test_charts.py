@@ -1,0 +1,177 @@
+"""The numbers in the charts are the numbers in the records."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedgh import confusion
+from fedgh.report import charts, client_charts
+from fedgh.report.client_charts import MANY_CLASSES, client_name
+from fedgh.report.means_chart import _plane, means_chart, project
+from fedgh.report.runs import ClientInfo, NamedRun, name_runs
+from tests.report.parts import cut, rewrite, rows
+
+
+def test_accuracy_over_rounds_and_bytes(runs: list[NamedRun]) -> None:
+    expected = [
+        (run.label, record["round"], record["accuracy"], record["bytes_total"])
+        for run in runs
+        for record in run.folder.records()
+    ]
+    drawn = [row for row in rows(charts.accuracy_over_rounds(runs)) if "run" in row]
+    assert [(r["run"], r["round"], r["accuracy"], r["bytes"]) for r in drawn] == expected
+    over_bytes = [row for row in rows(charts.accuracy_over_bytes(runs)) if "run" in row]
+    unit, size = charts.byte_unit(max(sent for *_, sent in expected))
+    assert [row["sent"] * size for row in over_bytes] == [sent for *_, sent in expected]
+    assert unit == "KB"
+    target = [row for row in rows(charts.accuracy_over_rounds(runs)) if "run" not in row]
+    assert target == [{"accuracy": 0.3}]
+    losses = [r["train_loss"] for run in runs for r in run.folder.records()]
+    assert [row["loss"] for row in rows(charts.loss_over_rounds(runs))] == losses
+
+
+@pytest.mark.parametrize(
+    ("count", "unit"), [(0, "B"), (1023, "B"), (1024, "KB"), (5 * 2**20, "MB"), (2**60, "TB")]
+)
+def test_units_of_bytes(count: int, unit: str) -> None:
+    assert charts.byte_unit(count)[0] == unit
+
+
+def test_rounds_that_were_not_evaluated_are_not_drawn(folders: list[Path], tmp_path: Path) -> None:
+    path = cut(folders[0], tmp_path / "run", 2)
+    rewrite(path / "rounds.jsonl", accuracy=None, accuracy_per_client=None)
+    runs = name_runs([path])
+    drawn = [row for row in rows(charts.accuracy_over_rounds(runs)) if "run" in row]
+    assert [row["round"] for row in drawn] == [1]
+    scores = [row["accuracy"] for row in rows(client_charts.accuracy_by_client(runs))]
+    assert scores == runs[0].records[0]["accuracy_per_client"]
+
+
+def test_bytes_and_seconds_add_up(
+    runs: list[NamedRun], folders: list[Path], tmp_path: Path
+) -> None:
+    path = cut(folders[0], tmp_path / "run", 1)
+    record = runs[0].records[0]
+    wrapped = record["bytes_up"] + record["bytes_down"] + 1000
+    rewrite(path / "rounds.jsonl", wire_bytes=wrapped)
+    sent = {row["kind"]: row["bytes"] for row in rows(charts.bytes_by_direction(name_runs([path])))}
+    assert sent == {"up": record["bytes_up"], "down": record["bytes_down"], "wrapping": 1000}
+    seconds = {
+        (row["run"], row["phase"]): row["seconds"] for row in rows(charts.seconds_by_phase(runs))
+    }
+    for run in runs:
+        for phase, name in [("train", "clients: train"), ("server", "server")]:
+            spent = sum(record["seconds"][phase] for record in run.records)
+            assert seconds[run.label, name] == pytest.approx(spent)
+        total = sum(record["seconds"]["total"] for record in run.records)
+        assert seconds[run.label, "wall clock"] == pytest.approx(total)
+
+
+def test_every_client_has_its_last_score(runs: list[NamedRun]) -> None:
+    drawn = rows(client_charts.accuracy_by_client(runs[:1]))
+    assert [row["accuracy"] for row in drawn] == runs[0].records[-1]["accuracy_per_client"]
+    assert [row["name"] for row in drawn] == [client_name(client) for client in runs[0].clients]
+    together = rows(client_charts.accuracy_by_client(runs))
+    assert {(row["run"], row["client"]): row["accuracy"] for row in together} == {
+        (run.label, client): score
+        for run in runs
+        for client, score in enumerate(run.records[-1]["accuracy_per_client"])
+    }
+
+
+def test_a_client_is_called_by_number_network_and_a_few_classes() -> None:
+    client = ClientInfo(client=3, extractor="cnn4", classes=dict.fromkeys("abcdef", 1))
+    assert client_name(client) == "3 · cnn4 · a, b, c, d … (6)"
+    assert client_name(ClientInfo(client=3, extractor="private", classes={})) == "3 · private"
+
+
+def test_very_many_clients_are_a_distribution_by_network(
+    runs: list[NamedRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_charts, "MOST_ROWS", 4)
+    drawn = {row["network"]: row for row in rows(client_charts.accuracy_by_client(runs[:1]))}
+    scores = runs[0].records[-1]["accuracy_per_client"]
+    assert drawn["tests.tiny:mlp"]["clients"] == 3
+    assert drawn["tests.tiny:mlp"]["median"] == pytest.approx(sorted(scores[::2])[1])
+    assert drawn["tests.tiny:noisy"]["median"] == pytest.approx((scores[1] + scores[3]) / 2)
+
+
+def test_who_holds_what(runs: list[NamedRun]) -> None:
+    drawn = rows(client_charts.samples_by_class(runs[0]))
+    assert {(row["client"], row["class"]): row["samples"] for row in drawn} == {
+        (client["client"], name): count
+        for client in runs[0].folder.clients()
+        for name, count in client["classes"].items()
+    }
+    assert sum(row["samples"] for row in drawn) == 240
+
+
+def test_classes_and_what_they_are_taken_for(runs: list[NamedRun]) -> None:
+    run, found = runs[0], confusion.measure(runs[0].folder)
+    classes = run.identity.classes
+    scores = rows(client_charts.accuracy_by_class([run], {run.label: found}, classes))
+    for row in scores:
+        label = classes.index(row["class"])
+        assert row["accuracy"] == found.counts[label][label] / sum(found.counts[label])
+    cells = rows(client_charts.confusion_map(found, classes))
+    assert sum(cell["samples"] for cell in cells) == sum(found.tested)
+    for cell in cells:
+        true, said = classes.index(cell["true"]), classes.index(cell["predicted"])
+        assert cell["samples"] == found.counts[true][said]
+    mistakes = sum(found.tested) - sum(found.right)
+    assert sum(count for *_, count, _ in client_charts.most_confused(found)) <= mistakes
+
+
+def test_a_hundred_classes_have_no_legend_and_the_worst_first(runs: list[NamedRun]) -> None:
+    classes = [f"class {label}" for label in range(100)]
+    counts = [[0] * 100 for _ in classes]
+    for label in range(100):
+        counts[label][label] = 100 - label
+        counts[label][0] += label
+    found = confusion.Confusion(3, 1, [0], [0], [0], counts)
+    drawn = client_charts.accuracy_by_class([runs[0]], {runs[0].label: found}, classes).to_dict()
+    assert len(classes) > MANY_CLASSES
+    assert drawn["encoding"]["x"]["sort"][0] == "class 99"
+    assert not drawn["encoding"]["x"]["axis"]["labels"]
+    many = NamedRun(runs[0].label, runs[0].folder)
+    many.__dict__["identity"] = runs[0].identity.model_copy(update={"classes": classes})
+    projection = project(many)
+    assert projection is not None
+    chart = means_chart(many, projection).to_dict()
+    assert chart["spec"]["encoding"]["color"]["legend"] is None
+
+
+def test_class_means_are_projected_once_for_all_rounds(runs: list[NamedRun]) -> None:
+    run = runs[0]
+    projection = project(run)
+    assert projection is not None
+    kept = run.folder.means()
+    stacked = torch.cat([means["means"] for means in kept.values()]).double()
+    centred = stacked - stacked.mean(0)
+    values = torch.linalg.svd(centred).S  # an oracle that finds the same plane another way
+    assert projection.explained == pytest.approx(float((values[:2] ** 2).sum() / (values**2).sum()))
+    places = torch.tensor([[row["x"], row["y"]] for row in projection.rows], dtype=torch.float64)
+    assert torch.allclose((places**2).sum(0), values[:2] ** 2)
+    labels = [
+        (row["round"], row["client"], run.identity.classes.index(row["class"]))
+        for row in projection.rows
+    ]
+    assert labels == [
+        (round, client, label)
+        for round, means in kept.items()
+        for client, label in zip(means["clients"].tolist(), means["classes"].tolist(), strict=True)
+    ]
+    assert project(runs[1]) is None
+
+
+def test_means_of_one_number_lie_on_a_line() -> None:
+    plane, centre, explained = _plane(torch.tensor([[1.0], [3.0]]))
+    assert plane.tolist() == [[1.0, 0.0]]
+    assert (centre.tolist(), explained) == ([2.0], 1.0)
+
+
+def test_specifications_name_no_field_after_a_text(runs: list[NamedRun]) -> None:
+    chart = json.dumps(client_charts.samples_by_class(runs[0]).to_dict()["encoding"])
+    assert chart.count("alert(1)") == 2  # in `sort` and `domain`, where text is only text

@@ -1,0 +1,109 @@
+"""What models confuse is measured from the checkpoint, and agrees with what the run recorded."""
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedgh import config, confusion
+from fedgh.core.checkpoint import ClientFiles
+from fedgh.core.runs import RunFolder
+from fedgh.errors import FedghError
+from fedgh.experiment import prepare
+
+
+def test_it_agrees_with_the_last_record_and_with_brute_force(folders: list[Path]) -> None:
+    for path in folders:
+        run = RunFolder.open(path)
+        found = confusion.measure(run)
+        accuracies = [right / of for right, of in zip(found.right, found.tested, strict=True)]
+        assert accuracies == run.records()[-1]["accuracy_per_client"]
+
+        blueprint = prepare(config.load(run.config)).blueprint()
+        files = ClientFiles(run.checkpoint, 3)
+        counts: Counter[tuple[int, int]] = Counter()
+        for number in range(5):
+            client = blueprint.make(number)
+            state = files.load(number)
+            assert state is not None
+            client.load(state)
+            client.model.eval()
+            test = client.data.test
+            for place in test.index.tolist():
+                with torch.no_grad():
+                    said = int(client.model(test.x[place : place + 1]).argmax())
+                counts[int(test.y[place]), said] += 1
+        assert found.counts == [[counts[true, said] for said in range(6)] for true in range(6)]
+        assert (found.round, found.took_part, found.clients) == (3, 5, [0, 1, 2, 3, 4])
+
+
+def test_it_is_kept(folders: list[Path], tmp_path: Path) -> None:
+    run = RunFolder(shutil.copytree(folders[0], tmp_path / "run"))
+    first = confusion.measure(run)
+    shutil.rmtree(run.checkpoint)
+    assert confusion.measure(run) == first == confusion.read(run)
+
+
+def test_of_many_clients_some(
+    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(shutil.copytree(folders[0], tmp_path / "run"))
+    (run.path / "confusion.json").unlink(missing_ok=True)
+    monkeypatch.setattr(confusion, "MOST_CLIENTS", 2)
+    found = confusion.measure(run)
+    assert (len(found.clients), found.took_part) == (2, 5)
+    scores = run.records()[-1]["accuracy_per_client"]
+    for client, right, of in zip(found.clients, found.right, found.tested, strict=True):
+        assert scores[client] == right / of
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ("summary.json", "has not finished"),
+        ("checkpoint", "cannot be read"),
+        ("client", "lacks the state of client 0"),
+        ("flower.json", "with the participants"),
+        ("data.json", "not the ones that its configuration names"),
+        ("npz", "does not exist"),
+        ("cifar10", "is not on this machine (fedgh data fetch cifar10)"),
+        ("private", "with the participants"),
+        ("confusion.json", "delete it"),
+    ],
+)
+def test_a_reason_is_given_when_it_cannot_be(
+    folders: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: str,
+    reason: str,
+) -> None:
+    run = RunFolder(shutil.copytree(folders[0], tmp_path / "run"))
+    (run.path / "confusion.json").unlink(missing_ok=True)
+    text = run.config.read_text()
+    monkeypatch.setenv("FEDGH_DATA", str(tmp_path))
+    monkeypatch.setattr("fedgh.data.fetch.pooch.os_cache", lambda _: tmp_path)
+    if damage == "summary.json":
+        (run.path / damage).unlink()
+    elif damage == "checkpoint":
+        shutil.rmtree(run.checkpoint)
+    elif damage == "client":
+        next(run.checkpoint.glob("client-000000*")).unlink()
+    elif damage == "data.json":
+        file = run.path / damage
+        file.write_text(file.read_text().replace(run.identity()["fingerprint"], "0"))
+    elif damage == "npz":
+        run.config.write_text(text.replace("data.npz", "gone.npz"))
+    elif damage == "cifar10":
+        run.config.write_text(text.replace('name = "npz"', 'name = "cifar10"'))
+    elif damage == "private":
+        private = 'name = "private"\nclasses = ["a", "b"]\nshape = [5]'
+        run.config.write_text(text.replace('name = "npz"', private))
+    else:
+        (run.path / damage).write_text("{}")
+    with pytest.raises(FedghError) as caught:
+        confusion.measure(run)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,26 @@
+"""Charts as files."""
+
+from pathlib import Path
+
+import pytest
+
+from fedgh.errors import ConfigError
+from fedgh.report.charts import accuracy_over_rounds
+from fedgh.report.figures import save
+from fedgh.report.runs import NamedRun
+
+
+@pytest.mark.parametrize(
+    ("suffix", "begins"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF")]
+)
+def test_the_suffix_says_how(
+    runs: list[NamedRun], tmp_path: Path, suffix: str, begins: bytes
+) -> None:
+    path = tmp_path / f"figure.{suffix}"
+    save(accuracy_over_rounds(runs), path)
+    assert path.read_bytes().startswith(begins)
+
+
+def test_another_suffix_is_refused(runs: list[NamedRun], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\.svg, \.png or \.pdf"):
+        save(accuracy_over_rounds(runs), tmp_path / "figure.gif")

@@ -1,0 +1,225 @@
+"""One file, complete, that nothing in a run folder can break out of."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedgh import confusion
+from fedgh.errors import RunError
+from fedgh.report import page
+from fedgh.report.page import Cell, Fold, Page, Section, Table
+from fedgh.report.run_page import run_page, state_of
+from fedgh.report.runs import NamedRun, name_runs
+from tests.report.conftest import HOSTILE
+from tests.report.parts import cut, rewrite
+
+
+class Elements(HTMLParser):
+    """The elements of a page, the text of its scripts, and its text otherwise."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[-1] += data
+        else:
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def both(runs: list[NamedRun]) -> Elements:
+    return Elements(page.html(run_page(runs, confusion.measure)))
+
+
+def content(*paths: Path) -> dict[str, Any]:
+    return run_page(name_runs(paths), confusion.read).content()
+
+
+def test_hostile_names_stay_text(both: Elements, runs: list[NamedRun]) -> None:
+    assert len(both.scripts) == 4
+    charts = json.loads(both.scripts[0])
+    assert HOSTILE in both.text  # in the table of mistakes or the labels of clients
+    assert HOSTILE in json.dumps(charts)
+    assert not any(tag == "b" for tag, _ in both.tags)
+    raw = page.html(run_page(runs, confusion.measure))
+    assert raw.count("</script>") == 4
+    assert "<script>alert" not in raw
+
+
+def test_text_is_escaped_wherever_it_stands() -> None:
+    bad = '<i title="x">&'
+    section = Section("s", bad, bad, [Table([bad], [[bad], [Cell(bad, bad)]], bad), Fold(bad, bad)])
+    found = Elements(page.html(Page(bad, bad, [section])))
+    assert not any(tag == "i" for tag, _ in found.tags)
+    assert found.text.count(bad) == 12
+
+
+def test_the_policy_allows_these_scripts_and_no_network(both: Elements) -> None:
+    policy = next(a["content"] for _, a in both.tags if a.get("http-equiv"))
+    assert policy is not None
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == rules["connect-src"] == "'none'"
+    run = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in both.scripts[2:]]
+    assert rules["script-src"] == " ".join(f"'sha256-{digest}'" for digest in run)
+    for _, attributes in both.tags:
+        for name in ("src", "href"):
+            assert re.match(r"#|data:,$", attributes.get(name) or "#")
+
+
+def test_every_chart_has_a_place_a_caption_and_words(both: Elements) -> None:
+    charts = json.loads(both.scripts[0])
+    places = [a["data-chart"] for _, a in both.tags if "data-chart" in a]
+    assert sorted(charts) == sorted(filter(None, places))
+    assert len(set(places)) == len(places)
+    assert {*places} >= {"accuracy-over-rounds", "means-1", "confusion-2", "samples-1", "bytes"}
+    assert sum(tag == "figcaption" for tag, _ in both.tags) == len(charts)
+    assert all(chart["description"] for chart in charts.values())
+
+
+def test_what_differs_is_named_and_what_does_not_is_not(runs: list[NamedRun]) -> None:
+    sections = {s.id: s for s in run_page(runs, confusion.read).sections}
+    table = sections["configuration"].parts[0]
+    assert isinstance(table, Table)
+    named = {row[0]: list(row[1:]) for row in table.rows}
+    assert named["method.name"] == ["fedgh", "standalone"]
+    assert named["method.reset_header"] == ["-", "false"]
+    assert "federation.seed" not in named
+
+
+def test_the_summary_has_the_last_round_and_no_best(runs: list[NamedRun]) -> None:
+    table = run_page(runs, confusion.read).sections[0].parts[0]
+    assert isinstance(table, Table)
+    for run, row in zip(runs, table.rows, strict=True):
+        cells = dict(zip(table.header, row, strict=True))
+        summary = run.folder.summary()
+        assert summary is not None
+        shown = {name: v.value if isinstance(v, Cell) else v for name, v in cells.items()}
+        assert shown == {
+            "run": run.label,
+            "method": summary["method"],
+            "data": "npz",
+            "seed": 0,
+            "rounds": 3,
+            "accuracy": run.records[-1]["accuracy"],
+            "rounds to target": summary["rounds_to_target"],
+            "bytes to target": summary["bytes_to_target"],
+            "sent in all": summary["bytes_total"],
+            "per client and round": summary["bytes_per_client_round"],
+            "seconds": summary["seconds"],
+        }
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+def test_a_run_that_goes_on_has_a_page(folders: list[Path], tmp_path: Path, rounds: int) -> None:
+    path = cut(folders[0], tmp_path / "run", rounds)
+    made = content(path)
+    assert ("accuracy-over-rounds" in made["charts"]) == (rounds > 0)
+    assert "samples-1" in made["charts"]
+    (run,) = name_runs([path])
+    words = f"round {rounds} of 3 is done" if rounds else "no round is complete yet"
+    assert state_of(run) == words
+    assert words in made["main"]
+    measured = run_page([run], confusion.measure).content()
+    assert "has not finished" in measured["main"]
+
+
+def test_failures_are_shown(folders: list[Path], tmp_path: Path) -> None:
+    path = cut(folders[0], tmp_path / "run", 2)
+    assert "rejected" not in content(path)["main"]
+    failed, rejected = ([{"client": 4, "reason": f"<i>{word}"}] for word in ("late", "rude"))
+    rewrite(path / "rounds.jsonl", failed=failed, rejected=rejected)
+    main = content(path)["main"]
+    assert "&lt;i&gt;late" in main
+    assert "&lt;i&gt;rude" in main
+
+
+def test_methods_that_send_no_class_means_say_so(runs: list[NamedRun]) -> None:
+    sections = {s.id: s for s in run_page(runs[1:], confusion.read).sections}
+    assert "standalone: standalone sends none." in sections["means"].text
+    assert not sections["means"].parts
+    assert "Nothing was sent." in sections["costs"].text
+
+
+def test_a_page_says_why_a_chart_is_missing(folders: list[Path], tmp_path: Path) -> None:
+    path = shutil.copytree(folders[0], tmp_path / "run")
+    (path / "confusion.json").unlink(missing_ok=True)
+    shutil.rmtree(path / "checkpoint")
+    file = next((path / "means").iterdir())
+    file.write_bytes(b"nonsense")
+    made = run_page(name_runs([path]), confusion.measure).content()
+    assert "server.safetensors cannot be read" in made["main"]
+    assert "means cannot be read" in made["main"]
+
+    def own_code(_: object) -> None:
+        raise ZeroDivisionError("by a <b>user's</b> network")
+
+    made = run_page(name_runs([path]), own_code).content()
+    assert "ZeroDivisionError: by a &lt;b&gt;user" in made["main"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("rounds.jsonl", '{"round": 1}\n', "rounds.jsonl is not what a run writes: 0.participants"),
+        ("clients.json", "[[]]", "clients.json is not what a run writes"),
+        ("data.json", "{}", "data.json is not what a run writes: name"),
+        ("config.toml", "[federation]\nclients = 'x'", "config.toml is not what a run writes"),
+        ("config.toml", "?", "is not valid TOML"),
+    ],
+)
+def test_a_damaged_file_is_named(
+    folders: list[Path], tmp_path: Path, file: str, text: str, words: str
+) -> None:
+    path = shutil.copytree(folders[0], tmp_path / "run")
+    (path / file).write_text(text)
+    with pytest.raises(RunError) as caught:
+        content(path)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"seconds": {}}, {"accuracy_per_client": None}, {"train_loss": float("nan")}]
+)
+def test_a_record_that_no_run_writes_is_refused(
+    folders: list[Path], tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    path = shutil.copytree(folders[0], tmp_path / "run")
+    rewrite(path / "rounds.jsonl", **changes)
+    with pytest.raises(RunError, match="is not what a run writes"):
+        content(path)
+
+
+def test_runs_are_called_by_what_tells_them_apart(tmp_path: Path) -> None:
+    for name in ("a/x/run", "b/x/run"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.toml").touch()
+    one, other = tmp_path / "a/x/run", tmp_path / "b/x/run"
+    assert [run.label for run in name_runs([one, other])] == ["a/x/run", "b/x/run"]
+    assert [run.label for run in name_runs([one])] == ["run"]
+    with pytest.raises(RunError, match="named twice"):
+        name_runs([one, tmp_path / "b/../a/x/run"])
+    with pytest.raises(RunError, match="is not a run folder"):
+        name_runs([tmp_path])
