@@ -34,4 +34,5 @@ def test_a_built_wheel_runs_outside_the_checkout(tmp_path: Path) -> None:
         PYTHONPATH=str(site),
     )
     assert "run folder runs/demo" in out
+    assert "report     runs/demo/report.html" in out
     assert "cifar100-hetero" in call("-m", "fedgh", "list", "experiments", PYTHONPATH=str(site))

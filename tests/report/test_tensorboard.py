@@ -23,8 +23,8 @@ def scalars(run: RunFolder) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def expected(run: RunFolder) -> dict[str, list[tuple[int, float]]]:
-    out: dict[str, list[tuple[int, float]]] = {}
+def expected(run: RunFolder) -> dict[str, list[tuple[int, Any]]]:
+    out: dict[str, list[tuple[int, Any]]] = {}
     for record in run.records():
         values = {name: record.get(name) for name in ("accuracy", "evaluation_accuracy")}
         values |= {name: record.get(name) for name in ("global_accuracy", "train_loss")}

@@ -44,7 +44,7 @@ def accuracy_by_client(runs: Sequence[NamedRun]) -> AnyChart:
         ],
     )
     if len(runs) > 1:
-        chart: Any = base.mark_point(filled=True, size=45).encode(
+        chart: Any = base.mark_point(filled=True, size=45, opacity=1).encode(
             color=run_colour(runs), yOffset=alt.YOffset("run:N", sort=labels(runs))
         )
     else:
@@ -120,7 +120,7 @@ def accuracy_by_class(
         tooltip=["run:N", "class:N", alt.Tooltip("accuracy:Q", format=PERCENT), "tested:Q"],
     )
     if len(shown) > 1:
-        chart = base.mark_point(filled=True, size=45).encode(
+        chart = base.mark_point(filled=True, size=45, opacity=1).encode(
             color=run_colour(shown), xOffset=alt.XOffset("run:N", sort=labels(shown))
         )
     else:

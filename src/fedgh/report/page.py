@@ -46,6 +46,7 @@ class Figure:
     id: str
     caption: str
     chart: AnyChart
+    whole_width: bool = False  # else beside the next one, where there is room
 
 
 @dataclass(frozen=True)
@@ -144,8 +145,9 @@ def _part(part: Figure | Table | Fold) -> str:
             f"<details><summary>{escape(part.summary)}</summary>"
             f"<pre>{escape(part.text)}</pre></details>"
         )
+    kind = " class=whole" if part.whole_width else ""
     return (
-        f'<figure><div class=chart data-chart="{escape(part.id)}"></div>'
+        f'<figure{kind}><div class=chart data-chart="{escape(part.id)}"></div>'
         f"<figcaption>{escape(part.caption)}</figcaption></figure>"
     )
 

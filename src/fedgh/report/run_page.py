@@ -22,8 +22,7 @@ Measure = Callable[[RunFolder], Confusion | None]
 
 def run_page(runs: Sequence[NamedRun], measure: Measure) -> Page:
     """Everything about these runs; `measure` finds out what their models confuse."""
-    one = runs[0]
-    title = one.label if len(runs) == 1 else f"{len(runs)} runs"
+    title = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
     sections = [
         _summary(runs),
         _problems(runs),
@@ -115,26 +114,19 @@ def _problems(runs: Sequence[NamedRun]) -> Section | None:
 
 
 def _learning(runs: Sequence[NamedRun]) -> Section:
-    heading = "Learning"
     parts: list[Figure] = []
     if any(run.evaluated for run in runs):
-        parts = [
-            Figure(
-                "accuracy-over-rounds",
-                "Mean accuracy of the clients on their own test data. " + _dashes(runs),
-                charts.accuracy_over_rounds(runs),
-            ),
-            Figure(
-                "accuracy-over-bytes",
-                "The same over everything sent until then, up and down, by all clients.",
-                charts.accuracy_over_bytes(runs),
-            ),
-        ]
+        caption = "Mean accuracy of the clients on their own test data. " + _dashes(runs)
+        chart = charts.accuracy_over_rounds(runs)
+        parts.append(Figure("accuracy-over-rounds", caption, chart, whole_width=True))
+        if any(run.result["bytes_total"] for run in runs):
+            caption = "The same over everything sent until then, up and down, by all clients."
+            parts.append(Figure("accuracy-over-bytes", caption, charts.accuracy_over_bytes(runs)))
     if any(round.train_loss is not None for run in runs for round in run.rounds):
         caption = "Mean training loss of each round's participants, over all batches of the round."
         parts.append(Figure("loss-over-rounds", caption, charts.loss_over_rounds(runs)))
     text = "" if parts else "No round is complete yet."
-    return Section("learning", heading, text, parts)
+    return Section("learning", "Learning", text, parts)
 
 
 def _dashes(runs: Sequence[NamedRun]) -> str:
@@ -191,7 +183,7 @@ def _classes(runs: Sequence[NamedRun], measure: Measure) -> Section:
         if len(classes) > client_charts.MANY_CLASSES:
             caption += " Classes are sorted by it; hover to see which is which."
         chart = client_charts.accuracy_by_class(group, measured, classes)
-        parts.append(Figure(f"accuracy-by-class-{number}", caption, chart))
+        parts.append(Figure(f"accuracy-by-class-{number}", caption, chart, whole_width=True))
     for number, run in enumerate(runs, 1):
         if run.label in measured:
             parts.append(_confusion(run, measured[run.label], number))
