@@ -58,9 +58,10 @@ def markdown(result: Result, pictures: Sequence[Path] = ()) -> str:
     parts.append("\n".join(provenance(result)))
     if result.changes:
         parts.append("Different from the paper's settings: " + "; ".join(result.changes) + ".")
-    for sheet in result.sheets:
-        parts.append(f"## {sheet.title}\n\n{sheet.markdown()}".rstrip())
+    first, *others = result.sheets
+    parts.append(first.markdown().rstrip())
     parts += [f"![{picture.stem}](figures/{picture.name})" for picture in pictures]
+    parts += [f"## {sheet.title}\n\n{sheet.markdown()}".rstrip() for sheet in others]
     if result.reasons:
         listed = "\n".join(f"- {name}: {why}" for name, why in result.reasons.items())
         parts.append(f"## Without a result\n\n{listed}")
@@ -71,7 +72,9 @@ def markdown(result: Result, pictures: Sequence[Path] = ()) -> str:
 
 def closing(result: Result, files: Sequence[Path]) -> str:
     """What a user has to know who has seen the tables."""
-    lines = [f"budget {result.request.budget}: {result.about_budget}"]
+    lines = []
+    if result.study.cases:
+        lines.append(f"budget {result.request.budget}: {result.about_budget}")
     if result.changes:
         lines.append("different from the paper's settings: " + "; ".join(result.changes))
     lines += [f"no result: {name}: {why}" for name, why in result.reasons.items()]
@@ -83,20 +86,16 @@ def closing(result: Result, files: Sequence[Path]) -> str:
 
 def provenance(result: Result) -> list[str]:
     """Which command made this, with what budget, where and when."""
-    lines = [
-        f"- from the paper: {result.study.source}"
-        if not result.study.source.startswith("beyond")
-        else "- beyond the paper",
-        f"- command: `{result.request.command()}`",
-        f"- budget: {result.request.budget}: {result.about_budget}",
-    ]
+    lines = [f"- {result.study.source}", f"- command: `{result.request.command()}`"]
+    if result.study.cases:
+        lines.append(f"- budget {result.request.budget}: {result.about_budget}")
     summaries: list[dict[str, Any]] = [run.summary() or {} for _, run in result.outcome.runs]
     if summaries:
         dates = sorted(summary["finished"][:10] for summary in summaries)
         when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
         machines = sorted({_machine(summary) for summary in summaries})
         minutes = sum(summary["seconds"] for summary in summaries) / 60
-        lines.append(f"- {len(summaries)} runs, {minutes:.0f} minutes in all, {when}")
+        lines.append(f"- runs: {len(summaries)}, {minutes:.0f} minutes in all, {when}")
         lines.append(f"- on {'; '.join(machines)}")
     return lines
 

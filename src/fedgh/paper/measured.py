@@ -84,7 +84,7 @@ def cost_sheet(study: Study, outcome: Outcome) -> Sheet:
         Column("seed", 0),
         Column("quantity"),
         Column("paper", 3),
-        Column("ours", 3),
+        Column("ours", 5),
     ]
     rows: list[list[Cell]] = [
         [trial.place, float(trial.seed), *row]
@@ -117,8 +117,8 @@ def _cost(found: cost.Cost) -> list[list[Cell]]:
             found.extraction_epochs_counted,
         ],
         ["class means, share of the clients' time", None, found.extraction_share],
-        ["server, share of the round by the clock", 0.0, found.server_share],
-        ["server, share of all work", 0.0, found.server_work_share],
+        ["server, share of the round by the clock", "negligible", found.server_share],
+        ["server, share of all work", "negligible", found.server_work_share],
         ["server, milliseconds per pair", None, 1000 * found.server_seconds_per_pair],
         ["sent up, KB in all", found.bytes_up_formula / 1024, found.bytes_up / 1024],
     ]

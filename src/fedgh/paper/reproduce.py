@@ -101,5 +101,5 @@ def collect(request: Request, out: Path, reasons: dict[str, str]) -> Result:
             verdicts(wanted, outcome),
         ]
     differences = changes(wanted, request.budget, request.overrides)
-    full = [sheet for sheet in sheets if sheet.rows]
+    full = [sheets[0], *(sheet for sheet in sheets[1:] if sheet.rows)]
     return Result(request, wanted, outcome, found_lines, full, differences)

@@ -156,6 +156,8 @@ def _gradient(trial: Trial, records: list[dict[str, Any]]) -> Figure:
 
 def _curves(result: Result) -> list[Section]:
     """Accuracy over rounds, for each setting that was run."""
+    if result.study.kind != "accuracy":
+        return []
     alone = len(result.request.seeds) == 1
     sections = []
     for case in result.study.cases:
