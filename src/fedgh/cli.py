@@ -322,16 +322,23 @@ def reproduce(
     request = Request(study, budget.value, _numbers(seeds), words, overrides, data_dir)
     folder = out / budget.value
     reasons = folder / f"{study}.missing.json"
-    try:
-        if not no_run:
-            with _again():
-                document.keep_reasons(reasons, run_study(request, out, _watch(console)))
-    finally:  # a study that was stopped has a table, too
+
+    def show() -> None:
         result = collect(request, out, document.kept_reasons(reasons))
-        files = document.write(result, folder)
-    for table in result.sheets:
-        print_whole(console, sheet(table))
-    say(console, document.closing(result, files))
+        with console.status("writing tables and charts"):
+            files = document.write(result, folder)
+        for table in result.sheets:
+            print_whole(console, sheet(table))
+        say(console, document.closing(result, files))
+
+    with _again():
+        try:
+            if not no_run:
+                document.keep_reasons(reasons, run_study(request, out, _watch(console)))
+        except KeyboardInterrupt:
+            show()  # a study that was stopped has a table, too
+            raise
+    show()
 
 
 @app.command()

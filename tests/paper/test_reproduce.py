@@ -82,6 +82,20 @@ def test_what_is_missing_is_said(
     assert "is another run: local.lr is 0.01 there, 0.5 asked for" in capsys.readouterr().err
 
 
+def test_a_study_that_is_stopped_has_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedgh.paper.reproduce.run_study", stopped)
+    assert reproduce(monkeypatch, tmp_path, "overlap") == 130
+    said = capsys.readouterr()
+    assert "not run: cifar10-hetero-n50-all: standalone, " in said.out
+    assert "the same command goes on from here" in said.err
+    assert (tmp_path / "smoke" / "overlap.md").exists()
+
+
 def test_mistakes_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
