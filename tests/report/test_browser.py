@@ -21,7 +21,7 @@ from tests.report.parts import cut
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
-PATIENCE = 60  # seconds
+PATIENCE = 120  # seconds; a busy machine may need many for what takes one
 
 pytestmark = [
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver"),

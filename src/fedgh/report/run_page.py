@@ -243,7 +243,9 @@ def _means(runs: Sequence[NamedRun]) -> Section:
         if projection.left_out:
             caption += f" Up to {projection.left_out} points of a panel are left out."
         parts.append(Figure(f"means-{number}", caption, means_chart(run, projection)))
-    text = "Where the class means lie that clients send to the server (the paper's LARs)."
+    text = (
+        "Where the class means lie that clients send to the server; FedGH's are the paper's LARs."
+    )
     return Section("means", "Class means", "\n".join([text, *words]), parts)
 
 
