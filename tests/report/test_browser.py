@@ -14,6 +14,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
+from fedgh.paper.reproduce import Request, collect
+from fedgh.report import study
 from fedgh.report.live import LiveServer
 from fedgh.report.write import write_report
 from tests.report.conftest import HOSTILE
@@ -167,3 +169,15 @@ def test_a_live_page_shows_a_new_round(
             server.shutdown()
             thread.join(PATIENCE)
     wait_for(browser, f"{status}.includes('No connection')")
+
+
+@pytest.mark.parametrize("name", ["table-hetero", "models"])
+def test_the_page_of_a_study(browser: webdriver.Chrome, name: str, tmp_path: Path) -> None:
+    results = Path(__file__).parents[2] / "docs" / "results"
+    page = tmp_path / "study.html"
+    study.write(collect(Request(name), results, {}), page, tmp_path / "figures")
+    show(browser, page.as_uri())
+    assert browser.execute_script(f"return {EMPTY_CHARTS}") == []
+    assert complaints(browser) == []
+    assert {url for url in requests(browser) if not url.startswith("data:")} == {page.as_uri()}
+    assert "paper, " in browser.find_element(By.CSS_SELECTOR, "thead").text

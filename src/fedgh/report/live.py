@@ -15,7 +15,7 @@ from fedgh.confusion import read
 from fedgh.errors import FedghError
 from fedgh.report.page import Page, fill
 from fedgh.report.run_page import run_page, state_of
-from fedgh.report.runs import NamedRun, name_runs
+from fedgh.report.runs import name_runs
 
 ADDRESS = "127.0.0.1"
 WATCHED = ("config.toml", "rounds.jsonl", "summary.json", "confusion.json", "means/*.safetensors")
@@ -48,13 +48,11 @@ class LivePage:
         return fill(frame, connect="'self'", live=True).encode()
 
     def _make(self) -> dict[str, Any]:
-        run: NamedRun | None = None
         try:
             (run,) = name_runs([self._path])
             return {**run_page([run], read).content(), "status": f"{run.label}: {state_of(run)}"}
-        except (
-            FedghError
-        ) as error:  # it may be half written, and is looked at again when it changes
+        except FedghError as error:
+            # It may be half written, and is looked at again when it changes.
             page = Page("fedgh", str(error), [])
             return {**page.content(), "status": "This run cannot be read."}
 
