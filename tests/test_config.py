@@ -19,7 +19,8 @@ def test_every_named_experiment_survives_a_round_trip(name: str, tmp_path: Path)
 
 
 def test_the_named_experiments() -> None:
-    assert list(config.experiments()) == ["demo", "cifar10-hetero", "cifar100-hetero"]
+    names = ["demo", "cifar10-hetero", "cifar10-homo", "cifar100-hetero", "cifar100-homo"]
+    assert list(config.experiments()) == names
     assert config.load("cifar100-hetero").data.classes_per_client == 10
 
 

@@ -56,9 +56,10 @@ def cifar10_folder() -> bool:
     not cifar10_folder(), reason="no CIFAR-10 here: fedgh data fetch cifar10, or set FEDGH_DATA"
 )
 def test_two_rounds_of_cifar10_beat_chance(tmp_path: Path) -> None:
-    settings = config.load("cifar10-hetero", ["federation.rounds=2", "local.epochs=1"])
+    words = ["federation.rounds=2", "federation.participation=0.4", "local.epochs=1"]
+    settings = config.load("cifar10-hetero", [*words, "run.evaluate=trained"])
     run = training.run(prepare(settings), tmp_path / "run")
-    # Every client tells two classes apart, so chance is 1/2; over ten test sets of about 600
-    # images the standard error of the mean is below 0.01.
+    # Every client tells two classes apart, so chance is 1/2; over four test sets of about 600
+    # images the standard error of the mean is about 0.01.
     assert run.records()[-1]["accuracy"] > 0.55
-    assert run.records()[-1]["bytes_total"] == 2 * 10 * 24_048
+    assert run.records()[-1]["bytes_total"] == 2 * 4 * 24_048

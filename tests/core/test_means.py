@@ -11,7 +11,7 @@ from fedgh.core.runs import RunFolder
 from fedgh.experiment import prepare
 
 QUICK = ["federation.rounds=3", "federation.clients=4", "data.classes_per_client=5"]
-QUICK += ["model.zoo=cnn5", "model.rep_dim=8", "local.epochs=1", "run.engine=serial"]
+QUICK += ["model.zoo=perceptron", "model.rep_dim=8", "local.epochs=1", "run.engine=serial"]
 
 
 def kept(path: Path, method: str) -> RunFolder:

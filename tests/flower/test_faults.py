@@ -189,6 +189,7 @@ def test_a_killed_node_sits_rounds_out_and_rejoins_with_its_own_state(tmp_path: 
     assert newest_states(folder) == states(straight)
 
 
+@pytest.mark.faults
 def test_a_federation_in_which_all_fail_ends_with_the_reason(tmp_path: Path) -> None:
     folder = federation(tmp_path / "federation", two(), 'app="nowhere:app"')
     with up(folder) as process:
