@@ -84,7 +84,7 @@ def outcome(tmp_path: Path) -> Outcome:
 
 
 def test_paper_ours_difference(outcome: Outcome) -> None:
-    table = main_sheet(STUDY, lines(STUDY, outcome))
+    table = main_sheet(lines(STUDY, outcome))
     titles = [column.title for column in table.columns]
     rows = [dict(zip(titles, row, strict=True)) for row in table.rows]
     assert [row["method"] for row in rows] == STUDY.methods * 2

@@ -34,7 +34,7 @@ def structures(study: Study) -> Sheet:
     )
 
 
-def convergence_sheet(study: Study, outcome: Outcome) -> Sheet:
+def convergence_sheet(outcome: Outcome) -> Sheet:
     """What Theorem 2 speaks of, as it was measured."""
     columns = [Column("setting"), Column("seed", 0), Column("quantity"), Column("measured", 4)]
     rows: list[list[Cell]] = [
@@ -42,7 +42,7 @@ def convergence_sheet(study: Study, outcome: Outcome) -> Sheet:
         for trial, run in outcome.runs
         for row in _theorem(convergence.analyse(run.records(), trial.config.local.lr))
     ]
-    return Sheet("", study.title, columns, rows)
+    return Sheet("", "Theorem 2, measured", columns, rows)
 
 
 def _theorem(found: convergence.Convergence) -> list[list[Cell]]:
@@ -77,7 +77,7 @@ def _theorem(found: convergence.Convergence) -> list[list[Cell]]:
     return rows
 
 
-def cost_sheet(study: Study, outcome: Outcome) -> Sheet:
+def cost_sheet(outcome: Outcome) -> Sheet:
     """What FedGH adds to the work, beside what the paper says of it."""
     columns = [
         Column("setting"),
@@ -92,7 +92,7 @@ def cost_sheet(study: Study, outcome: Outcome) -> Sheet:
         for row in _cost(_measure(trial, run))
     ]
     note = "Epochs by the clock depend on the machine; by counted operations they do not."
-    return Sheet("", study.title, columns, rows, note)
+    return Sheet("", "Paper and ours", columns, rows, note)
 
 
 def _measure(trial: Trial, run: RunFolder) -> cost.Cost:

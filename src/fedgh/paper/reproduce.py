@@ -90,15 +90,15 @@ def collect(request: Request, out: Path, reasons: dict[str, str]) -> Result:
     if wanted.kind == "models":
         sheets = [measured.structures(wanted)]
     elif wanted.kind == "convergence":
-        sheets = [measured.convergence_sheet(wanted, outcome)]
+        sheets = [measured.convergence_sheet(outcome)]
     elif wanted.kind == "cost":
-        sheets = [measured.cost_sheet(wanted, outcome)]
+        sheets = [measured.cost_sheet(outcome)]
     else:
         found_lines = lines(wanted, outcome)
         sheets = [
-            main_sheet(wanted, found_lines),
-            communication(found_lines),
+            main_sheet(found_lines),
             verdicts(wanted, outcome),
+            communication(found_lines),
         ]
     differences = changes(wanted, request.budget, request.overrides)
     full = [sheets[0], *(sheet for sheet in sheets[1:] if sheet.rows)]

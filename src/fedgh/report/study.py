@@ -18,10 +18,10 @@ from fedgh.sweep import Trial
 def page(result: Result) -> Page:
     """The whole result, with every chart."""
     lead = " ".join(result.study.about.split())
-    about = "; ".join(line.removeprefix("- ").replace("`", "") for line in provenance(result))
+    about = [line.removeprefix("- ").replace("`", "") for line in provenance(result)]
     if result.changes:
-        about += ". Different from the paper's settings: " + "; ".join(result.changes)
-    sections = [Section("about", "What was run", f"{about}.")]
+        about.append("different from the paper's settings: " + "; ".join(result.changes))
+    sections = [Section("about", "What was run", "\n".join(about))]
     figures = _overview(result)
     for number, sheet in enumerate(result.sheets):
         parts: list[Figure | Table | Fold] = (
@@ -53,9 +53,9 @@ def _overview(result: Result) -> list[Figure]:
     name = f"{result.request.name}-accuracy"
     if result.study.axis is not None:
         caption = f"Accuracy over the {result.study.axis}. The paper shows this without numbers."
-        return [Figure(name, caption, _over_axis(result, result.study.axis))]
+        return [Figure(name, caption, _over_axis(result, result.study.axis), whole_width=True)]
     caption = "Accuracy of each method: ours after the last round, and what the paper prints."
-    return [Figure(name, caption, _beside_paper(result))]
+    return [Figure(name, caption, _beside_paper(result), whole_width=True)]
 
 
 def _beside_paper(result: Result) -> alt.FacetChart:
@@ -84,7 +84,7 @@ def _beside_paper(result: Result) -> alt.FacetChart:
     titles = [case.title for case in result.study.cases]
     facets: alt.FacetChart = (
         alt.layer(spreads, points, data={"values": rows})
-        .properties(width=460)
+        .properties(width=520)
         .facet(facet=alt.Facet("setting:N", title=None, sort=titles), columns=1)
         .resolve_scale(x="independent")
         .properties(description="Our accuracy and the paper's, by method and setting")
@@ -159,7 +159,7 @@ def _curves(result: Result) -> list[Section]:
     if result.study.kind != "accuracy":
         return []
     alone = len(result.request.seeds) == 1
-    sections = []
+    figures = []
     for case in result.study.cases:
         runs = [
             NamedRun(trial.label if alone else f"{trial.label}, seed {trial.seed}", run)
@@ -167,11 +167,10 @@ def _curves(result: Result) -> list[Section]:
         ]
         if runs:
             name = f"{result.request.name}-{case.name}-rounds"
-            figure = Figure(_id(name), "Mean over all clients.", accuracy_over_rounds(runs))
-            sections.append(
-                Section(_id(f"rounds-{case.name}"), f"{case.title}: over rounds", parts=[figure])
-            )
-    return sections
+            caption = f"{case.title}: mean accuracy over all clients."
+            chart = accuracy_over_rounds(runs)
+            figures.append(Figure(_id(name), caption, chart, whole_width=True))
+    return [Section("rounds", "Over rounds", parts=figures)] if figures else []
 
 
 def _id(name: str) -> str:
