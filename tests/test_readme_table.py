@@ -14,7 +14,8 @@ def readme_table() -> str:
     for row in rows:
         ours = row["ours, %"]
         shown = f"{float(ours):.2f}" if ours[0].isdigit() else ours
-        cells.setdefault(row["method"], []).extend([row["paper, %"] or "-", shown])
+        paper = f"{float(row['paper, %']):.2f}" if row["paper, %"] else "-"
+        cells.setdefault(row["method"], []).extend([paper, shown])
     lines = [
         "| accuracy, % | CIFAR-10, paper | ours | CIFAR-100, paper | ours |",
         "|---|--:|--:|--:|--:|",
