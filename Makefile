@@ -14,7 +14,7 @@ test-faults: $(VENV)/dev.done  ## minutes: federations and clusters of real proc
 	$(BIN)/python -m pytest -m faults -n 2 --dist loadgroup
 
 test-slow: $(VENV)/dev.done  ## minutes of training: every method with the settings of the demo
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n auto
 
 check: $(VENV)/dev.done  ## style and types
 	$(BIN)/ruff check .

@@ -23,7 +23,7 @@ def test_the_demo_learns(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(METHODS.keys() - {"fedgh"}))
 def test_every_method_learns_with_the_settings_of_the_demo(name: str, tmp_path: Path) -> None:
     zoo = ["model.zoo=cnn1"] if name == "fedavg" else []  # one architecture for all
-    settings = config.load("demo", [f"method.name={name}", *zoo])
+    settings = config.load("demo", [f"method.name={name}", "run.engine=serial", *zoo])
     run = training.run(prepare(settings), tmp_path / "run")
     assert run.records()[-1]["accuracy"] > 0.85
 

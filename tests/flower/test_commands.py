@@ -1,6 +1,8 @@
 """`fedgh flower` before any process is started: what is written, and what is refused."""
 
+import gc
 import re
+import signal
 import ssl
 import subprocess
 import sys
@@ -14,7 +16,7 @@ from fedgh import config
 from fedgh.core.runs import RunFolder
 from fedgh.flower.folder import FederationFolder
 from fedgh.flower.keys import read_public_key
-from fedgh.flower.processes import Processes, group_is_alive, registered
+from fedgh.flower.processes import Processes, clean_end, group_is_alive, registered
 from fedgh.flower.server import read_participants
 from tests.flower.real import two
 from tests.test_cli import SET, inside
@@ -149,3 +151,18 @@ def test_a_number_that_belongs_to_another_process_by_now_is_left_alone(tmp_path:
     (tmp_path / "other.json").write_text(other)
     assert registered(tmp_path / "other.json")[1] == {}
     processes.end()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_request_to_end_is_not_lost_in_a_destructor(number: signal.Signals) -> None:
+    class Interrupted:
+        def __del__(self) -> None:
+            signal.raise_signal(number)
+
+    with clean_end() as check:
+        check()
+        Interrupted()
+        gc.collect()
+        with pytest.raises(KeyboardInterrupt):
+            check()

@@ -118,6 +118,7 @@ def test_a_killed_superlink_costs_no_round(tmp_path: Path) -> None:
     assert_same(folder, straight)
 
 
+@pytest.mark.faults
 def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
     folder = federation(tmp_path / "federation", two())
     with up(folder) as process:

@@ -207,12 +207,20 @@ def locked(folder: FederationFolder) -> Iterator[None]:
 
 
 def follow(
-    deployment: Deployment, run: int, out: Path, finished_round: Callable[[Record], None]
+    deployment: Deployment,
+    run: int,
+    out: Path,
+    finished_round: Callable[[Record], None],
+    check: Callable[[], None] = lambda: None,
 ) -> RunFolder:
-    """Watch a run until it has finished; what ended it otherwise is a RunError."""
+    """Watch a run until it has finished; what ended it otherwise is a RunError.
+
+    `check` is called all the time, and may raise.
+    """
     folder, seen = RunFolder(out), len(RunFolder(out).records())
     look, troubles = time.monotonic() + LOOK_EVERY, 0
     while True:
+        check()
         deployment.tend()
         session = Session.read(out)
         records = folder.records()

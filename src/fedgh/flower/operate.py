@@ -31,7 +31,11 @@ def up(path: Path, out: Path, console: Console) -> RunFolder:
     clients = experiment.task.num_clients
     read_participants(folder.keys, clients)  # what is missing is said before anything is started
     tell = partial(say, console)
-    with clean_end(), deployed(folder, clients, tell) as deployment, Live(console) as live:
+    with (
+        clean_end() as check,
+        deployed(folder, clients, tell) as deployment,
+        Live(console) as live,
+    ):
         live.started(experiment, RunFolder(out), RunFolder(out).records())
         run = deployment.train(out)
 
@@ -40,7 +44,7 @@ def up(path: Path, out: Path, console: Console) -> RunFolder:
                 live.replied(Reply(failure["client"], record["round"], error=failure["reason"]))
             live.finished_round(record)
 
-        return follow(deployment, run, out, finished_round)
+        return follow(deployment, run, out, finished_round, check)
 
 
 def status(path: Path, out: Path, console: Console) -> None:

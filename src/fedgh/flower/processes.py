@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from signal import SIG_IGN, SIGHUP, SIGINT, SIGKILL, SIGTERM
@@ -98,15 +98,26 @@ def _began(pid: int) -> int | None:
 
 
 @contextmanager
-def clean_end() -> Iterator[None]:
-    """Whoever asks this process to end, or closes its terminal, gets what Ctrl-C gets."""
+def clean_end() -> Iterator[Callable[[], None]]:
+    """Whoever asks this process to end, or closes its terminal, gets what Ctrl-C gets.
+
+    A long block calls what it is given from time to time: an exception that a signal raises in
+    a destructor or a callback is lost, but that somebody has asked is remembered.
+    """
+    asked = False
 
     def interrupt(_: int, __: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (SIGHUP, SIGTERM)}
+    def check() -> None:
+        if asked:
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (SIGHUP, SIGINT, SIGTERM)}
     try:
-        yield
+        yield check
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
