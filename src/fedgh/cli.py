@@ -294,7 +294,7 @@ def reproduce(
     ] = BudgetName.quick,
     seeds: Seeds = "0",
     only: Annotated[
-        str, typer.Option(help="Settings and methods to run: cifar10-hetero,fedgh,standalone.")
+        str, typer.Option(help="Run only these settings and methods: cifar10-hetero,fedgh.")
     ] = "",
     no_run: Annotated[
         bool, typer.Option("--no-run", help="Only look at the runs that are there.")
@@ -319,25 +319,28 @@ def reproduce(
     console = Console(quiet=quiet)
     words = [word.strip() for word in only.split(",") if word.strip()]
     overrides = _overrides(set_, engine, workers)
-    request = Request(study, budget.value, _numbers(seeds), words, overrides, data_dir)
+    request = Request(study, budget.value, _numbers(seeds), overrides, data_dir)
     folder = out / budget.value
-    reasons = folder / f"{study}.missing.json"
+    kept = folder / f"{study}.missing.json"
 
     def show() -> None:
-        result = collect(request, out, document.kept_reasons(reasons))
+        result = collect(request, out, document.kept_reasons(kept))
         with console.status("writing tables and charts"):
             files = document.write(result, folder)
         for table in result.sheets:
             print_whole(console, sheet(table))
         say(console, document.closing(result, files))
 
+    reasons: dict[str, str] = {}
     with _again():
         try:
             if not no_run:
-                document.keep_reasons(reasons, run_study(request, out, _watch(console)))
+                run_study(request, out, reasons, words, _watch(console))
         except KeyboardInterrupt:
+            document.keep_reasons(kept, reasons)
             show()  # a study that was stopped has a table, too
             raise
+    document.keep_reasons(kept, reasons)
     show()
 
 

@@ -4,6 +4,7 @@ As resuming does, this loads the data and imports the networks that the configur
 """
 
 import json
+import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from fedgh.data.fetch import OFFICIAL, find
 from fedgh.engines.host import one_thread
 from fedgh.errors import RunError
 from fedgh.experiment import Experiment, prepare
+from fedgh.methods import METHODS
+from fedgh.models import EXTRACTORS
 
 MOST_CLIENTS = 200
 """Models that are looked at, at most: of very many clients a random sample says as much."""
@@ -65,6 +68,24 @@ def measure(folder: RunFolder) -> Confusion:
         measured = _measure(experiment, folder)
     write_atomic(_path(folder), json.dumps(asdict(measured)).encode() + b"\n")
     return measured
+
+
+def measure_own(folder: RunFolder) -> Confusion:
+    """The same, but of code only the package's own is run: the folder may be a stranger's."""
+    known = read(folder)
+    if known is not None:
+        return known
+    try:
+        table = tomllib.loads(folder.config.read_text(encoding="utf-8"))
+        names = {table["method"]["name"], *table["model"]["zoo"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise RunError(f"{folder.config} cannot be read") from None
+    if not names <= METHODS.keys() | EXTRACTORS.keys():
+        raise RunError(
+            "it has a method or a network that is not fedgh's own, whose code a report does not "
+            "run; `fedgh run` measures it at its end"
+        )
+    return measure(folder)
 
 
 def _prepare(folder: RunFolder) -> Experiment:

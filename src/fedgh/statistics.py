@@ -87,6 +87,23 @@ def paired_test(differences: NDArray[np.float64]) -> float:
     return float(test.pvalue)
 
 
+def range_test(scores: NDArray[np.float64]) -> float:
+    """The p-value of methods [rows] that are all alike, from how far apart their means are.
+
+    Within a client [column] the methods change places at random, so that comparing the lowest of
+    many with the highest is not taken for a comparison of two.
+    """
+    rng = np.random.default_rng(0)
+
+    def spread(table: NDArray[np.float64]) -> float:
+        means = table.mean(axis=1)
+        return float(means.max() - means.min())
+
+    found = spread(scores) - 1e-12  # the same numbers may add up differently
+    extreme = sum(spread(rng.permuted(scores, axis=0)) >= found for _ in range(RESAMPLES))
+    return (extreme + 1) / (RESAMPLES + 1)
+
+
 def write(table: list[Row], outcome: Outcome, path: Path, about: dict[str, Any]) -> None:
     """The table as `path`.csv and `path`.json; the latter with every run behind it."""
     text = io.StringIO()

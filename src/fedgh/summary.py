@@ -9,11 +9,14 @@ import platform
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedgh.config import Config
-from fedgh.core.runs import Record
+from fedgh.core.runs import Record, RunFolder
 from fedgh.core.types import Task
+from fedgh.errors import RunError
 
 
 def summarise(
@@ -68,6 +71,48 @@ def so_far(records: list[Record], target: float | None) -> dict[str, Any]:
         "bytes_per_client_round": sent / client_rounds if client_rounds else None,
         "seconds": sum(record["seconds"]["total"] for record in records),
     }
+
+
+class _Summary(BaseModel):
+    """What is read of summary.json when runs are compared."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    rounds: int
+    rounds_to_target: int | None
+    bytes_to_target: int | None
+    bytes_per_client_round: float
+    paper_bytes_per_client_round: float | None
+    finished: str
+    seconds: Annotated[float, Field(ge=0, le=1e12)]
+    versions: dict[str, str]
+    machine: dict[str, str | int | None]
+
+
+class _Round(BaseModel):
+    """What is read of a round when runs are compared."""
+
+    accuracy: float | None
+    accuracy_per_client: list[float | None] | None
+    evaluation_accuracy_per_client: list[float | None] | None
+
+
+def check_finished(run: RunFolder, rounds: int) -> None:
+    """Refuse a run that says it is finished but is not what `rounds` rounds would have left."""
+    records = run.records()
+    try:
+        summary = _Summary.model_validate(run.summary())
+        TypeAdapter(list[_Round]).validate_python(records)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise RunError(
+            f"{run.path} is not what a run writes ({where}); delete it, and it is run again"
+        ) from None
+    if not len(records) == summary.rounds == rounds:
+        raise RunError(
+            f"{run.path} has {len(records)} of {rounds} rounds, but a summary; delete it, and it "
+            "is run again"
+        )
 
 
 def processor() -> str:

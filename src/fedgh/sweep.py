@@ -23,6 +23,7 @@ from fedgh.data.sources import Source
 from fedgh.errors import ConfigError, MethodError, RunError
 from fedgh.experiment import Experiment, load_source, prepare
 from fedgh.methods import METHODS
+from fedgh.summary import check_finished
 from fedgh.training import Unwatched, Watcher, resume, run
 
 NOT_RUN = "not run"
@@ -59,6 +60,11 @@ class Trial:
         return f"{self.place}: {self.label}" if self.place else self.label
 
     @property
+    def run(self) -> str:
+        """What it is called with its seed."""
+        return f"{self.name}, seed {self.seed}"
+
+    @property
     def folder(self) -> str:
         """Its run folder, seen from the folder of the sweep."""
         return str(Path(self.place, f"{self.label.replace('/', '_')}-seed{self.seed}"))
@@ -66,7 +72,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A sweep that has been run: its runs, and by the names of the others why they have none."""
+    """A sweep: its finished runs, and by the names of others why there is none."""
 
     runs: list[tuple[Trial, RunFolder]]
     missing: dict[str, str]
@@ -119,15 +125,21 @@ def plan_search(
 
 
 def run_trials(
-    trials: Iterable[Trial], out: Path, watch: Watch | None = None, skip_impossible: bool = False
+    trials: Iterable[Trial],
+    out: Path,
+    watch: Watch | None = None,
+    skip_impossible: bool = False,
+    missing: dict[str, str] | None = None,
 ) -> Outcome:
     """Run what is not there yet, resume what was stopped, skip what is done.
 
     Everything is prepared before anything runs, so that a mistake shows at once. With
     `skip_impossible` a method that cannot work with these clients is noted, not fatal. So is, in
-    any case, a run that cannot go on: that its training diverges is a result, too.
+    any case, a run that cannot go on: that its training diverges is a result, too. Both are put
+    into `missing` as they are found.
     """
-    ready, missing = _prepare(trials, out, skip_impossible)
+    missing = {} if missing is None else missing
+    ready = _prepare(trials, out, skip_impossible, missing)
     out.mkdir(parents=True, exist_ok=True)
     runs = {
         trial.folder: (trial, folder)
@@ -136,8 +148,8 @@ def run_trials(
     for number, (trial, prepared) in enumerate(ready, 1):
         if trial.folder in runs:
             continue
-        left = [trial for trial, _ in ready if trial.folder not in runs]
-        line = f"[{number}/{len(ready)}] {trial.name}, seed {trial.seed}"
+        left = [trial for trial, _ in ready[number - 1 :] if trial.folder not in runs]
+        line = f"[{number}/{len(ready)}] {trial.run}"
         line += _forecast(runs.values(), left)
         with watch(line) if watch else nullcontext(Unwatched()) as watcher:
             try:
@@ -151,18 +163,17 @@ def run_trials(
 
 
 def found(trials: Iterable[Trial], out: Path) -> Outcome:
-    """The finished runs that are there, without running any."""
+    """The finished runs that are there, without running any; by run, which are not."""
     runs: list[tuple[Trial, RunFolder]] = []
     missing: dict[str, str] = {}
     for trial in trials:
         folder = RunFolder(out / trial.folder)
         _check_config(folder, trial.config)
         if folder.summary() is not None:
+            check_finished(folder, trial.config.federation.rounds)
             runs.append((trial, folder))
         else:
-            missing[trial.name] = NOT_RUN
-    for trial, _ in runs:
-        missing.pop(trial.name, None)
+            missing[trial.run] = NOT_RUN
     return Outcome(runs, missing)
 
 
@@ -180,10 +191,9 @@ def _forecast(done: Iterable[tuple[Trial, RunFolder]], left: Iterable[Trial]) ->
 
 
 def _prepare(
-    trials: Iterable[Trial], out: Path, skip_impossible: bool
-) -> tuple[list[tuple[Trial, Experiment]], dict[str, str]]:
+    trials: Iterable[Trial], out: Path, skip_impossible: bool, impossible: dict[str, str]
+) -> list[tuple[Trial, Experiment]]:
     ready: list[tuple[Trial, Experiment]] = []
-    impossible: dict[str, str] = {}
     sources: dict[tuple[object, ...], Source] = {}
     for trial in trials:
         data = trial.config.data
@@ -201,7 +211,7 @@ def _prepare(
         ready.append((trial, prepared))
     if not ready:
         raise ConfigError("; ".join(impossible.values()))
-    return ready, impossible
+    return ready
 
 
 def _run_or_resume(prepared: Experiment, path: Path, watcher: Watcher) -> RunFolder:

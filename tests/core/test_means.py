@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from fedgh import config, training
-from fedgh.core.means import MOST_ROUNDS, worth_keeping
+from fedgh.core.means import MOST_PAIRS, MOST_ROUNDS, Album, worth_keeping
 from fedgh.core.runs import RunFolder
+from fedgh.core.types import Upload
 from fedgh.experiment import prepare
 
 QUICK = ["federation.rounds=3", "federation.clients=4", "data.classes_per_client=5"]
@@ -42,6 +43,28 @@ def test_what_the_server_received_is_kept(tmp_path: Path, method: str, width: in
 
 def test_a_method_without_class_means_leaves_nothing(tmp_path: Path) -> None:
     assert kept(tmp_path / "run", "standalone").means() == {}
+
+
+def upload(client: int, pairs: int, width: int = 3) -> Upload:
+    classes = torch.arange(pairs, dtype=torch.int32)
+    return Upload(client, 0, {"classes": classes, "means": torch.zeros(pairs, width)})
+
+
+def test_what_does_not_look_like_class_means_is_left_alone() -> None:
+    album = Album()
+    album.add(upload(0, 2))
+    album.add(upload(1, 2, width=4))  # a user's own method may do that
+    album.add(Upload(2, 0, {"classes": torch.tensor(1), "means": torch.zeros(3)}))
+    album.add(Upload(3, 0, {"classes": torch.zeros(2), "means": torch.zeros(2, 3)}))
+    album.add(Upload(4, 0, {"means": torch.zeros(2, 3)}))
+    assert album.payload()["clients"].tolist() == [0, 0]
+
+
+def test_of_very_many_some_are_kept() -> None:
+    album = Album()
+    for client in range(4):
+        album.add(upload(client, MOST_PAIRS // 3))
+    assert len(album.payload()["means"]) == MOST_PAIRS
 
 
 def test_rewinding_forgets_them(tmp_path: Path) -> None:

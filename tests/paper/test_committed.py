@@ -21,15 +21,10 @@ COMMITTED = [
 def again(budget: BudgetName, name: str, text: str) -> Result:
     """The same result from the committed runs, by the command that the text names."""
     (line,) = (line for line in text.splitlines() if line.startswith("- command: "))
-    words = line.split("`")[1].split()
+    words = line.removeprefix("- command: ").split()
     assert words[2:5] == [name, "--budget", budget]
     options = dict(zip(words[3::2], words[4::2], strict=True))
-    request = Request(
-        name,
-        budget,
-        [int(seed) for seed in options["--seeds"].split(",")],
-        options["--only"].split(",") if "--only" in options else (),
-    )
+    request = Request(name, budget, [int(seed) for seed in options["--seeds"].split(",")])
     reasons = document.kept_reasons(RESULTS / budget / f"{name}.missing.json")
     return collect(request, RESULTS, reasons)
 

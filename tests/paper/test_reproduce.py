@@ -44,13 +44,13 @@ def test_smoke(
     only = ["--only", ",".join(SOME[name])] if name in SOME else []
     assert reproduce(monkeypatch, out, name, *only) == 0
     said = capsys.readouterr().out
-    assert "not run" not in said
+    assert ("not run: " in said) == (name in SOME)
     folder = out / "smoke"
     with (folder / f"{name}.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert rows
     text = (folder / f"{name}.md").read_text(encoding="utf-8")
-    assert f"`fedgh reproduce {name} --budget smoke --seeds 0" in text
+    assert f"- command: fedgh reproduce {name} --budget smoke --seeds 0\n" in text
     assert escape(study(name).title) in (folder / f"{name}.html").read_text(encoding="utf-8")
     if study(name).cases:
         assert "data.name cifar10 → digits" in said
@@ -63,7 +63,7 @@ def test_what_is_missing_is_said(
 ) -> None:
     words = ("ablation", "--only", "cifar10-hetero")
     assert reproduce(monkeypatch, tmp_path, *words, "--no-run") == 0
-    assert "not run: cifar10-hetero: standalone, " in capsys.readouterr().out
+    assert "not run: cifar10-hetero: standalone, seed 0; " in capsys.readouterr().out
     assert not (tmp_path / "smoke" / "cifar10-hetero").exists()
 
     # A method that cannot work here is refused, and that is remembered without the data.
@@ -72,7 +72,9 @@ def test_what_is_missing_is_said(
     assert reproduce(monkeypatch, tmp_path, *words, "--no-run") == 0
     said = capsys.readouterr().out
     assert said.count("[1/1] cifar10-hetero: standalone") == 1
-    assert said.count("no result: cifar10-hetero: fedavg: fedavg averages whole models") == 2
+    assert (
+        said.count("no result: cifar10-hetero: fedavg, seed 0: fedavg averages whole models") == 2
+    )
     text = (tmp_path / "smoke" / "table-hetero.md").read_text(encoding="utf-8")
     assert "## Without a result" in text
 
@@ -80,6 +82,42 @@ def test_what_is_missing_is_said(
     assert (run.summary() or {})["data"] == "digits"
     assert reproduce(monkeypatch, tmp_path, *words, "--set", "local.lr=0.5") == 1
     assert "is another run: local.lr is 0.01 there, 0.5 asked for" in capsys.readouterr().err
+
+
+def test_settings_of_one_method_and_two_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["header-lr", "--only", "cifar10-hetero-lr0.1,fedgh:server_lr=0.01"]
+    words += ["--seeds", "0,1", "--set", "method.server_batch=client"]
+    assert reproduce(monkeypatch, tmp_path, *words) == 0
+    said = capsys.readouterr().out
+    assert "method.server_batch pair → client" in said
+    assert "2 of 2" in said
+    place = tmp_path / "smoke" / "cifar10-hetero-lr0.1"
+    damaged = place / "fedgh:server_lr=0.01-seed1"
+
+    (damaged / "summary.json").unlink()
+    assert reproduce(monkeypatch, tmp_path, *words, "--no-run") == 0
+    said = capsys.readouterr().out
+    assert "1 of 2" in said
+    assert "cifar10-hetero-lr0.1: fedgh:server_lr=0.01, seed 1" in said
+
+    # What is damaged is refused in a line, and never counted.
+    whole = (place / "fedgh:server_lr=0.01-seed0" / "summary.json").read_text(encoding="utf-8")
+    rounds = (damaged / "rounds.jsonl").read_text(encoding="utf-8")
+    for summary, lines in [
+        ("{}", rounds),
+        ("[1, 2]", rounds),
+        (whole, rounds.splitlines()[0] + "\n"),
+        (whole, '{"round": 1}\n'),
+        (whole, "[" * 100_000),
+    ]:
+        (damaged / "summary.json").write_text(summary, encoding="utf-8")
+        (damaged / "rounds.jsonl").write_text(lines, encoding="utf-8")
+        assert reproduce(monkeypatch, tmp_path, *words, "--no-run") == 1
+        err = capsys.readouterr().err
+        assert err.startswith(f"error: {damaged}")
+        assert "delete it, and it is run again" in err
 
 
 def test_a_study_that_is_stopped_has_a_table(
@@ -91,7 +129,7 @@ def test_a_study_that_is_stopped_has_a_table(
     monkeypatch.setattr("fedgh.paper.reproduce.run_study", stopped)
     assert reproduce(monkeypatch, tmp_path, "overlap") == 130
     said = capsys.readouterr()
-    assert "not run: cifar10-hetero-n50-all: standalone, " in said.out
+    assert "not run: cifar10-hetero-n50-all: standalone, seed 0; " in said.out
     assert "the same command goes on from here" in said.err
     assert (tmp_path / "smoke" / "overlap.md").exists()
 
@@ -103,4 +141,6 @@ def test_mistakes_are_named(
     assert "did you mean 'table-hetero'" in capsys.readouterr().err
     assert reproduce(monkeypatch, tmp_path, "table-hetero", "--only", "fedhg") == 2
     assert "did you mean 'fedgh'" in capsys.readouterr().err
+    assert reproduce(monkeypatch, tmp_path, "models", "--set", "local.lr=1") == 2
+    assert "models trains nothing" in capsys.readouterr().err
     assert not any(tmp_path.iterdir())

@@ -5,13 +5,15 @@ import io
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from fedgh import statistics
 from fedgh.core.runs import RunFolder
 from fedgh.paper.result import communication, lines, main_sheet, verdicts
 from fedgh.paper.sheets import Column, Sheet
 from fedgh.paper.study import Study
-from fedgh.sweep import Outcome, Trial, plan_comparison
+from fedgh.sweep import NOT_RUN, Outcome, Trial, plan_comparison
 
 STUDY = Study.model_validate(
     {
@@ -80,11 +82,11 @@ def outcome(tmp_path: Path) -> Outcome:
         (replace(trial, label="standalone"), made(tmp_path / "a", alone)),
         (trial, made(tmp_path / "b", [each + 0.1 for each in alone])),
     ]
-    return Outcome(runs, {"here: fd": "not run", "there: fedgh": "training diverged"})
+    return Outcome(runs, {"here: fd, seed 0": NOT_RUN, "there: fedgh, seed 0": "training diverged"})
 
 
 def test_paper_ours_difference(outcome: Outcome) -> None:
-    table = main_sheet(lines(STUDY, outcome))
+    table = main_sheet(lines(STUDY, outcome, 1))
     titles = [column.title for column in table.columns]
     rows = [dict(zip(titles, row, strict=True)) for row in table.rows]
     assert [row["method"] for row in rows] == STUDY.methods * 2
@@ -92,25 +94,26 @@ def test_paper_ours_difference(outcome: Outcome) -> None:
     assert alone["ours, %"] == pytest.approx(67.5)  # of the last round
     assert alone["difference"] == pytest.approx(7.5)
     assert fedgh["difference"] == pytest.approx(77.5 - 75.0)
-    assert (fd["ours, %"], fd["difference"], fd["seeds"]) == ("not run", None, 0)
+    assert (fd["ours, %"], fd["difference"], fd["seeds"]) == ("not run", None, "0 of 1")
     assert rows[5]["ours, %"] == "no result"
 
 
 def test_costs_where_the_paper_prints_them(outcome: Outcome) -> None:
-    (row,) = communication(lines(STUDY, outcome)).rows
-    assert row == ["Here", "fedgh", 2.0, 2.0, 1.5, 4, 1, 8.0, 3.0]
+    (row,) = communication(lines(STUDY, outcome, 1)).rows
+    assert row == ["Here", "fedgh", 2.0, 2.0, 1.5, 4, 1, "1 of 1", 8.0, 3.0]
 
 
 def test_what_holds(outcome: Outcome) -> None:
     rows = {(str(row[0]), str(row[1])): list(row[2:]) for row in verdicts(STUDY, outcome).rows}
     word, because, points, p = rows["FedGH is best", "Here"]
-    assert (word, because) == ("yes", "the best other is standalone")
+    assert word == "yes, of those run"
+    assert because == "the best rival is standalone; 1 of 2 rivals have no result"
     assert points == pytest.approx(10)
     assert p == pytest.approx(2 / 2**8, abs=0.002)  # both ways of flipping eight alike signs
     word, because, points, _ = rows["nothing matters", "Here"]
     assert word == "no"
     assert points == pytest.approx(10)
-    assert because == "lowest standalone, highest fedgh; 1 of 3 not run"
+    assert because == "lowest standalone, highest fedgh; 1 of 3 have no result"
     assert rows["FedGH is best", "There"][0] == "not run"
     assert rows["nothing matters", "There"][0] == "not run"
 
@@ -155,3 +158,48 @@ def test_tables_for_people_and_programs() -> None:
         ["a|b", "1234.56", "0.126"],
         ["c", "", ""],
     ]
+
+
+def test_a_seed_without_a_result_is_said(tmp_path: Path, outcome: Outcome) -> None:
+    trial, run = outcome.runs[1]
+    two = Outcome([(trial, run)], {"here: fedgh, seed 1": "training diverged"})
+    line = lines(STUDY, two, 2)[2]
+    assert (line.method, line.why_not) == ("fedgh", "training diverged")
+    assert main_sheet([line]).rows[0][-1] == "1 of 2"
+
+
+def test_only_shared_seeds_are_compared(tmp_path: Path, outcome: Outcome) -> None:
+    """FedGH has a second seed that went very well; Standalone has not, so it does not count."""
+    trial = outcome.runs[1][0]
+    lucky = (replace(trial, seed=1), made(tmp_path / "lucky", [1.0] * 8))
+    judged = verdicts(STUDY, Outcome([*outcome.runs, lucky], {}))
+    assert [row[4] for row in judged.rows[::2]] == [pytest.approx(10), pytest.approx(10)]
+    apart = Outcome([outcome.runs[0], lucky], {})
+    assert [row[2] for row in verdicts(STUDY, apart).rows] == ["not run"] * 4
+    because = [row[3] for row in verdicts(STUDY, apart).rows[::2]]
+    assert because == ["no rival has a seed in common", "they have no seed in common"]
+
+
+def test_many_methods_that_are_alike_are_called_alike() -> None:
+    """Comparing the lowest of eight with the highest would say "different" far too often."""
+    rng = np.random.default_rng(0)
+    p = [statistics.range_test(rng.normal(0, 1, (8, 10))) for _ in range(40)]
+    assert np.mean(np.array(p) < 0.05) < 0.2
+    assert 0.3 < np.mean(p) < 0.7
+    one_is_better = rng.normal(0, 1, (8, 10)) + np.eye(8)[:, :1] * 3
+    assert statistics.range_test(one_is_better) < 0.01
+    assert statistics.range_test(np.ones((3, 4))) == 1.0
+
+
+def test_rivals_are_many(tmp_path: Path, outcome: Outcome) -> None:
+    """Rivals are a little ahead: one by itself would count, one among many does not."""
+    trial = outcome.runs[1][0]
+    base = [0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
+    ahead = [0.52, 0.52, 0.52, 0.52, 0.52, 0.52, 0.52, 0.51]
+    study = STUDY.model_copy(update={"methods": ["fedgh", *"abcdefgh"]})
+    runs = [(trial, made(tmp_path / "fedgh", base))]
+    runs += [(replace(trial, label=x), made(tmp_path / f"run-{x}", ahead)) for x in "abcdefgh"]
+    word, _, points, p = list(verdicts(study, Outcome(runs, {})).rows[0])[2:]
+    assert word == "not ahead, within noise"
+    assert points == pytest.approx(-1.875)
+    assert p == pytest.approx(8 * 2 / 2**8, abs=0.01)

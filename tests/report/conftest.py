@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedgh import config, training
+from fedgh import config, confusion, training
 from fedgh.experiment import prepare
 from fedgh.report.runs import NamedRun, name_runs
 from tests.tiny import QUICK
@@ -25,7 +25,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     data = ["data.name=npz", f"data.path={place / 'data.npz'}", "data.classes_per_client=3"]
     for method in ("fedgh", "standalone"):
         words = [*QUICK, *data, f"method.name={method}", "federation.target=0.3"]
-        training.run(prepare(config.load("demo", words)), place / method)
+        confusion.measure(training.run(prepare(config.load("demo", words)), place / method))
     return [place / "fedgh", place / "standalone"]
 
 

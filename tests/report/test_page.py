@@ -5,18 +5,22 @@ import hashlib
 import json
 import re
 import shutil
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedgh import confusion
+from fedgh.core.runs import RunFolder
 from fedgh.errors import RunError
 from fedgh.report import page
 from fedgh.report.page import Cell, Fold, Page, Section, Table
 from fedgh.report.run_page import run_page, state_of
 from fedgh.report.runs import NamedRun, name_runs
+from fedgh.report.write import write_report
 from tests.report.conftest import HOSTILE
 from tests.report.parts import cut, rewrite
 
@@ -201,7 +205,15 @@ def test_a_damaged_file_is_named(
 
 
 @pytest.mark.parametrize(
-    "changes", [{"seconds": {}}, {"accuracy_per_client": None}, {"train_loss": float("nan")}]
+    "changes",
+    [
+        {"seconds": {}},
+        {"seconds": {"total": 1e308}},
+        {"bytes_total": 10**400},
+        {"bytes_up": -1},
+        {"accuracy_per_client": None},
+        {"train_loss": float("nan")},
+    ],
 )
 def test_a_record_that_no_run_writes_is_refused(
     folders: list[Path], tmp_path: Path, changes: dict[str, Any]
@@ -210,6 +222,43 @@ def test_a_record_that_no_run_writes_is_refused(
     rewrite(path / "rounds.jsonl", **changes)
     with pytest.raises(RunError, match="is not what a run writes"):
         content(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("classes", torch.tensor([0.0, 1.0])),
+        ("classes", torch.tensor([0, 99], dtype=torch.int32)),
+        ("means", torch.full((2, 3), 1e200, dtype=torch.float64)),
+        ("means", torch.full((2, 3), torch.nan)),
+        ("means", torch.zeros(2, 3, dtype=torch.complex64)),
+        ("means", torch.zeros(2, 3).to(torch.float8_e4m3fn)),
+    ],
+)
+def test_class_means_that_no_run_writes_are_not_drawn(
+    folders: list[Path], tmp_path: Path, name: str, tensor: torch.Tensor
+) -> None:
+    path = shutil.copytree(folders[0], tmp_path / "run")
+    index = torch.arange(2, dtype=torch.int32)
+    means = {"clients": index, "classes": index.clone(), "means": torch.zeros(2, 3)}
+    RunFolder(path).keep_means(1, means | {name: tensor})
+    text = str(content(path)["main"])
+    assert "means cannot be read" in text
+    assert 'data-chart="means-1"' not in text
+
+
+def test_a_stranger_s_code_is_not_run(
+    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = shutil.copytree(folders[0], tmp_path / "run")
+    (path / "confusion.json").unlink(missing_ok=True)
+    config = path / "config.toml"
+    config.write_text(config.read_text().replace('name = "fedgh"', 'name = "stranger:Method"'))
+    (tmp_path / "stranger.py").write_text("raise SystemExit('it ran')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    out = write_report([path], tmp_path / "page.html")
+    assert "whose code a report does not run" in out.read_text()
+    assert "stranger" not in sys.modules
 
 
 def test_runs_are_called_by_what_tells_them_apart(tmp_path: Path) -> None:

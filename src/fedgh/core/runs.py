@@ -61,8 +61,13 @@ class RunFolder:
     def open(cls, path: Path) -> "RunFolder":
         """A run that is there."""
         run = cls(path)
-        if not run.config.is_file() or not run.checkpoint.is_dir():
-            raise RunError(f"{path} is not a run folder (it has no config.toml and checkpoint/)")
+        if not run.config.is_file():
+            raise RunError(f"{path} is not a run folder (it has no config.toml)")
+        if not run.checkpoint.is_dir():
+            raise RunError(
+                f"{path} has no checkpoint/ to go on from; to start anew, choose another folder or "
+                "delete this one"
+            )
         return run
 
     @contextmanager
@@ -93,7 +98,7 @@ class RunFolder:
         for line in self._rounds.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 record = json.loads(line)
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):
                 break
             if not isinstance(record, dict) or record.get("round") != len(records) + 1:
                 break
@@ -164,7 +169,7 @@ class RunFolder:
     def _read_json(self, name: str) -> Any:
         try:
             return json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"{self.path / name} cannot be read ({error})") from None
 
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fedgh.core.checkpoint import write_atomic
 from fedgh.errors import ConfigError
@@ -55,54 +54,24 @@ def kept_reasons(path: Path) -> dict[str, str]:
 def markdown(result: Result, pictures: Sequence[Path] = ()) -> str:
     """The whole result, for a reader who has not seen it run."""
     parts = [f"# {result.study.title}", result.study.about.strip()]
-    parts.append("\n".join(provenance(result)))
-    if result.changes:
-        parts.append("Different from the paper's settings: " + "; ".join(result.changes) + ".")
+    parts.append("\n".join(f"- {fact}" for fact in result.provenance()))
     first, *others = result.sheets
     parts.append(first.markdown().rstrip())
     parts += [f"![{picture.stem}](figures/{picture.name})" for picture in pictures]
     parts += [f"## {sheet.title}\n\n{sheet.markdown()}".rstrip() for sheet in others]
     if result.reasons:
-        listed = "\n".join(f"- {name}: {why}" for name, why in result.reasons.items())
+        listed = "\n".join(f"- {run}: {why}" for run, why in result.reasons.items())
         parts.append(f"## Without a result\n\n{listed}")
     if result.not_run:
-        parts.append("## Not run\n\n" + "\n".join(f"- {name}" for name in result.not_run))
+        parts.append("## Not run\n\n" + "\n".join(f"- {run}" for run in result.not_run))
     return "\n\n".join(parts) + "\n"
 
 
 def closing(result: Result, files: Sequence[Path]) -> str:
     """What a user has to know who has seen the tables."""
-    lines = []
-    if result.study.cases:
-        lines.append(f"budget {result.request.budget}: {result.about_budget}")
-    if result.changes:
-        lines.append("different from the paper's settings: " + "; ".join(result.changes))
-    lines += [f"no result: {name}: {why}" for name, why in result.reasons.items()]
+    lines = result.conditions()
+    lines += [f"no result: {run}: {why}" for run, why in result.reasons.items()]
     if result.not_run:
-        lines.append(f"not run: {', '.join(result.not_run)}")
+        lines.append(f"not run: {'; '.join(result.not_run)}")
     lines.append("written to " + ", ".join(map(str, files)))
     return "\n".join(lines)
-
-
-def provenance(result: Result) -> list[str]:
-    """Which command made this, with what budget, where and when."""
-    lines = [f"- {result.study.source}", f"- command: `{result.request.command()}`"]
-    if result.study.cases:
-        lines.append(f"- budget {result.request.budget}: {result.about_budget}")
-    summaries: list[dict[str, Any]] = [run.summary() or {} for _, run in result.outcome.runs]
-    if summaries:
-        dates = sorted(summary["finished"][:10] for summary in summaries)
-        when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-        machines = sorted({_machine(summary) for summary in summaries})
-        minutes = sum(summary["seconds"] for summary in summaries) / 60
-        lines.append(f"- runs: {len(summaries)}, {minutes:.0f} minutes in all, {when}")
-        lines.append(f"- on {'; '.join(machines)}")
-    return lines
-
-
-def _machine(summary: dict[str, Any]) -> str:
-    machine, versions = summary["machine"], summary["versions"]
-    return (
-        f"{machine['cores']} cores of {machine['processor']}, torch {versions['torch']}, "
-        f"fedgh {versions['fedgh']}"
-    )

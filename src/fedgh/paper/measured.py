@@ -42,7 +42,14 @@ def convergence_sheet(outcome: Outcome) -> Sheet:
         for trial, run in outcome.runs
         for row in _theorem(convergence.analyse(run.records(), trial.config.local.lr))
     ]
-    return Sheet("", "Theorem 2, measured", columns, rows)
+    note = (
+        "Constants are means over clients and rounds. L₁ is the larger of two secants: the "
+        "assumption's constant is at least that, so that a left side above the right one says "
+        "that L₁ is larger, not that the theorem is wrong. A running mean takes the form "
+        "a / T + b whenever its terms settle soon, so a good fit says little; with a < 0 it "
+        "still rises, and b is no floor."
+    )
+    return Sheet("", "Theorem 2, measured", columns, rows, note)
 
 
 def _theorem(found: convergence.Convergence) -> list[list[Cell]]:
@@ -51,12 +58,13 @@ def _theorem(found: convergence.Convergence) -> list[list[Cell]]:
         ["squared gradient norm, last round", found.gradient[-1]],
         [f"its mean over all {found.rounds} rounds", found.running_mean[-1]],
         ["fit of the running mean by a / T + b: a", found.fit.a],
-        ["fit: the floor b", found.fit.b],
+        ["fit: b, which it tends to", found.fit.b],
         ["fit: R²", found.fit.r_squared],
         ["σ², noise of a mini-batch gradient", found.noise],
         ["δ², gap between local and global header", found.header_gap],
         ["L₁, smoothness, estimated", found.smoothness],
         ["E, local steps per round", found.steps],
+        ["L₀, loss at the start", found.initial_loss],
     ]
     if found.bound is not None:
         rows += [
@@ -66,6 +74,7 @@ def _theorem(found: convergence.Convergence) -> list[list[Cell]]:
             ["Theorem 2, right side: from δ²", found.bound.header],
             ["Theorem 2, right side", found.bound.right],
             ["the same with the measured jump of the loss for δ²", found.bound.right_by_jump],
+            ["L₁ that would make these sides equal", found.smoothness_implied],
         ]
     else:
         rows.append(["Theorem 2, right side", found.no_bound])

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedgh import config as configs
 from fedgh.config import Config
 from fedgh.errors import ConfigError, unknown
 from fedgh.paper.study import BudgetName, Study
@@ -43,16 +42,15 @@ def plan(
 
 def changes(study: Study, budget: BudgetName, overrides: Sequence[str] = ()) -> list[str]:
     """What the budget (and whoever runs it) made different from the paper's settings."""
-    by_text: dict[str, list[str]] = {}
-    for case in study.cases:
-        before = configs.load(case.experiment, case.set)
-        after = configs.load(case.experiment, [*case.at(budget), *overrides])
-        for text in _differences(before, after):
-            by_text.setdefault(text, []).append(case.name)
+    by_text: dict[str, dict[str, None]] = {}
+    before, after = plan(study, "paper", [0]), plan(study, budget, [0], overrides)
+    for old, new in zip(before, after, strict=True):
+        for text in _differences(old.config, new.config):
+            by_text.setdefault(text, {})[new.place] = None
     everywhere = len(study.cases)
     return [
-        text if len(names) == everywhere else f"{text} ({', '.join(names)})"
-        for text, names in by_text.items()
+        text if len(places) == everywhere else f"{text} ({', '.join(places)})"
+        for text, places in by_text.items()
     ]
 
 

@@ -1,9 +1,12 @@
 """Run a study, or what is left of it, and see what its runs say together."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from fedgh.errors import ConfigError
 from fedgh.paper import measured
 from fedgh.paper.plan import changes, narrowed, plan
 from fedgh.paper.result import Line, communication, lines, main_sheet, verdicts
@@ -19,29 +22,27 @@ class Request:
     name: str
     budget: BudgetName = "quick"
     seeds: Sequence[int] = (0,)
-    only: Sequence[str] = ()
     overrides: Sequence[str] = ()
     data_dir: Path | None = None
 
     @property
     def study(self) -> Study:
-        """The study, or the part of it that is wanted."""
-        return narrowed(study(self.name), self.only)
+        """The whole study."""
+        return study(self.name)
 
-    def trials(self) -> list[Trial]:
-        """The runs it takes."""
-        if not self.study.cases:
-            return []
-        return plan(self.study, self.budget, self.seeds, self.overrides, self.data_dir)
+    def trials(self, only: Sequence[str] = ()) -> list[Trial]:
+        """The runs it takes, or those of the settings and methods that `only` names."""
+        part = narrowed(self.study, only)
+        if not part.cases and self.overrides:
+            raise ConfigError(f"{self.name} trains nothing, so that there is nothing to --set")
+        return plan(part, self.budget, self.seeds, self.overrides, self.data_dir)
 
     def command(self) -> str:
         """What to type for the same again."""
-        words = [f"fedgh reproduce {self.name} --budget {self.budget}"]
-        words.append("--seeds " + ",".join(map(str, self.seeds)))
-        if self.only:
-            words.append("--only " + ",".join(self.only))
-        words += [f"--set {override}" for override in self.overrides]
-        return " ".join(words)
+        words = ["fedgh", "reproduce", self.name, "--budget", self.budget]
+        words += ["--seeds", ",".join(map(str, self.seeds))]
+        words += [word for override in self.overrides for word in ("--set", override)]
+        return shlex.join(words)
 
 
 @dataclass(frozen=True)
@@ -49,41 +50,68 @@ class Result:
     """A study with the runs that are there."""
 
     request: Request
-    study: Study
     outcome: Outcome
     lines: list[Line]
     sheets: list[Sheet]
     changes: list[str]
 
     @property
-    def about_budget(self) -> str:
-        """What the budget is, in a sentence."""
-        return budgets()[self.request.budget].about
+    def study(self) -> Study:
+        """What was asked."""
+        return self.request.study
 
     @property
     def reasons(self) -> dict[str, str]:
         """Why some have no result although they were tried."""
-        return {name: why for name, why in self.outcome.missing.items() if why != NOT_RUN}
+        return {run: why for run, why in self.outcome.missing.items() if why != NOT_RUN}
 
     @property
     def not_run(self) -> list[str]:
         """What was not run."""
-        return [name for name, why in self.outcome.missing.items() if why == NOT_RUN]
+        return [run for run, why in self.outcome.missing.items() if why == NOT_RUN]
+
+    def provenance(self) -> list[str]:
+        """Which command made this, with what budget, where and when."""
+        facts = [self.study.source, f"command: {self.request.command()}"]
+        facts += self.conditions()
+        summaries: list[dict[str, Any]] = [run.summary() or {} for _, run in self.outcome.runs]
+        if summaries:
+            dates = sorted(summary["finished"][:10] for summary in summaries)
+            when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+            minutes = sum(summary["seconds"] for summary in summaries) / 60
+            facts.append(f"runs: {len(summaries)}, {minutes:.0f} minutes in all, {when}")
+            facts.append("machine: " + "; ".join(sorted({_machine(each) for each in summaries})))
+        return facts
+
+    def conditions(self) -> list[str]:
+        """The budget, and what is different from the paper's settings."""
+        if not self.study.cases:
+            return []
+        facts = [f"budget {self.request.budget}: {budgets()[self.request.budget].about}"]
+        if self.changes:
+            facts.append("different from the paper's settings: " + "; ".join(self.changes))
+        return facts
 
 
-def run_study(request: Request, out: Path, watch: Watch | None = None) -> dict[str, str]:
-    """Run what is not there yet; returns why some runs have no result."""
-    trials = request.trials()
-    if not trials:
-        return {}
-    return run_trials(trials, out / request.budget, watch, skip_impossible=True).missing
+def run_study(
+    request: Request,
+    out: Path,
+    reasons: dict[str, str],
+    only: Sequence[str] = (),
+    watch: Watch | None = None,
+) -> None:
+    """Run what is not there yet; why some have no result is put into `reasons` as it is found."""
+    trials = request.trials(only)
+    if trials:
+        run_trials(trials, out / request.budget, watch, skip_impossible=True, missing=reasons)
 
 
 def collect(request: Request, out: Path, reasons: dict[str, str]) -> Result:
     """What the runs that are there say; `reasons` tells why others have no result."""
-    wanted = request.study
-    there = found(request.trials(), out / request.budget)
-    missing = {name: reasons.get(name, why) for name, why in there.missing.items()}
+    wanted, trials = request.study, request.trials()
+    there = found(trials, out / request.budget)
+    names = {trial.run: trial.name for trial in trials}
+    missing = {run: reasons.get(names[run], why) for run, why in there.missing.items()}
     outcome = Outcome(there.runs, missing)
     sheets: list[Sheet]
     found_lines: list[Line] = []
@@ -94,12 +122,17 @@ def collect(request: Request, out: Path, reasons: dict[str, str]) -> Result:
     elif wanted.kind == "cost":
         sheets = [measured.cost_sheet(outcome)]
     else:
-        found_lines = lines(wanted, outcome)
-        sheets = [
-            main_sheet(found_lines),
-            verdicts(wanted, outcome),
-            communication(found_lines),
-        ]
+        found_lines = lines(wanted, outcome, len(request.seeds))
+        costs = communication(found_lines)
+        sheets = [main_sheet(found_lines), verdicts(wanted, outcome)]
+        sheets += [costs] if costs.rows else []
     differences = changes(wanted, request.budget, request.overrides)
-    full = [sheets[0], *(sheet for sheet in sheets[1:] if sheet.rows)]
-    return Result(request, wanted, outcome, found_lines, full, differences)
+    return Result(request, outcome, found_lines, sheets, differences)
+
+
+def _machine(summary: dict[str, Any]) -> str:
+    machine, versions = summary["machine"], summary["versions"]
+    return (
+        f"{machine['cores']} cores of {machine['processor']}, torch {versions['torch']}, "
+        f"fedgh {versions['fedgh']}"
+    )

@@ -1,12 +1,15 @@
 """What the runs of a study say: the paper's number, ours, the difference, and what holds."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from fedgh import statistics
+from fedgh.core.runs import RunFolder
 from fedgh.paper.sheets import Cell, Column, Sheet
-from fedgh.paper.study import Case, Claim, Published, Study
-from fedgh.statistics import Row
+from fedgh.paper.study import Case, Published, Study
+from fedgh.statistics import Row, client_accuracies
 from fedgh.sweep import NOT_RUN, Outcome
 
 SIGNIFICANT = 0.05
@@ -20,6 +23,7 @@ class Line:
     method: str
     paper: Published
     ours: Row | None
+    seeds: int  # that were asked for
     why_not: str | None  # there are no numbers of ours
 
     @property
@@ -35,15 +39,17 @@ class Line:
         return self.accuracy - self.paper.accuracy
 
 
-def lines(study: Study, outcome: Outcome) -> list[Line]:
+def lines(study: Study, outcome: Outcome, seeds: int) -> list[Line]:
     """Every method in every setting, whether it was run or not."""
     found: list[Line] = []
     for case in study.cases:
         ours = {row.label: row for row in statistics.rows(outcome.at(case.name))}
         for method in study.methods:
-            why = None if method in ours else outcome.missing.get(f"{case.name}: {method}")
+            start = f"{case.name}: {method}, seed "
+            reasons = [why for run, why in outcome.missing.items() if run.startswith(start)]
             published = case.published.get(method, Published())
-            found.append(Line(case, method, published, ours.get(method), why))
+            row = ours.get(method)
+            found.append(Line(case, method, published, row, seeds, reasons[0] if reasons else None))
     return found
 
 
@@ -56,7 +62,7 @@ def main_sheet(found: Iterable[Line]) -> Sheet:
         Column("ours, %"),
         Column("± std"),
         Column("difference", signed=True),
-        Column("seeds", 0),
+        Column("seeds"),
     ]
     rows: list[list[Cell]] = [
         [
@@ -66,7 +72,7 @@ def main_sheet(found: Iterable[Line]) -> Sheet:
             line.accuracy if line.ours else _short(line.why_not),
             _percent(line.ours.accuracy_std) if line.ours else None,
             line.difference,
-            float(line.ours.seeds) if line.ours else 0.0,
+            f"{line.ours.seeds if line.ours else 0} of {line.seeds}",
         ]
         for line in found
     ]
@@ -87,15 +93,16 @@ def communication(found: Iterable[Line]) -> Sheet:
         Column("really sent"),
         Column("rounds to target, paper", 0),
         Column("ours", 1),
-        Column("KB to target, paper", 1),
-        Column("ours, sent", 1),
+        Column("seeds that reached it"),
+        Column("KB to target, paper"),
+        Column("ours, sent"),
     ]
     rows: list[list[Cell]] = [
         [line.case.title, line.method, *_costs(line)]
         for line in found
         if line.paper.kb_per_client_round is not None
     ]
-    note = "KB per client and round, up and down; 1 KB = 1024 B. A dash: the target is not reached."
+    note = "KB per client and round, up and down; 1 KB = 1024 B. Means over seeds that reached it."
     return Sheet("communication", "What it costs to send", columns, rows, note)
 
 
@@ -109,65 +116,98 @@ def verdicts(study: Study, outcome: Outcome) -> Sheet:
         Column("points", signed=True),
         Column("p", 3),
     ]
-    rows = [
-        [claim.text, case.title, *_judge(claim, outcome.at(case.name))]
-        for claim in study.claims
-        for case in study.cases
-    ]
+    rows: list[list[Cell]] = []
+    for claim in study.claims:
+        for case in study.cases:
+            here = outcome.at(case.name)
+            if claim.highest is not None:
+                judged = _judge_highest(claim.highest, study.methods, here)
+            else:
+                judged = _judge_alike(claim.alike, here)
+            rows.append([claim.text, case.title, *judged])
     note = (
-        f"p: sign-flip test paired over clients and seeds, not corrected for many comparisons; "
-        f"a difference counts when p < {SIGNIFICANT}. Clients of one run share a server, so that "
-        "even then it is a hint."
+        f"A difference counts when p < {SIGNIFICANT}; otherwise it is within noise. Clients are "
+        "paired, over the seeds that the compared methods share. Highest: sign-flip tests against "
+        "each rival; to be ahead all of them must count, to be behind one, corrected for their "
+        "number. Alike: the spread of the means, with methods changing places within each client. "
+        "Not corrected for the number of settings, and clients of one run share a server: a hint."
     )
     return Sheet("claims", "Does it hold?", columns, rows, note)
 
 
-def _judge(claim: Claim, outcome: Outcome) -> list[Cell]:
-    if claim.highest is not None:
-        return _judge_highest(claim.highest, outcome)
-    return _judge_alike(claim.alike, outcome)
-
-
-def _judge_highest(winner: str, outcome: Outcome) -> list[Cell]:
-    table = [row for row in statistics.rows(outcome, reference=winner) if row.label != winner]
-    if not table or all(trial.label != winner for trial, _ in outcome.runs):
+def _judge_highest(winner: str, methods: Sequence[str], outcome: Outcome) -> list[Cell]:
+    if all(trial.label != winner for trial, _ in outcome.runs):
         return ["not run", "", None, None]
-    best = max(table, key=lambda row: row.accuracy or 0.0)
-    ahead = -(best.difference or 0.0)
-    sure = best.p_value is not None and best.p_value < SIGNIFICANT
-    if ahead > 0:
-        word = "yes" if sure else "ahead, within noise"
+    rivals = [
+        row
+        for row in statistics.rows(outcome, reference=winner)
+        if row.difference is not None and row.p_value is not None
+    ]
+    if not rivals:
+        return ["not run", "no rival has a seed in common", None, None]
+    best = max(rivals, key=lambda row: row.difference or 0.0)
+    behind = [row for row in rivals if (row.difference or 0.0) >= 0]
+    if behind:
+        p = min(1.0, len(rivals) * min(row.p_value or 0.0 for row in behind))
+        word = "no" if p < SIGNIFICANT else "not ahead, within noise"
     else:
-        word = "no" if sure else "not ahead, within noise"
-    return [word, f"the best other is {best.label}", 100 * ahead, best.p_value]
+        p = max(row.p_value or 0.0 for row in rivals)
+        word = "yes" if p < SIGNIFICANT else "ahead, within noise"
+    because = f"the best rival is {best.label}"
+    absent = len(methods) - 1 - len(rivals)
+    if absent:
+        because += f"; {absent} of {len(methods) - 1} rivals have no result"
+        word = "yes, of those run" if word == "yes" else word
+    return [word, because, -100 * (best.difference or 0.0), p]
 
 
-def _judge_alike(alike: list[str], outcome: Outcome) -> list[Cell]:
-    table = [row for row in statistics.rows(outcome) if row.label in alike]
-    if len(table) < 2:
+def _judge_alike(alike: Sequence[str], outcome: Outcome) -> list[Cell]:
+    by_label: dict[str, dict[int, RunFolder]] = {}
+    for trial, run in outcome.runs:
+        if trial.label in alike:
+            by_label.setdefault(trial.label, {})[trial.seed] = run
+    if len(by_label) < 2:
         return ["not run", "", None, None]
-    table.sort(key=lambda row: row.accuracy or 0.0)
-    low, high = table[0].label, table[-1].label
-    test = next(row for row in statistics.rows(outcome, reference=low) if row.label == high)
-    sure = test.p_value is not None and test.p_value < SIGNIFICANT
+    shared = set.intersection(*({*runs} for runs in by_label.values()))
+    if not shared:
+        return ["not run", "they have no seed in common", None, None]
+    scores = np.array(
+        [
+            np.concatenate([client_accuracies(runs[seed], last=1) for seed in sorted(shared)])
+            for runs in by_label.values()
+        ]
+    )
+    scores = scores[:, ~np.isnan(scores).any(axis=0)]
+    means = dict(zip(by_label, scores.mean(axis=1), strict=True))
+    low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+    p = statistics.range_test(scores)
     because = f"lowest {low}, highest {high}"
-    if len(table) < len(alike):
-        because += f"; {len(alike) - len(table)} of {len(alike)} not run"
-    apart = None if test.difference is None else 100 * test.difference
-    return ["no" if sure else "within noise", because, apart, test.p_value]
+    if len(by_label) < len(alike):
+        because += f"; {len(alike) - len(by_label)} of {len(alike)} have no result"
+    word = "no" if p < SIGNIFICANT else "within noise"
+    return [word, because, 100 * float(means[high] - means[low]), p]
 
 
 def _costs(line: Line) -> list[Cell]:
     paper, ours = line.paper, line.ours
-    published = (paper.kb_per_client_round, paper.rounds_to_target, paper.kb_to_target)
     if ours is None:
-        reckoned = sent = rounds = kb = None
+        mine: list[Cell] = [_short(line.why_not)] * 5
     else:
-        reckoned = _kb(ours.paper_bytes_per_client_round)
-        sent = _kb(ours.bytes_per_client_round)
-        rounds = ours.rounds_to_target
-        kb = _kb(ours.bytes_to_target)
-    return [published[0], reckoned, sent, published[1], rounds, published[2], kb]
+        mine = [
+            _kb(ours.paper_bytes_per_client_round),
+            _kb(ours.bytes_per_client_round),
+            ours.rounds_to_target,
+            f"{ours.reached} of {ours.seeds}",
+            _kb(ours.bytes_to_target),
+        ]
+    return [
+        paper.kb_per_client_round,
+        *mine[:2],
+        paper.rounds_to_target,
+        *mine[2:4],
+        paper.kb_to_target,
+        mine[4],
+    ]
 
 
 def _short(reason: str | None) -> str:

@@ -22,7 +22,8 @@ class Column:
             return "-"
         if isinstance(cell, str):
             return cell
-        return f"{cell:{'+' if self.signed else ''},.{self.digits}f}"
+        rounded = round(cell, self.digits) + 0.0  # no minus before a zero
+        return f"{rounded:{'+' if self.signed else ''},.{self.digits}f}"
 
 
 @dataclass(frozen=True)

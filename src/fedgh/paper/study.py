@@ -5,10 +5,11 @@ two studies share by name is run once. A budget says how much of it a machine ca
 """
 
 import tomllib
+from functools import cache
 from importlib import resources
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedgh.errors import ConfigError, unknown
 
@@ -53,6 +54,12 @@ class Claim(_Strict):
     highest: str | None = None
     alike: list[str] = []
 
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "Claim":
+        if (self.highest is None) != bool(self.alike):
+            raise ValueError("a claim has either `highest` or `alike`")
+        return self
+
 
 class Structure(_Strict):
     """A row of the table of networks."""
@@ -82,11 +89,14 @@ class Budget(_Strict):
     set: list[str]
 
 
+@cache
 def studies() -> dict[str, Study]:
     """All studies by name, those of the paper first."""
     folder = resources.files("fedgh.paper") / "studies"
     found = {
-        item.name.removesuffix(".toml"): Study.model_validate(_parse(item.read_text("utf-8")))
+        item.name.removesuffix(".toml"): Study.model_validate(
+            tomllib.loads(item.read_text("utf-8"))
+        )
         for item in sorted(folder.iterdir(), key=lambda item: item.name)
         if item.name.endswith(".toml")
     }
@@ -101,11 +111,8 @@ def study(name: str) -> Study:
     return known[name]
 
 
+@cache
 def budgets() -> dict[str, Budget]:
     """The budgets by name."""
     text = (resources.files("fedgh.paper") / "budgets.toml").read_text("utf-8")
-    return {name: Budget.model_validate(table) for name, table in _parse(text).items()}
-
-
-def _parse(text: str) -> dict[str, Any]:
-    return tomllib.loads(text)
+    return {name: Budget.model_validate(table) for name, table in tomllib.loads(text).items()}

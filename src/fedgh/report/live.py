@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgh.confusion import read
+from fedgh.engines.host import one_line
 from fedgh.errors import FedghError
 from fedgh.report.page import Page, fill
 from fedgh.report.run_page import run_page, state_of
@@ -51,9 +52,10 @@ class LivePage:
         try:
             (run,) = name_runs([self._path])
             return {**run_page([run], read).content(), "status": f"{run.label}: {state_of(run)}"}
-        except FedghError as error:
-            # It may be half written, and is looked at again when it changes.
-            page = Page("fedgh", str(error), [])
+        except Exception as error:
+            # Somebody may be writing or have damaged it; it is looked at again when it changes.
+            words = str(error) if isinstance(error, FedghError) else one_line(error)
+            page = Page("fedgh", words, [])
             return {**page.content(), "status": "This run cannot be read."}
 
     def _look(self) -> list[tuple[str, int, int]]:

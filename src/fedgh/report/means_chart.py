@@ -6,6 +6,7 @@ import altair as alt
 import torch
 from torch import Tensor
 
+from fedgh.core import wire
 from fedgh.core.types import Payload
 from fedgh.engines.host import one_thread
 from fedgh.errors import RunError, WireError
@@ -16,6 +17,11 @@ MOST_PANELS = 4
 MOST_POINTS = 800
 """Means shown in a panel; more of them cover one another."""
 
+SPEC = {
+    "clients": wire.Field(torch.int32, ("n",)),
+    "classes": wire.Field(torch.int32, ("n",)),
+    "means": wire.Field(torch.float32, ("n", "width")),
+}
 MOST_IN_LEGEND = 12
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]
 
@@ -90,16 +96,12 @@ def means_chart(run: NamedRun, projection: Projection) -> alt.FacetChart:
 
 def _checked(means: Payload, run: NamedRun) -> Payload:
     """Refuse what `core.means` would not have written."""
-    classes = len(run.identity.classes)
-    if means.keys() != {"clients", "classes", "means"} or means["means"].ndim != 2:
-        raise WireError("not class means")
-    labels, size = means["classes"], means["means"].shape[:1]
-    if labels.shape != size or means["clients"].shape != size or not len(labels):
-        raise WireError("as many clients and classes as means are needed")
+    wire.check(means, SPEC)
+    labels, classes = means["classes"], len(run.identity.classes)
+    if not len(labels):
+        raise WireError("no class means")
     if int(labels.min()) < 0 or int(labels.max()) >= classes:
         raise WireError(f"labels outside 0..{classes - 1}")
-    if not bool(means["means"].isfinite().all()):
-        raise WireError("values that are not finite")
     return means
 
 

@@ -9,15 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from fedgh.core.runs import Record, RunFolder
 from fedgh.errors import RunError
 from fedgh.summary import so_far
 
 T = TypeVar("T")
+Bytes = Annotated[int, Field(ge=0, lt=2**63)]
+Seconds = Annotated[float, Field(ge=0, le=1e12)]
 
 
 class _Checked(BaseModel):
@@ -39,13 +41,13 @@ class Round(_Checked):
     accuracy: float | None
     accuracy_per_client: list[float | None] | None
     train_loss: float | None
-    bytes_up: int
-    bytes_down: int
-    bytes_total: int
-    wire_bytes: int = 0
+    bytes_up: Bytes
+    bytes_down: Bytes
+    bytes_total: Bytes
+    wire_bytes: Bytes = 0
     failed: list[Problem]
     rejected: list[Problem]
-    seconds: dict[str, float]
+    seconds: dict[str, Seconds]
 
     @model_validator(mode="after")
     def _whole(self) -> "Round":

@@ -6,7 +6,6 @@ from typing import Any
 import altair as alt
 
 from fedgh.paper import convergence
-from fedgh.paper.document import provenance
 from fedgh.paper.reproduce import Result
 from fedgh.paper.sheets import Sheet
 from fedgh.report.charts import accuracy_over_rounds
@@ -18,10 +17,7 @@ from fedgh.sweep import Trial
 def page(result: Result) -> Page:
     """The whole result, with every chart."""
     lead = " ".join(result.study.about.split())
-    about = [line.removeprefix("- ").replace("`", "") for line in provenance(result)]
-    if result.changes:
-        about.append("different from the paper's settings: " + "; ".join(result.changes))
-    sections = [Section("about", "What was run", "\n".join(about))]
+    sections = [Section("about", "What was run", "\n".join(result.provenance()))]
     figures = _overview(result)
     for number, sheet in enumerate(result.sheets):
         parts: list[Figure | Table | Fold] = (
@@ -178,7 +174,7 @@ def _id(name: str) -> str:
 
 
 def write(result: Result, path: Path, pictures: Path) -> list[Path]:
-    """The page, and the first picture of it as SVG for documents."""
+    """The page, and its pictures as SVG for documents."""
     from fedgh.report import figures
     from fedgh.report.page import write as write_page
 

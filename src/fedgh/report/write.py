@@ -1,9 +1,9 @@
 """From run folders to a report on disk."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedgh.confusion import measure
+from fedgh.confusion import Confusion, measure, measure_own
 from fedgh.core.runs import RunFolder
 from fedgh.engines.host import one_line
 from fedgh.errors import FedghError
@@ -15,6 +15,7 @@ def write_report(
     out: Path | None = None,
     figures: Path | None = None,
     kind: str = "svg",
+    find_confusion: Callable[[RunFolder], Confusion] = measure_own,
 ) -> Path:
     """Write the page about these runs and return its path; its charts also go into `figures`.
 
@@ -26,7 +27,7 @@ def write_report(
     from fedgh.report.run_page import run_page
     from fedgh.report.runs import name_runs
 
-    made = run_page(name_runs(paths), measure)
+    made = run_page(name_runs(paths), find_confusion)
     out = out or (paths[0] if len(paths) == 1 else Path()) / "report.html"
     page.write(made, out)
     if figures is not None:
@@ -37,7 +38,7 @@ def write_report(
 def report_after(run: RunFolder) -> str:
     """Write the report of a finished run and say where, or why not: that never harms the run."""
     try:
-        return f"report     {write_report([run.path])}"
+        return f"report     {write_report([run.path], find_confusion=measure)}"
     except FedghError as error:
         return f"report     not written: {error}"
     except KeyboardInterrupt:
