@@ -134,6 +134,15 @@ def test_a_study_that_is_stopped_has_a_table(
     assert (tmp_path / "smoke" / "overlap.md").exists()
 
 
+def test_without_the_packages_for_charts_there_are_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fedgh.report.extra.find_spec", lambda _: None)
+    assert reproduce(monkeypatch, tmp_path, "models") == 0
+    assert "pip install 'fedgh[report]'" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "smoke").iterdir()} == {"models.md", "models.csv"}
+
+
 def test_mistakes_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

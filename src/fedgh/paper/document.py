@@ -46,7 +46,7 @@ def kept_reasons(path: Path) -> dict[str, str]:
     """Why runs had no result when they were last tried."""
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return {str(name): str(why) for name, why in known.items()} if isinstance(known, dict) else {}
 
@@ -74,4 +74,6 @@ def closing(result: Result, files: Sequence[Path]) -> str:
     if result.not_run:
         lines.append(f"not run: {'; '.join(result.not_run)}")
     lines.append("written to " + ", ".join(map(str, files)))
+    if all(path.suffix != ".html" for path in files):
+        lines.append("for charts and a page: pip install 'fedgh[report]'")
     return "\n".join(lines)
