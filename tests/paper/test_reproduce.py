@@ -1,6 +1,7 @@
 """`fedgh reproduce` as a user types it: every study with the smallest budget."""
 
 import csv
+import json
 from html import escape
 from pathlib import Path
 
@@ -118,6 +119,20 @@ def test_settings_of_one_method_and_two_seeds(
         err = capsys.readouterr().err
         assert err.startswith(f"error: {damaged}")
         assert "delete it, and it is run again" in err
+
+
+def test_a_run_without_what_is_measured_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reproduce(monkeypatch, tmp_path, "cost", "--only", "cifar10-hetero") == 0
+    run = tmp_path / "smoke" / "cifar10-hetero" / "fedgh-seed0"
+    data = json.loads((run / "data.json").read_text(encoding="utf-8"))
+    del data["shape"]  # as in a run of an earlier version
+    (run / "data.json").write_text(json.dumps(data), encoding="utf-8")
+    capsys.readouterr()
+    assert reproduce(monkeypatch, tmp_path, "cost", "--no-run") == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {run} does not hold what this study measures (KeyError: 'shape'")
 
 
 def test_a_study_that_is_stopped_has_a_table(

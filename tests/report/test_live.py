@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from fedgh.errors import RunError
 from fedgh.report import live
 from fedgh.report.live import LivePage, LiveServer
 from fedgh.report.page import Page
@@ -154,3 +155,11 @@ def test_the_command_prints_its_address_and_ends_with_ctrl_c(unfinished: Path) -
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_port_that_is_taken_is_named(unfinished: Path) -> None:
+    with (
+        LiveServer(unfinished) as server,
+        pytest.raises(RunError, match=rf"port {server.server_port} cannot be used .*--port"),
+    ):
+        LiveServer(unfinished, server.server_port)

@@ -1,7 +1,11 @@
 """The tables of the studies that are not about accuracy: networks, convergence, cost."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from fedgh.core.runs import RunFolder
 from fedgh.core.types import Task
+from fedgh.errors import RunError
 from fedgh.models import extractor, split_model
 from fedgh.paper import convergence, cost
 from fedgh.paper.sheets import Cell, Column, Sheet
@@ -12,6 +16,18 @@ PAPER_TASK = Task(
     num_classes=10, rep_dim=500, num_clients=10, rounds=1, seed=0, input_shape=(3, 32, 32)
 )
 MIB = 2**20
+
+
+@contextmanager
+def _readable(run: RunFolder) -> Iterator[None]:
+    """What a damaged run folder, or one of an earlier version, does not hold is a RunError."""
+    try:
+        yield
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise RunError(
+            f"{run.path} does not hold what this study measures ({type(error).__name__}: {error}); "
+            "delete it, and it is run again"
+        ) from None
 
 
 def structures(study: Study) -> Sheet:
@@ -29,19 +45,18 @@ def structures(study: Study) -> Sheet:
         count = sum(parameter.numel() for parameter in model.parameters())
         size = 4 * count / MIB
         rows.append([row.extractor, float(count), row.printed_mb, size, size - row.printed_mb])
-    return Sheet(
-        "", study.title, columns, rows, "With the header for ten classes; 1 MB = 2^20 bytes."
-    )
+    note = "With the header for ten classes; 1 MB = 2^20 bytes."
+    return Sheet("", "Paper and ours", columns, rows, note)
 
 
 def convergence_sheet(outcome: Outcome) -> Sheet:
     """What Theorem 2 speaks of, as it was measured."""
     columns = [Column("setting"), Column("seed", 0), Column("quantity"), Column("measured", 4)]
-    rows: list[list[Cell]] = [
-        [trial.place, float(trial.seed), *row]
-        for trial, run in outcome.runs
-        for row in _theorem(convergence.analyse(run.records(), trial.config.local.lr))
-    ]
+    rows: list[list[Cell]] = []
+    for trial, run in outcome.runs:
+        with _readable(run):
+            found = convergence.analyse(run.records(), trial.config.local.lr)
+            rows += [[trial.place, float(trial.seed), *row] for row in _theorem(found)]
     note = (
         "Constants are means over clients and rounds. L₁ is the larger of two secants: the "
         "assumption's constant is at least that, so that a left side above the right one says "
@@ -95,11 +110,11 @@ def cost_sheet(outcome: Outcome) -> Sheet:
         Column("paper", 3),
         Column("ours", 5),
     ]
-    rows: list[list[Cell]] = [
-        [trial.place, float(trial.seed), *row]
-        for trial, run in outcome.runs
-        for row in _cost(_measure(trial, run))
-    ]
+    rows: list[list[Cell]] = []
+    for trial, run in outcome.runs:
+        with _readable(run):
+            found = _measure(trial, run)
+            rows += [[trial.place, float(trial.seed), *row] for row in _cost(found)]
     note = "Epochs by the clock depend on the machine; by counted operations they do not."
     return Sheet("", "Paper and ours", columns, rows, note)
 

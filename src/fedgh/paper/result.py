@@ -139,26 +139,25 @@ def _judge_highest(winner: str, methods: Sequence[str], outcome: Outcome) -> lis
     if all(trial.label != winner for trial, _ in outcome.runs):
         return ["not run", "", None, None]
     rivals = [
-        row
+        (row.difference, row.p_value, row.label)
         for row in statistics.rows(outcome, reference=winner)
         if row.difference is not None and row.p_value is not None
     ]
     if not rivals:
         return ["not run", "no rival has a seed in common", None, None]
-    best = max(rivals, key=lambda row: row.difference or 0.0)
-    behind = [row for row in rivals if (row.difference or 0.0) >= 0]
-    if behind:
-        p = min(1.0, len(rivals) * min(row.p_value or 0.0 for row in behind))
+    lead, _, best = max(rivals)  # of the rival that is most ahead, or least behind
+    if lead >= 0:
+        p = min(1.0, len(rivals) * min(p for ahead, p, _ in rivals if ahead >= 0))
         word = "no" if p < SIGNIFICANT else "not ahead, within noise"
     else:
-        p = max(row.p_value or 0.0 for row in rivals)
+        p = max(p for _, p, _ in rivals)
         word = "yes" if p < SIGNIFICANT else "ahead, within noise"
-    because = f"the best rival is {best.label}"
+    because = f"the best rival is {best}"
     absent = len(methods) - 1 - len(rivals)
     if absent:
         because += f"; {absent} of {len(methods) - 1} rivals have no result"
         word = "yes, of those run" if word == "yes" else word
-    return [word, because, -100 * (best.difference or 0.0), p]
+    return [word, because, -100 * lead, p]
 
 
 def _judge_alike(alike: Sequence[str], outcome: Outcome) -> list[Cell]:

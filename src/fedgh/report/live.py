@@ -13,7 +13,7 @@ from typing import Any
 
 from fedgh.confusion import read
 from fedgh.engines.host import one_line
-from fedgh.errors import FedghError
+from fedgh.errors import FedghError, RunError
 from fedgh.report.page import Page, fill
 from fedgh.report.run_page import run_page, state_of
 from fedgh.report.runs import name_runs
@@ -77,7 +77,12 @@ class LiveServer(ThreadingHTTPServer):
 
     def __init__(self, path: Path, port: int = 0) -> None:
         self.page = LivePage(path)
-        super().__init__((ADDRESS, port), _Handler)
+        try:
+            super().__init__((ADDRESS, port), _Handler)
+        except OSError as error:
+            raise RunError(
+                f"port {port} cannot be used ({error.strerror}); choose another --port"
+            ) from None
 
     @property
     def url(self) -> str:

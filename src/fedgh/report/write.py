@@ -29,6 +29,7 @@ def write_report(
 
     made = run_page(name_runs(paths), find_confusion)
     out = out or (paths[0] if len(paths) == 1 else Path()) / "report.html"
+    out.parent.mkdir(parents=True, exist_ok=True)
     page.write(made, out)
     if figures is not None:
         save_all(made, figures, kind)
