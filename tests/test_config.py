@@ -122,7 +122,10 @@ class Unfinished(Method):
 
 def test_methods_of_ones_own_that_are_none() -> None:
     for name, says in (
-        ("tests.test_config:Unfinished", "does not define client_update, server_update, upload_sp"),
+        (
+            "tests.test_config:Unfinished",
+            "does not define client_update, download_specs, server_upd",
+        ),
         ("tests.test_config:Path", "not a subclass"),
         ("tests.test_config:Nothing", "cannot import"),
         ("nowhere:Nothing", "cannot import"),

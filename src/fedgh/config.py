@@ -11,6 +11,8 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from fedgh.core.attack import Attack
+from fedgh.core.defence import Defence
 from fedgh.core.method import Method
 from fedgh.core.types import LocalTraining, NameList
 from fedgh.data.sources import SOURCES
@@ -18,6 +20,7 @@ from fedgh.errors import ConfigError, import_object, unknown
 from fedgh.methods import METHODS
 
 DEFAULT_METHOD = "fedgh"
+_IF_USED = ("defence", "attack")
 
 
 class _Section(BaseModel):
@@ -77,6 +80,8 @@ class RunSection(_Section):
     evaluate: Literal["all", "trained"] = "all"  # whose mean: all clients, or those that took part
     checkpoint_every: int = Field(1, ge=1)
     quorum: float = Field(0.0, ge=0, le=1)  # share of a round's participants that must answer
+    strikes: int = Field(3, ge=0)  # rejected uploads after which a client is set aside; 0 = never
+    largest_norm: float = Field(1000.0, gt=0)  # of a row in what is sent, either way
     deadline: float = Field(600.0, gt=0)  # seconds a participant on another machine may take
     global_accuracy: bool = False  # also judge every client on everybody's classes
     tensorboard: bool = False  # also write the numbers of every round for TensorBoard
@@ -87,6 +92,8 @@ class _Sections(_Section):
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
     local: LocalTraining = LocalTraining()
+    defence: Defence = Defence()
+    attack: Attack = Attack()
     run: RunSection = RunSection()
 
 
@@ -103,9 +110,15 @@ class Config(_Sections):
         return {**sections, "method": {"name": _method_name(self.method), **asdict(self.method)}}
 
     def portable(self) -> dict[str, Any]:
-        """The same without what is one machine's affair: how it is run, where files are."""
+        """The same without what is one machine's affair: how it is run, where files are.
+
+        What is not used is left out, so that runs from before it could be are still the same.
+        """
         table = self.to_table()
         del table["run"]
+        for section in _IF_USED:
+            if getattr(self, section) == getattr(_Sections(), section):
+                del table[section]
         table["data"] = {k: v for k, v in table["data"].items() if k not in ("dir", "path")}
         return table
 

@@ -1,6 +1,6 @@
 """What a person can put right: shown as a message, never as a traceback.
 
-And the two places where people name things: what is not known, what is imported.
+And how other people's words are shown, what is imported by name, what is not known.
 """
 
 from collections.abc import Iterable
@@ -26,11 +26,27 @@ class DataError(FedghError):
 
 
 class WireError(FedghError):
-    """A message from another party is not what the method declared."""
+    """A message from another party is not what was declared.
+
+    Its words may quote a stranger's, so they are made harmless here.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text))
 
 
 class RunError(FedghError):
     """A run cannot go on."""
+
+
+LONGEST_TEXT = 500
+"""Characters of a stranger's words that are shown or kept."""
+
+
+def printable(text: str) -> str:
+    """A stranger's words in one line of harmless characters, not too many."""
+    kept = "".join(char if char.isprintable() else " " for char in text[: 2 * LONGEST_TEXT])
+    return " ".join(kept.split())[:LONGEST_TEXT]
 
 
 def import_object(name: str) -> Any:

@@ -101,6 +101,8 @@ class Experiment:
             partition=self.partition,
             global_sample=sample,
             device=find_device(self.config.run.device),
+            largest_norm=self.config.run.largest_norm,
+            attack=self.config.attack,
         )
 
 
@@ -123,6 +125,7 @@ def prepare(
         raise ConfigError(f"local.augment is for images, but inputs have shape {source.shape}")
     if config.run.global_accuracy and config.data.name == "private":
         raise ConfigError("run.global_accuracy needs everybody's data, but data.name = 'private'")
+    _check_class_means(config)
     if extractors is not None:
         zoo = _names(extractors)
         config = config.model_copy(update={"model": config.model.model_copy(update={"zoo": zoo})})
@@ -138,6 +141,19 @@ def prepare(
             check_extractor(name, make, experiment.task)
     experiment.initial_server()
     return experiment
+
+
+def _check_class_means(config: Config) -> None:
+    """Refuse what only makes sense for methods that send class means."""
+    wanted = {
+        "defence.agreement": config.defence.agreement,
+        "attack.clients": config.attack.clients,
+    }
+    for key, value in wanted.items():
+        if value and not config.method.sends_class_means:
+            raise MethodError(
+                f"{key} is about class means, which {config.method.name} does not send"
+            )
 
 
 def _deal(config: Config, source: Source) -> Partition:

@@ -158,6 +158,9 @@ def _train(
                 eval_every=config.run.eval_every,
                 judge_untrained=config.run.evaluate == "all",
                 quorum=config.run.quorum,
+                defence=config.defence,
+                largest_norm=config.run.largest_norm,
+                strikes=config.run.strikes,
             )
             for number in range(done + 1, task.rounds + 1):
                 album = Album()

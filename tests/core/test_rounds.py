@@ -30,6 +30,9 @@ class Sum(Method):
     def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
         return {"value": wire.Field(torch.float32, (1,))}
 
+    def download_specs(self, client: Client) -> list[wire.Spec]:
+        raise NotImplementedError
+
 
 METRICS = ("accuracy", "evaluation_accuracy")
 
@@ -101,6 +104,79 @@ def test_a_bad_upload_is_rejected_and_never_seen_by_the_method() -> None:
         (3, "not a readable messa"),
     ]
     assert fed.server["total"].item() == 2
+
+
+def test_three_strikes_and_a_client_is_set_aside() -> None:
+    def answer(job: Job) -> Reply:
+        if job.client_id == 2:
+            return Scripted.usual(job, value=float("inf"))
+        return Scripted.usual(job)
+
+    engine = Scripted(answer)
+    fed = federation(engine, strikes=3)
+    records = [fed.round(number) for number in (1, 2, 3, 4, 5)]
+    assert [record["participants"] for record in records] == 3 * [[0, 1, 2, 3]] + 2 * [[0, 1, 3]]
+    assert [record["set_aside"] for record in records] == [[], [], [2], [2], [2]]
+    assert [len(record["rejected"]) for record in records] == [1, 1, 1, 0, 0]
+    # What it said of itself does not count any more, and nobody looks at it.
+    assert records[2]["accuracy_per_client"] == [0.5, 0.5, None, 0.5]
+    assert {job.client_id for job in engine.jobs if job.round > 3} == {0, 1, 3}
+
+    kept = Federation(fed.task, Sum(), engine, fed.state(), strikes=3)
+    assert kept.participants(6) == [0, 1, 3]
+    pardoned = Federation(fed.task, Sum(), engine, fed.state(), strikes=4)
+    assert pardoned.participants(6) == [0, 1, 2, 3]
+
+
+def test_another_takes_the_place_of_one_who_is_set_aside() -> None:
+    fed = federation(Scripted(), clients=10, participation=0.3, strikes=1)
+    before = [fed.participants(number) for number in range(1, 50)]
+    fed._strikes[4] = 1
+    after = [fed.participants(number) for number in range(1, 50)]
+    for old, new in zip(before, after, strict=True):
+        assert len(new) == 3
+        assert 4 not in new
+        assert set(old) - {4} <= set(new)
+
+
+def test_when_all_are_set_aside_the_run_ends() -> None:
+    fed = federation(Scripted(), strikes=1)
+    fed._strikes[:] = 1
+    with pytest.raises(RunError, match="all clients have been set aside"):
+        fed.round(1)
+
+
+def test_answers_that_are_none_count_as_rejected() -> None:
+    def answer(job: Job) -> Reply:
+        if job.client_id == 1:
+            return Reply(1, job.round, invalid="an answer of client 0 in round 1")
+        return Scripted.usual(job)
+
+    fed = federation(Scripted(answer), strikes=1)
+    record = fed.round(1)
+    assert record["rejected"] == [{"client": 1, "reason": "an answer of client 0 in round 1"}]
+    assert record["set_aside"] == [1]
+
+
+def test_a_weight_of_nothing_is_rejected() -> None:
+    class Weighed(Sum):
+        weighs_by_examples = True
+
+    def answer(job: Job) -> Reply:
+        return replace(Scripted.usual(job), num_examples=-5 if job.client_id == 1 else 3)
+
+    fed = federation(Scripted(answer))
+    fed.method = Weighed()
+    assert fed.round(1)["rejected"] == [{"client": 1, "reason": "a weight of -5 samples"}]
+
+
+def test_the_norm_of_what_is_sent_has_a_bound() -> None:
+    fed = federation(
+        Scripted(lambda job: Scripted.usual(job, value=10.0**job.client_id)), largest_norm=100
+    )
+    record = fed.round(1)
+    assert [item["client"] for item in record["rejected"]] == [3]
+    assert fed.server["total"].item() == 111
 
 
 def test_a_methods_own_numbers_are_averaged_over_those_who_report_them() -> None:

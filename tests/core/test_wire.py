@@ -6,9 +6,10 @@ from fedgh.core import wire
 from fedgh.core.types import Payload
 from fedgh.errors import WireError
 
+SOME = wire.Dim("classes", 5)
 SPEC = {
-    "classes": wire.Field(torch.int32, ("s",), classes=5),
-    "means": wire.Field(torch.float32, ("s", 3)),
+    "classes": wire.Field(torch.int32, (SOME,), classes=5),
+    "means": wire.Field(torch.float32, (SOME, 3)),
 }
 
 
@@ -55,6 +56,52 @@ def test_what_was_declared_is_accepted() -> None:
 def test_anything_else_is_refused(change: Payload, reason: str) -> None:
     with pytest.raises(WireError, match=reason):
         wire.check(good() | change, SPEC)
+
+
+def test_sizes_that_the_sender_chooses_have_a_bound() -> None:
+    spec = {"rows": wire.Field(torch.float32, (wire.Dim("rows", 2), 3))}
+    wire.check({"rows": torch.ones(2, 3)}, spec)
+    wire.check({"rows": torch.ones(0, 3)}, spec)
+    with pytest.raises(WireError, match=r"declared .'rows up to 2', 3."):
+        wire.check({"rows": torch.ones(3, 3)}, spec)
+
+
+def test_values_and_norms_have_bounds() -> None:
+    means = torch.tensor([[3.0, 0, 4], [0, 0, 0]])
+    wire.check(good() | {"means": means}, SPEC, largest_norm=5)
+    with pytest.raises(WireError, match=r"norm 5, above 4\.9"):
+        wire.check(good() | {"means": means}, SPEC, largest_norm=4.9)
+    with pytest.raises(WireError, match=r"norm 5.196e\+38"):  # the largest floats do not overflow
+        wire.check(good() | {"means": torch.full((2, 3), 3e38)}, SPEC, largest_norm=1e6)
+    within = {"x": wire.Field(torch.float32, (2,), at_least=0, at_most=1)}
+    wire.check({"x": torch.tensor([0.0, 1])}, within)
+    for bad, reason in ((-0.1, "below 0"), (1.1, "above 1")):
+        with pytest.raises(WireError, match=reason):
+            wire.check({"x": torch.tensor([0.5, bad])}, within)
+
+
+def test_a_long_message_is_refused_before_it_is_parsed() -> None:
+    longest = {"classes": torch.arange(5).int(), "means": torch.ones(5, 3)}
+    message = wire.to_bytes(longest)
+    assert wire.read(message, [SPEC])["means"].shape == (5, 3)
+    with pytest.raises(WireError, match="bytes; what was declared takes"):
+        wire.read(b"garbage" * 1000, [SPEC])
+
+
+def test_one_of_several_kinds_of_message() -> None:
+    kinds: list[wire.Spec] = [{}, SPEC, {"total": wire.Field(torch.float32, (1,))}]
+    for sent in ({}, good(), {"total": torch.ones(1)}):
+        assert wire.read(wire.to_bytes(sent), kinds).keys() == sent.keys()
+    with pytest.raises(WireError, match="expected tensors"):
+        wire.read(wire.to_bytes({"other": torch.ones(1)}), kinds)
+
+
+def test_a_strangers_words_are_harmless() -> None:
+    name = "\x1b[31m../../etc\n" + "x" * 5000
+    with pytest.raises(WireError) as caught:
+        wire.check({name: torch.ones(1)}, SPEC)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) <= 500
 
 
 def test_a_missing_tensor_is_refused() -> None:

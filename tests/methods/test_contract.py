@@ -49,9 +49,12 @@ def play(prepared: Experiment, blueprint: Blueprint, rounds: int) -> Payload:
             client.round = number
             down = method.broadcast(server, client.id)
             received = copied(down)
+            specs = method.download_specs(client)
+            assert same(wire.read(wire.to_bytes(down), specs), down), "not as declared"
             up = method.client_update(client, down)
             assert same(down, received), "the client changed what it received"
-            wire.check(up, method.upload_spec(task, server))
+            spec = method.upload_spec(task, server)
+            assert same(wire.read(wire.to_bytes(up), [spec], largest_norm=1000), up)
             for tensor in (*down.values(), *up.values()):
                 assert tensor.device.type == "cpu"
                 assert not tensor.requires_grad
@@ -170,7 +173,9 @@ def test_bytes_per_client_and_round(name: str, setting: int, num_classes: int, l
     server = method.init_server(task, [], torch.Generator())
     spec = method.upload_spec(task, server)
     up: Payload = {
-        field: torch.ones([local if dim == "s" else int(dim) for dim in what.shape]).to(what.dtype)
+        field: torch.ones(
+            [local if isinstance(dim, wire.Dim) else dim for dim in what.shape], dtype=what.dtype
+        )
         for field, what in spec.items()
     }
     if "classes" in up:

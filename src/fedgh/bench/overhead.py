@@ -40,6 +40,10 @@ class Idle(Method):
         """Nothing to do."""
         return {}
 
+    def download_specs(self, client: Client) -> list[wire.Spec]:  # noqa: ARG002
+        """Nothing to say."""
+        return [{}]
+
     def server_update(self, server: Payload, uploads: Iterable[Upload]) -> Payload:  # noqa: ARG002
         """Nothing to learn."""
         return server

@@ -1,11 +1,13 @@
-"""What FD and FedProto have in common: a vector for each class, and who has which classes."""
+"""What FedGH, FD and FedProto have in common: vectors of classes, and who has which classes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from fedgh.core.types import Payload, Upload
+from fedgh.core import wire
+from fedgh.core.types import Payload, Task, Upload
 
 
 def as_table(classes: Tensor, rows: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
@@ -36,6 +38,15 @@ def classes_to_answer(known: Tensor, client_id: int, available: Tensor) -> Tenso
     """The available classes that concern a client: its own, or all while those are not known."""
     own = known[client_id]
     return (available & own if own.any() else available).nonzero().flatten()
+
+
+def for_each_class(task: Task, **fields: wire.Field) -> wire.Spec:
+    """A message with the labels of some classes, and for each of them what `fields` declare."""
+    some = wire.Dim("classes", task.num_classes)
+    return {
+        "classes": wire.Field(torch.int32, (some,), classes=task.num_classes),
+        **{name: replace(each, shape=(some, *each.shape)) for name, each in fields.items()},
+    }
 
 
 def answer(classes: Tensor, rows: Tensor) -> Payload:

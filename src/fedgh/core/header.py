@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedgh.core import wire
 from fedgh.core.types import Payload, Task
 
 BLOCK = 128
@@ -36,6 +37,14 @@ def linear_header(task: Task, rng: torch.Generator) -> Payload:
             -bound, bound, generator=rng
         ),
         "bias": torch.empty(task.num_classes).uniform_(-bound, bound, generator=rng),
+    }
+
+
+def header_spec(task: Task) -> wire.Spec:
+    """A message with a header."""
+    return {
+        "weight": wire.Field(torch.float32, (task.num_classes, task.rep_dim)),
+        "bias": wire.Field(torch.float32, (task.num_classes,)),
     }
 
 

@@ -29,6 +29,8 @@ class Method(ABC):
     name: ClassVar[str]
     weighs_by_examples: ClassVar[bool] = False
     """Whether the server learns how many training samples each client has."""
+    sends_class_means: ClassVar[bool] = False
+    """Whether an upload is what `core.local.class_means` makes, perhaps with counts."""
 
     def init_server(
         self, task: Task, models: Sequence[SplitModel], rng: torch.Generator
@@ -58,6 +60,10 @@ class Method(ABC):
     @abstractmethod
     def upload_spec(self, task: Task, server: Payload) -> Spec:
         """The tensors an upload has; anything else is rejected."""
+
+    @abstractmethod
+    def download_specs(self, client: Client) -> Sequence[Spec]:
+        """What a client may be sent: the tensors of one of these; anything else is refused."""
 
     def predict(self, client: Client, x: Tensor) -> Tensor:
         """The logits by which the client is judged."""

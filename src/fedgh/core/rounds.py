@@ -3,12 +3,14 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fedgh.core import wire
+from fedgh.core.defence import Defence, Dropped
 from fedgh.core.method import Method
 from fedgh.core.rng import stream
 from fedgh.core.types import Job, Payload, Reply, Task, Upload, part, prefixed
@@ -47,6 +49,7 @@ class Received:
     measured: dict[str, list[float]] = field(default_factory=dict)  # a method's own numbers
     failed: list[dict[str, Any]] = field(default_factory=list)
     rejected: list[dict[str, Any]] = field(default_factory=list)
+    dropped: Dropped = field(default_factory=Dropped)
     seconds: dict[str, float] = field(
         default_factory=lambda: {"train": 0.0, "summarise": 0.0, "evaluate": 0.0}
     )
@@ -71,6 +74,9 @@ class Federation:
         eval_every: int = 1,
         judge_untrained: bool = True,
         quorum: float = 0.0,
+        defence: Defence | None = None,
+        largest_norm: float = inf,
+        strikes: int = 0,
     ) -> None:
         self.task = task
         self.method = method
@@ -79,12 +85,17 @@ class Federation:
         self.eval_every = eval_every
         self.judge_untrained = judge_untrained  # else only those that have taken part
         self.quorum = quorum  # the share of a round's participants that must answer
+        self.defence = defence or Defence()
+        self.largest_norm = largest_norm  # of a row in an upload
+        self.most_strikes = strikes  # rejected uploads after which a client is set aside; 0 = never
         self.server = part(state, "server.")
         self.bytes_total = int(state["bytes_total"])
         self._scores = part(state, "scores.")  # each client's last ones
         self._stale = state["stale"].clone()  # whose model has changed since they were taken
         self._trained = state["trained"].clone()  # the last round in which each client trained
         self._empty_rounds = int(state["empty_rounds"])  # in a row, without a single upload
+        none = torch.zeros(task.num_clients, dtype=torch.int64)
+        self._strikes = state.get("strikes", none).clone()  # each client's rejected uploads
 
     @staticmethod
     def initial_state(task: Task, server: Payload, metrics: Sequence[str]) -> Payload:
@@ -97,13 +108,18 @@ class Federation:
             "trained": torch.zeros(task.num_clients, dtype=torch.int64),
             "bytes_total": torch.tensor(0),
             "empty_rounds": torch.tensor(0),
+            "strikes": torch.zeros(task.num_clients, dtype=torch.int64),
         }
 
     def participants(self, number: int) -> list[int]:
         """The clients of a round, in the order in which they are absorbed."""
         rng = stream(self.task.seed, "participants", round=number)
-        chosen = torch.randperm(self.task.num_clients, generator=rng)[: self.per_round]
-        return sorted(chosen.tolist())
+        order = torch.randperm(self.task.num_clients, generator=rng)
+        return sorted(order[~self._set_aside()[order]][: self.per_round].tolist())
+
+    def _set_aside(self) -> Tensor:
+        """Which clients have sent so much that was rejected that they are not asked any more."""
+        return self._strikes >= (self.most_strikes or inf)
 
     def round(
         self,
@@ -117,18 +133,25 @@ class Federation:
         """
         start = time.perf_counter()
         participants = self.participants(number)
+        if not participants:
+            raise RunError(
+                f"round {number}: all clients have been set aside after {self.most_strikes} "
+                "rejected uploads each; rounds.jsonl says why, run.strikes allows more"
+            )
         evaluate = number % self.eval_every == 0 or number == self.task.rounds
         jobs, bytes_down = self._jobs(number, participants, evaluate)
 
         received = Received()
-        uploads = self._receive(jobs, received, on_reply, on_upload)
+        uploads = self.defence.apply(
+            self._receive(jobs, received, on_reply, on_upload), received.dropped
+        )
         update = time.perf_counter()
         self.server = self.method.server_update(self.server, uploads)
         for _ in uploads:  # a method need not listen to everybody, but everybody finishes
             pass
         server_seconds = time.perf_counter() - update - received.waited
 
-        self._check_health(number, received, evaluate)
+        self._check_health(number, len(participants), received, evaluate)
         self.bytes_total += received.bytes_up + bytes_down
         return {
             "round": number,
@@ -141,6 +164,11 @@ class Federation:
             "bytes_total": self.bytes_total,
             "wire_bytes": received.wire_bytes,
             "rejected": received.rejected,
+            "dropped": [
+                {"client": client, "classes": classes}
+                for client, classes in received.dropped.classes.items()
+            ],
+            "set_aside": self._set_aside().nonzero().flatten().tolist(),
             "failed": received.failed,
             "seconds": {
                 **received.seconds,
@@ -158,6 +186,7 @@ class Federation:
             "trained": self._trained,
             "bytes_total": torch.tensor(self.bytes_total),
             "empty_rounds": torch.tensor(self._empty_rounds),
+            "strikes": self._strikes,
         }
 
     def _jobs(self, number: int, participants: list[int], evaluate: bool) -> tuple[list[Job], int]:
@@ -172,7 +201,9 @@ class Federation:
             jobs.append(Job(client, number, last[1], evaluate, int(self._trained[client])))
             bytes_down += wire.nbytes(down)
         if evaluate:
-            stale = self._stale if self.judge_untrained else self._stale & (self._trained > 0)
+            stale = self._stale & ~self._set_aside()
+            if not self.judge_untrained:
+                stale &= self._trained > 0
             out_of_date = set(stale.nonzero().flatten().tolist()) - set(participants)
             jobs += [
                 Job(client, number, None, True, int(self._trained[client]))
@@ -199,19 +230,28 @@ class Federation:
             if reply is None:
                 return
             self._note(reply, received)
-            if reply.up is None:
-                continue
             try:
-                payload = wire.from_bytes(reply.up)
-                received.bytes_up += wire.nbytes(payload)
-                wire.check(payload, spec)
+                upload = self._read(reply, spec)
             except WireError as error:
                 received.rejected.append({"client": reply.client_id, "reason": str(error)})
+                self._strikes[reply.client_id] += 1
                 continue
-            received.uploads += 1
-            upload = Upload(reply.client_id, reply.num_examples, payload)
-            on_upload(upload)
-            yield upload
+            if upload is not None:
+                received.uploads += 1
+                received.bytes_up += wire.nbytes(upload.payload)
+                on_upload(upload)
+                yield upload
+
+    def _read(self, reply: Reply, spec: wire.Spec) -> Upload | None:
+        """The upload in a reply, if there is one; WireError when it is not what was declared."""
+        if reply.invalid is not None:
+            raise WireError(reply.invalid)
+        if reply.up is None:
+            return None
+        if self.method.weighs_by_examples and reply.num_examples < 1:
+            raise WireError(f"a weight of {reply.num_examples} samples")
+        payload = wire.read(reply.up, [spec], self.largest_norm)
+        return Upload(reply.client_id, reply.num_examples, payload)
 
     def _note(self, reply: Reply, received: Received) -> None:
         if reply.error is not None:
@@ -236,24 +276,27 @@ class Federation:
         """For each metric the mean over all judged clients, and every client's own."""
         out: dict[str, Any] = {}
         for name, scores in self._scores.items():
+            scores[self._set_aside()] = torch.nan  # what a stranger says of itself
             known = evaluated and not bool(scores.isnan().all())
             out[name] = float(scores.nanmean()) if known else None
             out[f"{name}_per_client"] = _json_numbers(scores) if evaluated else None
         return out
 
-    def _check_health(self, number: int, received: Received, evaluated: bool) -> None:
+    def _check_health(
+        self, number: int, participants: int, received: Received, evaluated: bool
+    ) -> None:
         """End a run that cannot get anywhere, before its round is committed."""
         self._empty_rounds = 0 if received.uploads else self._empty_rounds + 1
-        everybody = self.per_round == self.task.num_clients
+        everybody = participants == self.task.num_clients
         if self._empty_rounds >= (1 if everybody else MOST_EMPTY_ROUNDS):
             raise RunError(
-                f"round {number}: all {self.per_round} participants failed"
+                f"round {number}: all {participants} participants failed"
                 + ("" if everybody else f", for the {MOST_EMPTY_ROUNDS}rd time in a row")
                 + received.first_problem()
             )
-        if received.uploads < self.quorum * self.per_round:
+        if received.uploads < self.quorum * participants:
             raise RunError(
-                f"round {number}: {received.uploads} of {self.per_round} participants answered, "
+                f"round {number}: {received.uploads} of {participants} participants answered, "
                 f"run.quorum = {self.quorum:g} asks for more; the last completed round is safe"
             )
         if evaluated and bool(self._scores["accuracy"].isnan().all()):

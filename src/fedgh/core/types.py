@@ -221,4 +221,5 @@ class Reply:
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     error: str | None = None
+    invalid: str | None = None  # why what came is no answer to the job; then there is nothing else
     wire_bytes: int = 0  # of the messages there and back, where they travel between machines

@@ -1,31 +1,46 @@
 """What may cross between a client and the server, and what it costs.
 
-A payload travels as safetensors. What arrives is untrusted: it is parsed without executing
-anything and compared with what the method declared before the method sees it.
+A payload travels as safetensors. What arrives is untrusted, whichever side it comes from: it is
+measured before it is parsed, parsed without executing anything, and compared with what the method
+declared before the method sees it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, prod
 
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from fedgh.core.types import Payload
 from fedgh.errors import WireError
 
 
 @dataclass(frozen=True)
+class Dim:
+    """A dimension whose size the sender chooses, the same wherever its name stands."""
+
+    name: str
+    most: int
+
+
+@dataclass(frozen=True)
 class Field:
-    """One declared tensor. A dimension is a number, or a name that stands for one size."""
+    """One declared tensor."""
 
     dtype: torch.dtype
-    shape: tuple[int | str, ...]
+    shape: tuple[int | Dim, ...]
     classes: int | None = None  # the values are distinct class labels below this number
-    at_least: int | None = None  # the smallest value allowed
+    at_least: float | None = None  # the smallest value allowed
+    at_most: float | None = None  # the largest
 
 
 Spec = Mapping[str, Field]
+
+FRAME = 1024
+"""Bytes, at most, of a message without its tensors, and again for the entry of each of them."""
 
 
 def nbytes(payload: Payload) -> int:
@@ -46,27 +61,79 @@ def from_bytes(message: bytes) -> Payload:
         raise WireError(f"not a readable message: {error}") from None
 
 
-def check(payload: Payload, spec: Spec) -> None:
-    """Accept exactly what was declared: names, dtypes, shapes, finite values, valid labels."""
+def read(message: bytes, specs: Sequence[Spec], largest_norm: float = inf) -> Payload:
+    """The payload of a stranger's message, which has to be as one of `specs` declares."""
+    most = max(map(_most_bytes, specs))
+    if len(message) > most:
+        raise WireError(f"a message of {len(message)} bytes; what was declared takes {most}")
+    payload = from_bytes(message)
+    alike = (spec for spec in specs if spec.keys() == payload.keys())
+    check(payload, next(alike, specs[0]), largest_norm)
+    return payload
+
+
+def check(payload: Payload, spec: Spec, largest_norm: float = inf) -> None:
+    """Accept exactly what was declared: names, dtypes, shapes, values, labels, norms of rows."""
     if payload.keys() != spec.keys():
         raise WireError(f"expected tensors {sorted(spec)}, got {sorted(payload)}")
-    sizes: dict[str, int] = {}
+    sizes: dict[Dim, int] = {}
     for name, field in spec.items():
         tensor = payload[name]
         if tensor.dtype != field.dtype:
             raise WireError(f"'{name}' is {tensor.dtype}, declared {field.dtype}")
-        wanted = tuple(
-            sizes.setdefault(dim, size) if isinstance(dim, str) else dim
-            for dim, size in zip(field.shape, tensor.shape, strict=False)
-        )
-        if len(field.shape) != tensor.ndim or wanted != tuple(tensor.shape):
-            raise WireError(f"'{name}' has shape {tuple(tensor.shape)}, declared {field.shape}")
-        if tensor.is_floating_point() and not tensor.isfinite().all():
+        if not _fits(tensor, field, sizes):
+            raise WireError(f"'{name}' has shape {tuple(tensor.shape)}, declared {_shape(field)}")
+        _check_values(name, tensor, field, largest_norm)
+
+
+def _most_bytes(spec: Spec) -> int:
+    """The size of the largest message that `spec` allows."""
+    return FRAME + sum(
+        FRAME + prod(_most(dim) for dim in field.shape) * field.dtype.itemsize
+        for field in spec.values()
+    )
+
+
+def _most(dim: int | Dim) -> int:
+    return dim.most if isinstance(dim, Dim) else dim
+
+
+def _fits(tensor: Tensor, field: Field, sizes: dict[Dim, int]) -> bool:
+    """Whether the shape is as declared, given the sizes that other tensors have chosen."""
+    return tensor.ndim == len(field.shape) and all(
+        size == (sizes.setdefault(dim, size) if isinstance(dim, Dim) else dim)
+        and size <= _most(dim)
+        for dim, size in zip(field.shape, tensor.shape, strict=True)
+    )
+
+
+def _shape(field: Field) -> tuple[int | str, ...]:
+    return tuple(
+        f"{dim.name} up to {dim.most}" if isinstance(dim, Dim) else dim for dim in field.shape
+    )
+
+
+def _check_values(name: str, tensor: Tensor, field: Field, largest_norm: float) -> None:
+    if tensor.is_floating_point():
+        norm = _largest_row_norm(tensor)
+        if not norm < inf:
             raise WireError(f"'{name}' has values that are not finite")
-        if field.at_least is not None and bool((tensor < field.at_least).any()):
-            raise WireError(f"'{name}' has values below {field.at_least}")
-        if field.classes is not None:
-            if bool(((tensor < 0) | (tensor >= field.classes)).any()):
-                raise WireError(f"'{name}' has labels outside 0..{field.classes - 1}")
-            if len(tensor.unique()) != tensor.numel():
-                raise WireError(f"'{name}' names a class twice")
+        if norm > largest_norm:
+            raise WireError(f"'{name}' has a row of norm {norm:.4g}, above {largest_norm:g}")
+    if field.at_least is not None and bool((tensor < field.at_least).any()):
+        raise WireError(f"'{name}' has values below {field.at_least:g}")
+    if field.at_most is not None and bool((tensor > field.at_most).any()):
+        raise WireError(f"'{name}' has values above {field.at_most:g}")
+    if field.classes is not None:
+        if bool(((tensor < 0) | (tensor >= field.classes)).any()):
+            raise WireError(f"'{name}' has labels outside 0..{field.classes - 1}")
+        if len(tensor.unique()) != tensor.numel():
+            raise WireError(f"'{name}' names a class twice")
+
+
+def _largest_row_norm(tensor: Tensor) -> float:
+    """Of what a class, a neuron or a filter has; in double precision, where no float overflows."""
+    if tensor.numel() == 0:
+        return 0.0
+    rows = tensor.flatten(1) if tensor.ndim > 1 else tensor.reshape(1, -1)
+    return float(torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).max())

@@ -4,7 +4,7 @@ import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedgh.core import wire
+from fedgh.core.attack import Attack
 from fedgh.core.local import accuracy
 from fedgh.core.method import Method
 from fedgh.core.rng import isolated
@@ -36,6 +37,8 @@ class Blueprint:
     partition: Partition
     global_sample: Tensor | None = None  # everybody's test data, balanced over the classes
     device: torch.device = CPU
+    largest_norm: float = math.inf  # of a row in what the server sends
+    attack: Attack = field(default_factory=Attack)  # a rehearsal: some clients lie
 
     @cached_property
     def flops(self) -> tuple[int, ...]:
@@ -182,9 +185,10 @@ class ClientHost:
         return client
 
     def _train(self, client: Client, down: bytes) -> bytes:
-        received = moved(wire.from_bytes(down), client.device)
-        upload = self.blueprint.method.client_update(client, received)
-        up = wire.to_bytes(moved(upload, CPU))
+        blueprint = self.blueprint
+        sent = wire.read(down, blueprint.method.download_specs(client), blueprint.largest_norm)
+        upload = blueprint.method.client_update(client, moved(sent, client.device))
+        up = wire.to_bytes(blueprint.attack.poisoned(client, moved(upload, CPU)))
         self._changed.add(client.id)
         return up
 

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from fedgh import __version__
 from fedgh.core.types import Job, Reply
-from fedgh.errors import RunError, WireError
+from fedgh.errors import RunError, WireError, printable
 from fedgh.flower import messages
 from fedgh.flower.messages import Request
 
@@ -184,14 +184,14 @@ def _node_has_gone(found: Message | Exception) -> bool:
 
 def _reply(job: Job, message: Message | Exception, sent: int) -> Reply:
     if isinstance(message, Exception):
-        return _failed(job, f"not a readable message ({type(message).__name__})", sent)
+        return _invalid(job, f"not a readable message ({type(message).__name__})", sent)
     if message.has_error():
         return _failed(job, _explained(message), sent)
+    received = sent + messages.wire_bytes(message)
     try:
-        reply = messages.read_answer(message.content, job)
+        return replace(messages.read_answer(message.content, job), wire_bytes=received)
     except WireError as error:
-        return _failed(job, str(error), sent)
-    return replace(reply, wire_bytes=sent + messages.wire_bytes(message))
+        return _invalid(job, str(error), received)
 
 
 def _explained(message: Message) -> str:
@@ -199,5 +199,9 @@ def _explained(message: Message) -> str:
     return f"Flower error {message.error.code}: {message.error.reason or 'no reason given'}"
 
 
+def _invalid(job: Job, reason: str, size: int) -> Reply:
+    return Reply(job.client_id, job.round, invalid=reason, wire_bytes=size)
+
+
 def _failed(job: Job, reason: str, sent: int = 0) -> Reply:
-    return Reply(job.client_id, job.round, error=messages.printable(reason), wire_bytes=sent)
+    return Reply(job.client_id, job.round, error=printable(reason), wire_bytes=sent)

@@ -13,7 +13,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedgh.core.types import Job, Reply
-from fedgh.errors import WireError
+from fedgh.errors import LONGEST_TEXT, WireError, printable
 
 _HEAD, _BODY, _FORMAT = "fedgh", "payload", "safetensors"
 
@@ -23,7 +23,8 @@ Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Key = Annotated[str, Field(pattern=r"^[a-z_]{1,40}$")]
 Few = Field(max_length=16)
 
-LONGEST_ERROR = 500
+LONGEST_HEAD = 2**20
+"""Bytes of JSON in a message; an experiment's settings take a few thousand."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class _Answer:
     num_examples: Count
     metrics: Annotated[dict[Key, Finite], Few]
     seconds: Annotated[dict[Key, Seconds], Few]
-    error: Annotated[str, Field(max_length=LONGEST_ERROR)] | None
+    error: Annotated[str, Field(max_length=LONGEST_TEXT)] | None
 
 
 _REQUEST = TypeAdapter(Request)
@@ -78,9 +79,9 @@ def read_request(content: RecordDict) -> tuple[Request, bytes | None]:
 
 def answer(reply: Reply) -> RecordDict:
     """The message that answers."""
-    error = reply.error and reply.error[:LONGEST_ERROR]
+    error = reply.error and reply.error[:LONGEST_TEXT]
     fields = asdict(replace(reply, up=None, error=error))
-    del fields["up"], fields["wire_bytes"]
+    del fields["up"], fields["invalid"], fields["wire_bytes"]
     return _pack(_ANSWER.dump_json(_Answer(**fields)), reply.up)
 
 
@@ -90,7 +91,7 @@ def read_answer(content: RecordDict, job: Job) -> Reply:
     found = _parse(_ANSWER, head)
     if (found.client_id, found.round) != (job.client_id, job.round):
         if found.error is not None and up is None:  # it has not even understood the question
-            raise WireError(found.error)
+            return Reply(job.client_id, job.round, error=printable(found.error))
         raise WireError(f"an answer of client {found.client_id} in round {found.round}")
     if up is not None and job.down is None:
         raise WireError("an upload that was not asked for")
@@ -118,7 +119,7 @@ def _pack(head: bytes, body: bytes | None) -> RecordDict:
 def _unpack(content: RecordDict) -> tuple[bytes, bytes | None]:
     record, body = content.get(_HEAD), content.get(_BODY)
     head = record.get("json") if isinstance(record, ConfigRecord) else None
-    if not isinstance(head, bytes):
+    if not isinstance(head, bytes) or len(head) > LONGEST_HEAD:
         raise WireError("not a message of fedgh")
     if body is None:
         return head, None
@@ -133,10 +134,4 @@ def _parse(adapter: TypeAdapter[Any], text: bytes) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise WireError(printable(f"not a readable message: {where}: {first['msg']}")) from None
-
-
-def printable(text: str) -> str:
-    """A stranger's words in one line of harmless characters, not too many."""
-    kept = "".join(char if char.isprintable() else " " for char in text[: 2 * LONGEST_ERROR])
-    return " ".join(kept.split())[:LONGEST_ERROR]
+        raise WireError(f"not a readable message: {where}: {first['msg']}") from None

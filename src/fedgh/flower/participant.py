@@ -96,6 +96,7 @@ def _own(
         y=data.y,
         partition=partition.only(client, task.num_clients, data.y.numpy(), task.seed),
         device=find_device(experiment.config.run.device),
+        largest_norm=experiment.config.run.largest_norm,
     )
 
 

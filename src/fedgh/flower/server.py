@@ -87,8 +87,9 @@ def read_participants(folder: Path, clients: int) -> dict[int, bytes]:
 
 def _shared(experiment: Experiment) -> dict[str, Any]:
     """The settings that every participant is sent."""
-    judged = {"global_accuracy": experiment.config.run.global_accuracy}
-    return {**experiment.config.portable(), "run": judged}
+    section = experiment.config.run
+    run = {"global_accuracy": section.global_accuracy, "largest_norm": section.largest_norm}
+    return {**experiment.config.portable(), "run": run}
 
 
 class Log(training.Unwatched):

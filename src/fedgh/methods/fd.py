@@ -19,6 +19,7 @@ from fedgh.core.classwise import (
     as_table,
     class_sums,
     classes_to_answer,
+    for_each_class,
     remember_classes,
 )
 from fedgh.core.local import class_means, sgd_epochs
@@ -34,6 +35,11 @@ def distillation(logits: Tensor, y: Tensor, targets: Tensor, filled: Tensor) -> 
     return -(filled[y, None] * targets[y] * log_softmax(logits, dim=1)).sum() / len(y)
 
 
+def _outputs(task: Task) -> wire.Field:
+    """A mean of softmax outputs, with room for rounding."""
+    return wire.Field(torch.float32, (task.num_classes,), at_least=-1e-3, at_most=1 + 1e-3)
+
+
 @dataclass(frozen=True)
 class FD(Method):
     """A class that no other participant of the last round held has no target.
@@ -42,6 +48,7 @@ class FD(Method):
     """
 
     name: ClassVar[str] = "fd"
+    sends_class_means: ClassVar[bool] = True
 
     gamma: Annotated[float, Field(ge=0)] = 0.1  # its paper has a gamma but names no value
 
@@ -90,10 +97,11 @@ class FD(Method):
 
     def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
         """One mean output for each local class."""
-        return {
-            "classes": wire.Field(torch.int32, ("s",), classes=task.num_classes),
-            "means": wire.Field(torch.float32, ("s", task.num_classes)),
-        }
+        return for_each_class(task, means=_outputs(task))
+
+    def download_specs(self, client: Client) -> list[wire.Spec]:
+        """Mean outputs for some classes."""
+        return [for_each_class(client.task, rows=_outputs(client.task))]
 
     def paper_bytes(self, task: Task, local_classes: int) -> int:
         """Mean outputs up and down, without labels."""

@@ -58,3 +58,7 @@ class FedAvg(Method):
     def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
         """A whole model."""
         return network_spec(server)
+
+    def download_specs(self, client: Client) -> list[wire.Spec]:
+        """A whole model like the client's own."""
+        return [network_spec(network_state(client.model))]

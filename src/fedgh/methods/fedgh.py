@@ -13,7 +13,8 @@ from pydantic import Field
 from torch.nn.functional import cross_entropy
 
 from fedgh.core import wire
-from fedgh.core.header import LinearSGD, linear_header
+from fedgh.core.classwise import for_each_class
+from fedgh.core.header import LinearSGD, header_spec, linear_header
 from fedgh.core.local import class_means, sgd_epochs
 from fedgh.core.method import Method
 from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
@@ -24,6 +25,7 @@ class FedGH(Method):
     """`server_lr = 0` freezes the header at its random start: the paper's missing ablation."""
 
     name: ClassVar[str] = "fedgh"
+    sends_class_means: ClassVar[bool] = True
 
     server_lr: Annotated[float, Field(ge=0)] = 0.01
     server_batch: Literal["pair", "client"] = "pair"  # one step per pair, or per client
@@ -59,10 +61,11 @@ class FedGH(Method):
 
     def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
         """One pair per local class, and nothing else: no counts, no distribution."""
-        return {
-            "classes": wire.Field(torch.int32, ("s",), classes=task.num_classes),
-            "means": wire.Field(torch.float32, ("s", task.rep_dim)),
-        }
+        return for_each_class(task, means=wire.Field(torch.float32, (task.rep_dim,)))
+
+    def download_specs(self, client: Client) -> list[wire.Spec]:
+        """The global header."""
+        return [header_spec(client.task)]
 
     def paper_bytes(self, task: Task, local_classes: int) -> int:
         """Labels and means up; the header's weights, without its bias, down."""

@@ -60,6 +60,20 @@ def expand(factors: Payload) -> Payload:
     }
 
 
+def compressed_spec(update: Payload) -> wire.Spec:
+    """What `compress` makes of it: for a matrix its factors, of any rank; for a vector itself."""
+    spec: dict[str, wire.Field] = {}
+    for name, tensor in update.items():
+        if tensor.ndim < 2:
+            spec |= network_spec({name: tensor})
+        else:
+            outputs, inputs = tensor.flatten(1).shape
+            rank = wire.Dim(f"rank of {name}", min(outputs, inputs))
+            spec[name + LEFT] = wire.Field(tensor.dtype, (outputs, rank))
+            spec[name + RIGHT] = wire.Field(tensor.dtype, (rank, inputs))
+    return spec
+
+
 def plus(a: Payload, b: Payload) -> Payload:
     """A + b, in the shapes of a."""
     return {name: tensor + b[name].view_as(tensor) for name, tensor in a.items()}
@@ -152,14 +166,14 @@ class FedKD(Method):
         }
 
     def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
-        """For a matrix its factors, of any rank; for a vector itself."""
-        spec: dict[str, wire.Field] = {}
-        for name, tensor in part(server, "sum.").items():
-            if tensor.ndim < 2:
-                spec |= network_spec({name: tensor})
-            else:
-                outputs, inputs = tensor.flatten(1).shape
-                rank = f"rank of {name}"
-                spec[name + LEFT] = wire.Field(tensor.dtype, (outputs, rank))
-                spec[name + RIGHT] = wire.Field(tensor.dtype, (rank, inputs))
-        return spec
+        """An update, compressed."""
+        return compressed_spec(part(server, "sum."))
+
+    def download_specs(self, client: Client) -> list[wire.Spec]:
+        """Nothing in the first round; later an update, or the sum of all."""
+        whole = network_state(shared_model(self.shared, client.task))
+        return [
+            {},
+            compressed_spec(prefixed("last.", whole)),
+            network_spec(prefixed("sum.", whole)),
+        ]

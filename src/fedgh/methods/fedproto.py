@@ -19,6 +19,7 @@ from fedgh.core.classwise import (
     as_table,
     class_sums,
     classes_to_answer,
+    for_each_class,
     remember_classes,
 )
 from fedgh.core.local import class_means, sgd_epochs
@@ -42,6 +43,7 @@ class FedProto(Method):
     """
 
     name: ClassVar[str] = "fedproto"
+    sends_class_means: ClassVar[bool] = True
 
     lam: Annotated[float, Field(ge=0)] = 1.0  # lambda: weight of the distance to the prototypes
 
@@ -96,11 +98,16 @@ class FedProto(Method):
 
     def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
         """One prototype for each local class, and how many samples it stands for."""
-        return {
-            "classes": wire.Field(torch.int32, ("s",), classes=task.num_classes),
-            "means": wire.Field(torch.float32, ("s", task.rep_dim)),
-            "counts": wire.Field(torch.int32, ("s",), at_least=1),
-        }
+        return for_each_class(
+            task,
+            means=wire.Field(torch.float32, (task.rep_dim,)),
+            counts=wire.Field(torch.int32, (), at_least=1),
+        )
+
+    def download_specs(self, client: Client) -> list[wire.Spec]:
+        """The prototypes of some classes."""
+        width = client.task.rep_dim
+        return [for_each_class(client.task, rows=wire.Field(torch.float32, (width,)))]
 
     def paper_bytes(self, task: Task, local_classes: int) -> int:
         """Prototypes up and down, without labels and counts."""

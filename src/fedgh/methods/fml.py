@@ -68,3 +68,7 @@ class FML(Method):
     def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
         """A shared model."""
         return network_spec(server)
+
+    def download_specs(self, client: Client) -> list[wire.Spec]:
+        """A shared model."""
+        return [network_spec(network_state(shared_model(self.shared, client.task)))]

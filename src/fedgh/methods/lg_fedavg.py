@@ -12,8 +12,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedgh.core import wire
-from fedgh.core.average import mean_by_examples, network_spec, network_state
-from fedgh.core.header import linear_header
+from fedgh.core.average import mean_by_examples, network_state
+from fedgh.core.header import header_spec, linear_header
 from fedgh.core.local import sgd_epochs
 from fedgh.core.method import Method
 from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
@@ -44,7 +44,11 @@ class LGFedAvg(Method):
 
     def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
         """A header."""
-        return network_spec(server)
+        return header_spec(task)
+
+    def download_specs(self, client: Client) -> list[wire.Spec]:
+        """The global header."""
+        return [header_spec(client.task)]
 
     def paper_bytes(self, task: Task, local_classes: int) -> int:
         """The header, with its bias, up and down."""

@@ -42,6 +42,10 @@ class Standalone(Method):
         """Nothing crosses."""
         return {}
 
+    def download_specs(self, client: Client) -> list[wire.Spec]:
+        """Nothing crosses."""
+        return [{}]
+
     def paper_bytes(self, task: Task, local_classes: int) -> int:
         """Nothing crosses."""
         return 0

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fedgh.core import wire
+from fedgh.core.means import MOST_PAIRS
 from fedgh.core.types import Payload
 from fedgh.engines.host import one_thread
 from fedgh.errors import RunError, WireError
@@ -17,10 +18,11 @@ MOST_PANELS = 4
 MOST_POINTS = 800
 """Means shown in a panel; more of them cover one another."""
 
+PAIRS = wire.Dim("pairs", MOST_PAIRS)
 SPEC = {
-    "clients": wire.Field(torch.int32, ("n",)),
-    "classes": wire.Field(torch.int32, ("n",)),
-    "means": wire.Field(torch.float32, ("n", "width")),
+    "clients": wire.Field(torch.int32, (PAIRS,)),
+    "classes": wire.Field(torch.int32, (PAIRS,)),
+    "means": wire.Field(torch.float32, (PAIRS, wire.Dim("width", 2**20))),
 }
 MOST_IN_LEGEND = 12
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]

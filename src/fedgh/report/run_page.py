@@ -1,7 +1,7 @@
 """The page about one run or several: what they are, what came out, what it cost, where it fails."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fedgh.confusion import MOST_CLIENTS, Confusion
@@ -11,7 +11,7 @@ from fedgh.errors import FedghError, RunError
 from fedgh.report import charts, client_charts
 from fedgh.report.means_chart import means_chart, project
 from fedgh.report.page import Cell, Figure, Fold, Page, Section, Table, Value
-from fedgh.report.runs import NamedRun
+from fedgh.report.runs import NamedRun, Round
 from fedgh.report.terminal import human_bytes, percent
 
 MOST_PROBLEMS = 200
@@ -98,11 +98,10 @@ def _summary(runs: Sequence[NamedRun]) -> Section:
 
 def _problems(runs: Sequence[NamedRun]) -> Section | None:
     rows: list[list[Value]] = [
-        [run.label, round.round, problem.client, what, problem.reason]
+        [run.label, round.round, *problem]
         for run in runs
         for round in run.rounds
-        for what, problems in (("failed", round.failed), ("upload rejected", round.rejected))
-        for problem in problems
+        for problem in _problems_of(round)
     ]
     if not rows:
         return None
@@ -111,6 +110,17 @@ def _problems(runs: Sequence[NamedRun]) -> Section | None:
         text += f" The first {MOST_PROBLEMS} of {len(rows)}."
     table = Table(["run", "round", "client", "what", "reason"], rows[:MOST_PROBLEMS])
     return Section("problems", "Failed clients and rejected uploads", text, [table])
+
+
+def _problems_of(round: Round) -> Iterator[list[Value]]:
+    for problem in round.failed:
+        yield [problem.client, "failed", problem.reason]
+    for problem in round.rejected:
+        aside = "; set aside" if problem.client in round.set_aside else ""
+        yield [problem.client, "upload rejected", problem.reason + aside]
+    for out in round.dropped:
+        labels = ", ".join(map(str, out.classes))
+        yield [out.client, "class means left out", f"classes {labels} disagree with the others'"]
 
 
 def _learning(runs: Sequence[NamedRun]) -> Section:

@@ -33,6 +33,13 @@ class Problem(_Checked):
     reason: str
 
 
+class LeftOut(_Checked):
+    """Class means of a client that were left out because they disagreed with the others'."""
+
+    client: int
+    classes: list[int]
+
+
 class Round(_Checked):
     """What a report uses of a round's record."""
 
@@ -47,6 +54,8 @@ class Round(_Checked):
     wire_bytes: Bytes = 0
     failed: list[Problem]
     rejected: list[Problem]
+    dropped: list[LeftOut] = []
+    set_aside: list[int] = []
     seconds: dict[str, Seconds]
 
     @model_validator(mode="after")

@@ -58,6 +58,7 @@ class Live:
     _bar: Progress = field(init=False)
     _rounds: TaskID = field(init=False)
     _clients: TaskID = field(init=False)
+    _aside: set[int] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._bar = Progress(
@@ -127,6 +128,13 @@ class Live:
                 style="yellow",
                 markup=False,
             )
+        for client in sorted(set(record["set_aside"]) - self._aside):
+            self.console.print(
+                f"round {record['round']}: client {client} is set aside: too many of its uploads "
+                "were rejected",
+                style="yellow",
+            )
+        self._aside |= set(record["set_aside"])
         if not self._animated:
             self.console.print(f"round {record['round']}: {note}")
 
