@@ -119,11 +119,14 @@ def test_nobody_counts_more_than_a_few_times_the_median() -> None:
     assert sent[1].payload["means"].max() == 400, "what came in is left alone"
 
 
-def test_when_nobody_agrees_nothing_is_left() -> None:
+def test_while_most_do_not_agree_nobody_is_left_out() -> None:
     sent = uploads(pairs((0, [1.0, 0.0])), pairs((0, [0.0, 1.0])), pairs((0, [-1.0, -1.0])))
-    kept, dropped = seen(Defence(agreement=0.9, clip=2), sent)
-    assert dropped == {0: [0], 1: [0], 2: [0]}
-    assert all(len(upload.payload["means"]) == 0 for upload in kept)
+    assert seen(Defence(agreement=0.9), sent) == (sent, {})
+
+
+def test_uploads_without_a_single_class() -> None:
+    nothing = {"classes": torch.zeros(0, dtype=torch.int32), "means": torch.zeros(0, 2)}
+    assert seen(Defence(agreement=0.9, clip=2), uploads(nothing, nothing))[1] == {}
 
 
 def test_an_empty_round() -> None:

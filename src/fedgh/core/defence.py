@@ -33,7 +33,8 @@ class Defence:
     agreement: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Class means that agree less with the others of their class are left out. (The cosine of the
     angle between a mean and the median of the others, both as seen from the middle of all
-    classes: about 0 for what has nothing to do with the class.)"""
+    classes: about 0 for what has nothing to do with the class.) While most do not agree, in the
+    first rounds, before the extractors have come together, nothing is left out."""
     clip: Annotated[float, Field(ge=0)] = 0.0
     """The norm of a class mean, and the number of samples it or its client claims, count at most
     this many times the median of the round."""
@@ -59,10 +60,13 @@ class Dropped:
 
 
 def _without_outliers(uploads: list[Upload], least: float, dropped: Dropped) -> list[Upload]:
-    if not uploads:
-        return []
     labels = [upload.payload["classes"] for upload in uploads]
-    agreed = agreement(torch.cat(labels), torch.cat([u.payload["means"] for u in uploads])) >= least
+    if not any(map(len, labels)):
+        return uploads
+    found = agreement(torch.cat(labels), torch.cat([u.payload["means"] for u in uploads]))
+    if _median(found) < least:
+        return uploads
+    agreed = found >= least
     kept: list[Upload] = []
     for upload, own, fine in zip(
         uploads, labels, agreed.split([len(own) for own in labels]), strict=True

@@ -7,7 +7,7 @@ from fedgh.core.runs import RunFolder
 from fedgh.core.types import Task
 from fedgh.errors import RunError
 from fedgh.models import extractor, split_model
-from fedgh.paper import convergence, cost
+from fedgh.paper import convergence, cost, poisoning
 from fedgh.paper.sheets import Cell, Column, Sheet
 from fedgh.paper.study import Study
 from fedgh.sweep import Outcome, Trial
@@ -117,6 +117,44 @@ def cost_sheet(outcome: Outcome) -> Sheet:
             rows += [[trial.place, float(trial.seed), *row] for row in _cost(found)]
     note = "Epochs by the clock depend on the machine; by counted operations they do not."
     return Sheet("", "Paper and ours", columns, rows, note)
+
+
+def poisoning_sheet(study: Study, outcome: Outcome) -> Sheet:
+    """How those who never lie fare while others do."""
+    columns = [
+        Column("method"),
+        Column("setting"),
+        Column("seed", 0),
+        Column("honest accuracy, %"),
+        Column("lies left out, %", 0),
+        Column("truths left out, %", 0),
+        Column("rejected", 0),
+    ]
+    titles = {case.name: case.title for case in study.cases}
+    most = max((trial.config.attack.clients for trial, _ in outcome.runs), default=0)
+    rows: list[list[Cell]] = []
+    for trial, run in outcome.runs:
+        with _readable(run):
+            held = [len(client["classes"]) for client in run.clients()]
+            liars = trial.config.attack.clients
+            harm = poisoning.measure(run.records(), held, liars, range(most, len(held)))
+        lies = None if harm.lies_left_out is None else 100 * harm.lies_left_out
+        rows.append(
+            [
+                trial.label,
+                titles[trial.place],
+                float(trial.seed),
+                100 * harm.accuracy,
+                lies,
+                100 * harm.truths_left_out,
+                float(harm.rejected),
+            ]
+        )
+    note = (
+        f"The mean over clients {most} and up, which lie in none of the runs, after the last "
+        "round. Left out: of the class means that the server received, over all rounds."
+    )
+    return Sheet("", "The honest ones", columns, sorted(rows, key=lambda row: str(row[0])), note)
 
 
 def _measure(trial: Trial, run: RunFolder) -> cost.Cost:

@@ -121,6 +121,8 @@ def collect(request: Request, out: Path, reasons: dict[str, str]) -> Result:
         sheets = [measured.convergence_sheet(outcome)]
     elif wanted.kind == "cost":
         sheets = [measured.cost_sheet(outcome)]
+    elif wanted.kind == "poisoning":
+        sheets = [measured.poisoning_sheet(wanted, outcome)]
     else:
         found_lines = lines(wanted, outcome, len(request.seeds))
         costs = communication(found_lines)

@@ -74,7 +74,7 @@ class Study(_Strict):
     title: str
     source: str  # where in the paper
     about: str
-    kind: Literal["accuracy", "models", "convergence", "cost"] = "accuracy"
+    kind: Literal["accuracy", "models", "convergence", "cost", "poisoning"] = "accuracy"
     methods: list[str] = []
     axis: str | None = None  # what the cases differ in, when that is a number
     cases: list[Case] = Field([], alias="case")
