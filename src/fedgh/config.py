@@ -62,6 +62,16 @@ class ModelSection(_Section):
     rep_dim: int = Field(500, ge=1)
 
 
+class PrivacySection(_Section):
+    """What uploads may tell about a client's samples; see `privacy.mechanism`."""
+
+    protects: Literal["nothing", "sample", "client"] = "nothing"
+    epsilon: float = Field(8.0, gt=0, le=1000)  # of a client that takes part in every round
+    delta: float = Field(1e-5, ge=1e-100, lt=1)
+    clip: float = Field(10.0, gt=0)  # the largest L2 norm of one sample's vector
+    counts: Literal["public", "secret"] = "public"  # the samples of each class, for "sample"
+
+
 class RunSection(_Section):
     """How it is computed and looked at. Nothing here changes what is learned.
 
@@ -87,6 +97,7 @@ class _Sections(_Section):
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
     local: LocalTraining = LocalTraining()
+    privacy: PrivacySection = PrivacySection()
     run: RunSection = RunSection()
 
 
@@ -103,9 +114,14 @@ class Config(_Sections):
         return {**sections, "method": {"name": _method_name(self.method), **asdict(self.method)}}
 
     def portable(self) -> dict[str, Any]:
-        """The same without what is one machine's affair: how it is run, where files are."""
+        """The same without what is one machine's affair: how it is run, where files are.
+
+        And without the section on privacy where there is none, as before there was such a section.
+        """
         table = self.to_table()
         del table["run"]
+        if self.privacy.protects == "nothing":
+            del table["privacy"]
         table["data"] = {k: v for k, v in table["data"].items() if k not in ("dir", "path")}
         return table
 

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from fedgh.core import wire
 from fedgh.core.header import LinearSGD, linear_header
 from fedgh.core.local import class_means, sgd_epochs
-from fedgh.core.method import Method
+from fedgh.core.method import Method, Sharing
 from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
 
 
@@ -24,6 +24,7 @@ class FedGH(Method):
     """`server_lr = 0` freezes the header at its random start: the paper's missing ablation."""
 
     name: ClassVar[str] = "fedgh"
+    shares: ClassVar[Sharing] = "class means"
 
     server_lr: Annotated[float, Field(ge=0)] = 0.01
     server_batch: Literal["pair", "client"] = "pair"  # one step per pair, or per client

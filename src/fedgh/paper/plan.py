@@ -57,8 +57,8 @@ def changes(study: Study, budget: BudgetName, overrides: Sequence[str] = ()) -> 
 def _differences(before: Config, after: Config) -> list[str]:
     old, new = before.portable(), after.portable()
     return [
-        f"{section}.{key} {old[section].get(key)} → {value}"
+        f"{section}.{key} {old.get(section, {}).get(key)} → {value}"
         for section, table in new.items()
         for key, value in table.items()
-        if value != old[section].get(key)
+        if value != old.get(section, {}).get(key)
     ]
