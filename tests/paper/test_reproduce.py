@@ -17,6 +17,7 @@ SOME = {
     "noniid": ["cifar10-hetero", "cifar10-hetero-s10", "cifar100-hetero-s100"],
     "participation": ["cifar10-hetero-n100-c10", "cifar100-hetero-n100-c100"],
     "header-lr": ["cifar10-hetero-lr0.1"],
+    "privacy": ["cifar10-hetero-e1", "cifar10-hetero-sample-eps1", "cifar10-hetero-client-eps8"],
 }
 
 
@@ -36,7 +37,7 @@ def reproduce(monkeypatch: pytest.MonkeyPatch, out: Path, *words: str) -> int:
     "name",
     [
         *("table-hetero", "table-homo", "models", "curves-n10", "noniid", "participation"),
-        *("header-lr", "convergence", "cost", "ablation", "overlap"),
+        *("header-lr", "convergence", "cost", "ablation", "overlap", "privacy"),
     ],
 )
 def test_smoke(

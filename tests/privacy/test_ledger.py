@@ -72,9 +72,9 @@ def bounded(path: Path, prepared: Experiment, **own: str) -> House:
 
 
 def test_a_bound_outlives_the_run_and_its_name(tmp_path: Path) -> None:
-    """Three rounds cost 4; a bound of 3 is reached before the third, also in another run."""
-    house = bounded(tmp_path, quick(*PRIVATE), **{"max-epsilon": "3"})
-    over = ["this participant's bound of ε = 3 would be passed"]
+    """Three rounds cost 4; a bound of 3.5 is reached before the third, also in another run."""
+    house = bounded(tmp_path, quick(*PRIVATE), **{"max-epsilon": "3.5"})
+    over = ["this participant's bound of ε = 3.5 would be passed"]
     assert failures(house) == [[], [], over]
     assert failures(house, "another") == [over] * 3
     (ledger,) = (tmp_path / "states").glob("privacy-*.json")
