@@ -20,7 +20,6 @@ from fedgh.errors import ConfigError, import_object, unknown
 from fedgh.methods import METHODS
 
 DEFAULT_METHOD = "fedgh"
-_IF_USED = ("defence", "attack")
 
 
 class _Section(BaseModel):
@@ -65,6 +64,16 @@ class ModelSection(_Section):
     rep_dim: int = Field(500, ge=1)
 
 
+class PrivacySection(_Section):
+    """What uploads may tell about a client's samples; see `privacy.mechanism`."""
+
+    protects: Literal["nothing", "sample", "client"] = "nothing"
+    epsilon: float = Field(8.0, gt=0, le=1000)  # of a client that takes part in every round
+    delta: float = Field(1e-5, ge=1e-100, lt=1)
+    clip: float = Field(10.0, gt=0)  # the largest L2 norm of one sample's vector
+    counts: Literal["public", "secret"] = "public"  # the samples of each class, for "sample"
+
+
 class RunSection(_Section):
     """How it is computed and looked at. Nothing here changes what is learned.
 
@@ -92,6 +101,7 @@ class _Sections(_Section):
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
     local: LocalTraining = LocalTraining()
+    privacy: PrivacySection = PrivacySection()
     defence: Defence = Defence()
     attack: Attack = Attack()
     run: RunSection = RunSection()
@@ -116,9 +126,13 @@ class Config(_Sections):
         """
         table = self.to_table()
         del table["run"]
-        for section in _IF_USED:
-            if getattr(self, section) == getattr(_Sections(), section):
-                del table[section]
+        used = {
+            "privacy": self.privacy.protects != "nothing",
+            "defence": self.defence != Defence(),
+            "attack": self.attack.clients > 0,
+        }
+        for section in (name for name, is_used in used.items() if not is_used):
+            del table[section]
         table["data"] = {k: v for k, v in table["data"].items() if k not in ("dir", "path")}
         return table
 

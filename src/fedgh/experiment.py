@@ -20,6 +20,8 @@ from fedgh.engines.device import find_device
 from fedgh.engines.host import Blueprint
 from fedgh.errors import ConfigError, MethodError
 from fedgh.models import Extractor, check_extractor, extractor, split_model
+from fedgh.privacy.accounting import Account, noise_multiplier
+from fedgh.privacy.mechanism import Privacy
 
 GLOBAL_SAMPLE = 1000
 """Size of the class-balanced sample on which `global_accuracy` is measured, at most."""
@@ -50,6 +52,28 @@ class Experiment:
     def private(self) -> bool:
         """Whether the data are with the participants, and nowhere else."""
         return self.config.data.name == "private"
+
+    @property
+    def privacy(self) -> Privacy | None:
+        """How uploads are made private; None when they are not, or when there is nothing to."""
+        section, method = self.config.privacy, self.config.method
+        if section.protects == "nothing" or method.shares == "nothing":
+            return None
+        if method.shares != "class means":
+            raise MethodError(
+                f"{method.name} sends more than class means: privacy.protects = "
+                f"'{section.protects}' cannot be kept"
+            )
+        rounds = self.config.federation.rounds
+        multiplier = noise_multiplier(section.epsilon, section.delta, rounds)
+        return Privacy(section.protects, section.counts, section.clip, multiplier)
+
+    def account(self) -> Account | None:
+        """An account of what clients spend, with nothing spent yet; None when they do not."""
+        privacy = self.privacy
+        if privacy is None:
+            return None
+        return Account(privacy, self.config.privacy.delta, self.task.num_clients)
 
     def initial_server(self) -> Payload:
         """What the server holds before the first round; refuses what the method cannot do."""
@@ -101,6 +125,7 @@ class Experiment:
             partition=self.partition,
             global_sample=sample,
             device=find_device(self.config.run.device),
+            privacy=self.privacy,
             largest_norm=self.config.run.largest_norm,
             attack=self.config.attack,
         )
@@ -139,6 +164,7 @@ def prepare(
     for name, make in zip(config.model.zoo, found, strict=False):
         with _about("model.zoo"):
             check_extractor(name, make, experiment.task)
+    experiment.account()
     experiment.initial_server()
     return experiment
 
@@ -150,7 +176,7 @@ def _check_class_means(config: Config) -> None:
         "attack.clients": config.attack.clients,
     }
     for key, value in wanted.items():
-        if value and not config.method.sends_class_means:
+        if value and config.method.shares != "class means":
             raise MethodError(
                 f"{key} is about class means, which {config.method.name} does not send"
             )

@@ -147,6 +147,10 @@ def _train(
             scalars = Scalars(folder.path / "tensorboard", done)
             watch = Both(watch, stack.enter_context(closing(scalars)))
         watch.started(experiment, folder, folder.records())
+        account = experiment.account()
+        if account is not None:
+            for record in folder.records():
+                account.ask(record["participants"])
         if done < task.rounds:
             engine = stack.enter_context(closing(make_engine(experiment, folder, done, state)))
             federation = Federation(
@@ -166,6 +170,9 @@ def _train(
                 album = Album()
                 picture = album.add if worth_keeping(number, task.rounds) else ignore
                 record = federation.round(number, watch.replied, picture)
+                if account is not None:
+                    account.ask(record["participants"])
+                    record["epsilon"] = account.highest
                 if not album.empty:
                     folder.keep_means(number, album.payload())
                 keep = number == task.rounds or number % config.run.checkpoint_every == 0
@@ -176,9 +183,12 @@ def _train(
                     folder.commit(number, federation.state())
                 watch.finished_round(record)
             folder.discard_leftovers()
-        folder.write_summary(
-            summarise(config, experiment.source.name, task, folder.records(), experiment.clients())
+        summary = summarise(
+            config, experiment.source.name, task, folder.records(), experiment.clients()
         )
+        if account is not None:
+            summary["privacy"] = account.summary()
+        folder.write_summary(summary)
     return folder
 
 

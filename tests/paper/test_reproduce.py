@@ -18,6 +18,7 @@ SOME = {
     "participation": ["cifar10-hetero-n100-c10", "cifar100-hetero-n100-c100"],
     "header-lr": ["cifar10-hetero-lr0.1"],
     "poisoning": ["poison-none", "poison-flip-3-defended", "poison-scale-3"],
+    "privacy": ["cifar10-hetero-e1", "cifar10-hetero-sample-eps1", "cifar10-hetero-client-eps8"],
 }
 
 
@@ -37,7 +38,7 @@ def reproduce(monkeypatch: pytest.MonkeyPatch, out: Path, *words: str) -> int:
     "name",
     [
         *("table-hetero", "table-homo", "models", "curves-n10", "noniid", "participation"),
-        *("header-lr", "convergence", "cost", "ablation", "overlap", "poisoning"),
+        *("header-lr", "convergence", "cost", "ablation", "overlap", "poisoning", "privacy"),
     ],
 )
 def test_smoke(

@@ -10,7 +10,7 @@ from fedgh.paper.study import BudgetName, Case, Study, budgets, studies, study
 
 NAMES = {
     *("table-homo", "table-hetero", "models", "curves-n10", "noniid", "participation"),
-    *("header-lr", "convergence", "cost", "ablation", "overlap", "poisoning"),
+    *("header-lr", "convergence", "cost", "ablation", "overlap", "poisoning", "privacy"),
 }
 ALL_EIGHT = ["standalone", "fedavg", "fml", "fedkd", "lg_fedavg", "fd", "fedproto", "fedgh"]
 
@@ -21,7 +21,7 @@ def case(name: str, of: str) -> Case:
 
 def test_all_are_there() -> None:
     assert studies().keys() == NAMES
-    assert list(studies())[-3:] == ["ablation", "overlap", "poisoning"]  # the paper's come first
+    assert list(studies())[-4:] == ["ablation", "overlap", "poisoning", "privacy"]  # beyond it
     with pytest.raises(ConfigError, match="did you mean 'table-hetero'"):
         study("table-heter")
 
@@ -38,7 +38,8 @@ def test_every_run_can_be_planned(name: str, budget: BudgetName) -> None:
         if budget == "smoke":
             assert trial.config.data.name == "digits"
         elif budget == "quick" and name not in ("convergence", "poisoning"):
-            assert (rounds, local.epochs, local.batch_size) == (10, 5, 64)
+            epochs = 1 if name == "privacy" else 5
+            assert (rounds, local.epochs, local.batch_size) == (10, epochs, 64)
         elif budget == "paper":
             assert rounds in (100, 500)
 

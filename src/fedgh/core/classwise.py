@@ -52,3 +52,15 @@ def for_each_class(task: Task, **fields: wire.Field) -> wire.Spec:
 def answer(classes: Tensor, rows: Tensor) -> Payload:
     """A message with one row for each of these classes."""
     return {"classes": classes.int(), "rows": rows.float()}
+
+
+def nearest_distributions(rows: Tensor) -> Tensor:
+    """For each row the probability distribution that is nearest to it.
+
+    That is max(row - t, 0) with the t that makes it sum to one (Held, Wolfe and Crowder 1974).
+    """
+    ordered = rows.double().sort(dim=1, descending=True).values
+    places = torch.arange(1, rows.shape[1] + 1, device=rows.device)
+    excess = (ordered.cumsum(dim=1) - 1) / places
+    kept = (ordered > excess).sum(dim=1, keepdim=True)
+    return (rows.double() - excess.gather(1, kept - 1)).clamp(min=0).float()

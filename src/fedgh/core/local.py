@@ -4,6 +4,7 @@ Train and eval mode are set here and nowhere else. Every sample is used: the las
 counts too.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,13 +108,28 @@ def gradient(client: Client, loss: Loss, parameters: Sequence[nn.Parameter]) -> 
     return Gradient(total, mean, max(0.0, squares - float(mean @ mean)), batches)
 
 
+Of = Callable[[Tensor], Tensor]
+"""From a batch x to a vector for each sample."""
+
+
+def class_means(client: Client, of: Of | None = None, largest: float = math.inf) -> Payload:
+    """The `class_statistics` of a client without the counts."""
+    found = class_statistics(client, of, largest)
+    return {"classes": found["classes"], "means": found["means"]}
+
+
 @torch.inference_mode()
-def class_means(client: Client, of: Callable[[Tensor], Tensor] | None = None) -> Payload:
+def class_statistics(client: Client, of: Of | None = None, largest: float = math.inf) -> Payload:
     """The exact mean, over the client's training samples, of `of(x)` for each of its classes.
 
     By default `of` is the representation, and the means are the paper's local averaged
-    representations (LARs). Returns `classes` [s], ascending, and `means` [s, width].
+    representations (LARs). Returns `classes` [s], ascending, `means` [s, width], and the `counts`
+    [s] of samples behind them.
+
+    With `client.privacy` both are what may leave the client: vectors are clipped, and noise is
+    added. `largest` is a length that no vector has more than, where `of` knows one.
     """
+    privacy = None if client.privacy is None else client.privacy.within(largest)
     of = client.model.represent if of is None else of
     client.model.eval()
     num_classes = client.task.num_classes
@@ -121,14 +137,25 @@ def class_means(client: Client, of: Callable[[Tensor], Tensor] | None = None) ->
     with client.timed("summarise"):
         for x, y in in_order(client.data.train, client.device):
             values = of(x).cpu().double()  # so that the batch size does not show in the result
+            if privacy is not None:
+                values = privacy.clipped(values)
             if sums is None:
                 sums = values.new_zeros(num_classes, values.shape[1])
             sums.index_add_(0, y.cpu(), values)
         assert sums is not None, "a client has at least one training sample"
         counts = client.data.train.labels.bincount(minlength=num_classes)
         present = counts.nonzero().flatten()
-        means = sums[present] / counts[present, None]
-    return {"classes": present.int(), "means": means.float()}
+        sums, counts = sums[present], counts[present]
+        if privacy is None:
+            means = sums / counts[:, None]
+        else:
+            if client.released == client.round:
+                raise RuntimeError(
+                    "with privacy a round has one release: all that is accounted for"
+                )
+            client.released = client.round
+            means, counts = privacy.release(sums, counts, privacy.normal(client.stream("privacy")))
+    return {"classes": present.int(), "means": means.float(), "counts": counts.int()}
 
 
 Predict = Callable[[Client, Tensor], Tensor]

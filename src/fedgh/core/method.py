@@ -8,7 +8,7 @@ the clock. Nothing it receives is changed in place.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import ConfigDict
@@ -16,6 +16,8 @@ from torch import Tensor
 
 from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
 from fedgh.core.wire import Spec
+
+Sharing = Literal["nothing", "class means", "more"]
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,9 @@ class Method(ABC):
     name: ClassVar[str]
     weighs_by_examples: ClassVar[bool] = False
     """Whether the server learns how many training samples each client has."""
-    sends_class_means: ClassVar[bool] = False
-    """Whether an upload is what `core.local.class_means` makes, perhaps with counts."""
+    shares: ClassVar[Sharing] = "more"
+    """What uploads tell of a client's data. Only nothing, and what one call of `class_means` or
+    `class_statistics` gives, can be bounded by `privacy`."""
 
     def init_server(
         self, task: Task, models: Sequence[SplitModel], rng: torch.Generator

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from torch import Tensor, nn
 
 from fedgh.core.rng import stream
+from fedgh.privacy.mechanism import Privacy
 
 CPU = torch.device("cpu")
 
@@ -134,6 +135,8 @@ class Client:
     local: LocalTraining
     modules: nn.ModuleDict = field(default_factory=nn.ModuleDict)  # a method's second network
     memory: Payload = field(default_factory=dict)  # what a method keeps between rounds
+    privacy: Privacy | None = None  # how its class means are made before they leave it
+    released: int | None = None  # the round in which they last were
     round: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)

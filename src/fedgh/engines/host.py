@@ -22,6 +22,7 @@ from fedgh.data.partition import Partition
 from fedgh.errors import RunError
 from fedgh.models import Extractor, split_model
 from fedgh.models.cost import forward_flops
+from fedgh.privacy.mechanism import Privacy
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Blueprint:
     partition: Partition
     global_sample: Tensor | None = None  # everybody's test data, balanced over the classes
     device: torch.device = CPU
+    privacy: Privacy | None = None
     largest_norm: float = math.inf  # of a row in what the server sends
     attack: Attack = field(default_factory=Attack)  # a rehearsal: some clients lie
 
@@ -60,7 +62,7 @@ class Blueprint:
         with isolated(task.seed, "model", client_id):
             model = split_model(make, task)
         data = self.partition.data(client_id, self.x, self.y)
-        client = Client(client_id, task, model, data, self.local)
+        client = Client(client_id, task, model, data, self.local, privacy=self.privacy)
         with isolated(task.seed, "init-client", client_id):
             self.method.init_client(client)
         client.to(self.device)
@@ -155,6 +157,8 @@ class ClientHost:
                     client.load(before)
                     client.metrics.clear()
                     errors.append(self._explain(problem))
+            if client.privacy is not None:  # nothing bounds what these numbers tell
+                client.metrics.clear()
             if job.evaluate:
                 try:
                     self._evaluate(client)

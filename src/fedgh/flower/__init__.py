@@ -18,7 +18,7 @@ try:
 except ImportError:
     raise ConfigError("this needs Flower: pip install 'fedgh[flower]'") from None
 
-from fedgh.flower.client import NodeConfig
+from fedgh.flower.bound import NodeConfig
 from fedgh.flower.participant import Participant, client_app
 
 __all__ = ["NodeConfig", "Participant", "client_app"]

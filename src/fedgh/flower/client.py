@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -24,20 +24,14 @@ from fedgh.config import Config
 from fedgh.core.checkpoint import ClientFiles, keep_rounds, write_atomic
 from fedgh.core.types import Job, Reply
 from fedgh.engines.host import Blueprint, ClientHost, one_thread
-from fedgh.errors import ConfigError, RunError, WireError, import_object
+from fedgh.errors import ConfigError, WireError, import_object
 from fedgh.experiment import Experiment, prepare
 from fedgh.flower import messages
+from fedgh.flower.bound import NodeConfig, PublicError, keep_bound
 from fedgh.flower.messages import Request
-
-NodeConfig = Mapping[str, str | float | int | bool]
-"""What the participant has set when it started its SuperNode."""
 
 MakeBlueprint = Callable[[Request, Path, NodeConfig], Blueprint]
 """From a request, the client's folder and the participant's settings to the client."""
-
-
-class PublicError(RunError):
-    """A failure that the server may know in words: they say nothing of data or files here."""
 
 
 def app_of(make_blueprint: MakeBlueprint) -> ClientApp:
@@ -94,12 +88,14 @@ def _answer(message: Message, node: NodeConfig, make_blueprint: MakeBlueprint) -
         request, down = messages.read_request(message.content)
         client, round = request.client, request.round
         with _watchdog(request.deadline), one_thread(), _at_home(request, node) as home:
-            return _do(request, down, home, make_blueprint(request, home, node))
+            return _do(request, down, home, make_blueprint(request, home, node), node)
     except Exception as problem:
         return Reply(client, round, error=_discreet(problem))
 
 
-def _do(request: Request, down: bytes | None, home: Path, blueprint: Blueprint) -> Reply:
+def _do(
+    request: Request, down: bytes | None, home: Path, blueprint: Blueprint, node: NodeConfig
+) -> Reply:
     """Go on from the state that the server counts on; make sure of the new one, then answer."""
     client, trained = request.client, request.trained
     files = ClientFiles(home, trained)
@@ -108,12 +104,19 @@ def _do(request: Request, down: bytes | None, home: Path, blueprint: Blueprint) 
             f"the state of client {client} after round {trained} is not in its folder; put it "
             "back from a copy"
         )
+    if down is not None:
+        keep_bound(blueprint, node, _states(node))
     host = ClientHost(blueprint, files, explain=_discreet)
     reply = host.run(Job(client, request.round, down, request.evaluate, trained))
     if reply.up is not None:
         host.save(request.round)
         keep_rounds(home, {trained, request.committed, request.round})
     return reply
+
+
+def _states(node: NodeConfig) -> Path:
+    """Where the participant keeps all that it keeps."""
+    return Path(str(node.get("state", "states")))
 
 
 @contextmanager
@@ -126,7 +129,7 @@ def _at_home(request: Request, node: NodeConfig) -> Iterator[Path]:
             f"the server takes this node for client {request.client}, its own settings say "
             f"client={node.get('client')!r}"
         )
-    home = Path(str(node.get("state", "states"))) / request.experiment / f"client-{request.client}"
+    home = _states(node) / request.experiment / f"client-{request.client}"
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (home / ".lock").open("w") as lock:
         try:

@@ -17,7 +17,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedgh.flower.client import NodeConfig
+from fedgh.flower.bound import NodeConfig
 
 
 @dataclass(frozen=True)

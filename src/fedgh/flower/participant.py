@@ -16,7 +16,8 @@ from fedgh.engines.device import find_device
 from fedgh.engines.host import Blueprint
 from fedgh.errors import ConfigError, FedghError
 from fedgh.experiment import Experiment, load_source
-from fedgh.flower.client import NodeConfig, PublicError, app_of, log, parse_settings
+from fedgh.flower.bound import NodeConfig, PublicError
+from fedgh.flower.client import app_of, log, parse_settings
 from fedgh.flower.messages import Request
 from fedgh.methods import METHODS
 from fedgh.models import check_extractor
@@ -75,7 +76,7 @@ def client_app(make_client: MakeClient, methods: Collection[str] = DISCREET) -> 
 def _own(
     experiment: Experiment, client: int, make_client: MakeClient, node: NodeConfig, home: Path
 ) -> Blueprint:
-    task = experiment.task
+    task, privacy = experiment.task, experiment.privacy
     with isolated(task.seed, "participant", client):
         brought = make_client(task, node)
     data = Source("its data", brought.x, brought.y, experiment.source.class_names)
@@ -96,6 +97,7 @@ def _own(
         y=data.y,
         partition=partition.only(client, task.num_clients, data.y.numpy(), task.seed),
         device=find_device(experiment.config.run.device),
+        privacy=privacy and replace(privacy, unpredictable=True),  # the server knows the seed
         largest_norm=experiment.config.run.largest_norm,
     )
 

@@ -20,10 +20,11 @@ from fedgh.core.classwise import (
     class_sums,
     classes_to_answer,
     for_each_class,
+    nearest_distributions,
     remember_classes,
 )
 from fedgh.core.local import class_means, sgd_epochs
-from fedgh.core.method import Method
+from fedgh.core.method import Method, Sharing
 from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
 
 
@@ -48,7 +49,7 @@ class FD(Method):
     """
 
     name: ClassVar[str] = "fd"
-    sends_class_means: ClassVar[bool] = True
+    shares: ClassVar[Sharing] = "class means"
 
     gamma: Annotated[float, Field(ge=0)] = 0.1  # its paper has a gamma but names no value
 
@@ -73,7 +74,11 @@ class FD(Method):
         return answer(mine, sums[mine] / holders[mine, None])
 
     def client_update(self, client: Client, down: Payload) -> Payload:
-        """Train with the distillation term; average the outputs by class."""
+        """Train with the distillation term; average the outputs by class.
+
+        Noise makes of them what no output is, and a negative target would reward a model without
+        end for never saying a class: so the nearest distributions are sent.
+        """
         table, filled = as_table(down["classes"], down["rows"], client.task.num_classes)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
@@ -81,7 +86,10 @@ class FD(Method):
             return cross_entropy(logits, y) + self.gamma * distillation(logits, y, table, filled)
 
         sgd_epochs(client, loss)
-        return class_means(client, lambda x: client.model(x).softmax(dim=1))
+        own = class_means(client, lambda x: client.model(x).softmax(dim=1), largest=1.0)
+        if client.privacy is not None:
+            own["means"] = nearest_distributions(own["means"])
+        return own
 
     def server_update(self, server: Payload, uploads: Iterable[Upload]) -> Payload:
         """Keep what this round's participants have said."""

@@ -16,7 +16,7 @@ from fedgh.core import wire
 from fedgh.core.classwise import for_each_class
 from fedgh.core.header import LinearSGD, header_spec, linear_header
 from fedgh.core.local import class_means, sgd_epochs
-from fedgh.core.method import Method
+from fedgh.core.method import Method, Sharing
 from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
 
 
@@ -25,7 +25,7 @@ class FedGH(Method):
     """`server_lr = 0` freezes the header at its random start: the paper's missing ablation."""
 
     name: ClassVar[str] = "fedgh"
-    sends_class_means: ClassVar[bool] = True
+    shares: ClassVar[Sharing] = "class means"
 
     server_lr: Annotated[float, Field(ge=0)] = 0.01
     server_batch: Literal["pair", "client"] = "pair"  # one step per pair, or per client

@@ -22,8 +22,8 @@ from fedgh.core.classwise import (
     for_each_class,
     remember_classes,
 )
-from fedgh.core.local import class_means, sgd_epochs
-from fedgh.core.method import Method
+from fedgh.core.local import class_statistics, sgd_epochs
+from fedgh.core.method import Method, Sharing
 from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
 
 
@@ -43,7 +43,7 @@ class FedProto(Method):
     """
 
     name: ClassVar[str] = "fedproto"
-    sends_class_means: ClassVar[bool] = True
+    shares: ClassVar[Sharing] = "class means"
 
     lam: Annotated[float, Field(ge=0)] = 1.0  # lambda: weight of the distance to the prototypes
 
@@ -72,9 +72,7 @@ class FedProto(Method):
             return cross_entropy(logits, y) + self.lam * distance(representation, y, table, filled)
 
         sgd_epochs(client, loss)
-        own = class_means(client)
-        counts = client.data.train.labels.bincount(minlength=client.task.num_classes)
-        return own | {"counts": counts[own["classes"].long()].int()}
+        return class_statistics(client)
 
     def server_update(self, server: Payload, uploads: Iterable[Upload]) -> Payload:
         """For each class the mean of its prototypes, weighted by their counts."""

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from fedgh.core import wire
 from fedgh.core.header import linear_header
 from fedgh.core.local import sgd_epochs
-from fedgh.core.method import Method
+from fedgh.core.method import Method, Sharing
 from fedgh.core.types import Client, Payload, Task, Upload
 
 
@@ -22,6 +22,7 @@ class Standalone(Method):
     """
 
     name: ClassVar[str] = "standalone"
+    shares: ClassVar[Sharing] = "nothing"
 
     reset_header: bool = False
 

@@ -126,7 +126,8 @@ def collect(request: Request, out: Path, reasons: dict[str, str]) -> Result:
     else:
         found_lines = lines(wanted, outcome, len(request.seeds))
         costs = communication(found_lines)
-        sheets = [main_sheet(found_lines), verdicts(wanted, outcome)]
+        sheets = [main_sheet(found_lines)]
+        sheets += [verdicts(wanted, outcome)] if wanted.claims else []
         sheets += [costs] if costs.rows else []
     differences = changes(wanted, request.budget, request.overrides)
     return Result(request, outcome, found_lines, sheets, differences)

@@ -36,7 +36,7 @@ class Case(_Strict):
     title: str
     experiment: str
     set: list[str] = []
-    x: float | None = None  # its place on the study's axis
+    x: float | None = None  # its place on the study's axis; one without is a line across
     smoke: list[str] = []  # what these budgets change here beside what they change everywhere
     quick: list[str] = []
     published: dict[str, Published] = {}
@@ -77,6 +77,7 @@ class Study(_Strict):
     kind: Literal["accuracy", "models", "convergence", "cost", "poisoning"] = "accuracy"
     methods: list[str] = []
     axis: str | None = None  # what the cases differ in, when that is a number
+    scale: Literal["linear", "log"] = "linear"  # of that axis
     cases: list[Case] = Field([], alias="case")
     claims: list[Claim] = Field([], alias="claim")
     structures: list[Structure] = Field([], alias="structure")

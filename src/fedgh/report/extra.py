@@ -1,10 +1,14 @@
-"""What the optional packages of reports are, and what to say when they are not there."""
+"""What the optional packages are, and what to say when they are not there."""
 
 from importlib.util import find_spec
 
 from fedgh.errors import ConfigError
 
-PACKAGES = {"report": ("altair", "vl_convert"), "tensorboard": ("tensorboard",)}
+PACKAGES = {
+    "privacy": ("dp_accounting",),
+    "report": ("altair", "vl_convert"),
+    "tensorboard": ("tensorboard",),
+}
 """What an extra of fedgh brings, by the names under which it is imported."""
 
 

@@ -12,7 +12,7 @@ from fedgh.report import charts, client_charts
 from fedgh.report.means_chart import means_chart, project
 from fedgh.report.page import Cell, Figure, Fold, Page, Section, Table, Value
 from fedgh.report.runs import NamedRun, Round
-from fedgh.report.terminal import human_bytes, percent
+from fedgh.report.terminal import PROTECTED, human_bytes, percent
 
 MOST_PROBLEMS = 200
 
@@ -31,6 +31,7 @@ def run_page(runs: Sequence[NamedRun], measure: Measure) -> Page:
         _classes(runs, measure),
         _means(runs),
         _costs(runs),
+        _privacy(runs),
         _partition(runs),
         _configurations(runs),
     ]
@@ -276,6 +277,30 @@ def _costs(runs: Sequence[NamedRun]) -> Section | None:
     else:
         text = "Nothing was sent."
     return Section("costs", "Communication and time", text, parts)
+
+
+def _privacy(runs: Sequence[NamedRun]) -> Section | None:
+    """What uploads may tell of the clients' data, at most, and what that number covers."""
+    header = ["run", "protects", "ε so far", "ε asked for", "δ", "clip", "counts"]
+    rows: list[list[Value]] = []
+    for run in runs:
+        spent = [round.epsilon for round in run.rounds if round.epsilon is not None]
+        asked = run.settings.privacy
+        if spent and asked.protects != "nothing":
+            counts = asked.counts if asked.protects == "sample" else "not told"
+            shown = [PROTECTED[asked.protects], _cell(spent[-1], "{:.2f}".format), asked.epsilon]
+            rows.append([run.label, *shown, f"{asked.delta:g}", asked.clip, counts])
+    if not rows:
+        return None
+    text = (
+        "Clients send class means of clipped vectors, with Gaussian noise. ε is that of the "
+        "client that was asked most often, over all rounds so far; summary.json has everybody's. "
+        "It covers uploads, not the accuracies that clients report, the list of their classes, or "
+        "how long they take. For one sample it takes the extractor as given: what an extractor "
+        "tells because it was trained on the sample is not covered. For all data of a client "
+        "nothing is assumed."
+    )
+    return Section("privacy", "Privacy", text, [Table(header, rows)])
 
 
 def _partition(runs: Sequence[NamedRun]) -> Section:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
@@ -57,6 +57,7 @@ class Round(_Checked):
     dropped: list[LeftOut] = []
     set_aside: list[int] = []
     seconds: dict[str, Seconds]
+    epsilon: float | None = None  # the highest of all clients so far, where uploads are private
 
     @model_validator(mode="after")
     def _whole(self) -> "Round":
@@ -86,9 +87,18 @@ class _Named(_Checked):
     name: str
 
 
+class _Privacy(_Checked):
+    protects: Literal["nothing", "sample", "client"] = "nothing"
+    epsilon: float = 0.0
+    delta: float = 0.0
+    clip: float = 0.0
+    counts: str = ""
+
+
 class _Settings(_Checked):
     federation: _Federation
     method: _Named
+    privacy: _Privacy = _Privacy()
 
 
 class _Identity(_Checked):

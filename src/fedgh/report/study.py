@@ -8,6 +8,7 @@ import altair as alt
 from fedgh.paper import convergence
 from fedgh.paper.reproduce import Result
 from fedgh.paper.sheets import Sheet
+from fedgh.paper.study import Case, Study
 from fedgh.report.charts import accuracy_over_rounds
 from fedgh.report.page import Cell, Figure, Fold, Page, Section, Table
 from fedgh.report.runs import NamedRun
@@ -48,7 +49,9 @@ def _overview(result: Result) -> list[Figure]:
         return []
     name = f"{result.request.name}-accuracy"
     if result.study.axis is not None:
-        caption = f"Accuracy over the {result.study.axis}. The paper shows this without numbers."
+        caption = f"Accuracy over the {result.study.axis}."
+        if not result.study.source.startswith("beyond"):
+            caption += " The paper shows this without numbers."
         return [Figure(name, caption, _over_axis(result, result.study.axis), whole_width=True)]
     caption = "Accuracy of each method: ours after the last round, and what the paper prints."
     return [Figure(name, caption, _beside_paper(result), whole_width=True)]
@@ -89,34 +92,58 @@ def _beside_paper(result: Result) -> alt.FacetChart:
 
 
 def _over_axis(result: Result, axis: str) -> alt.FacetChart:
-    """A line per method, a panel per data set."""
+    """A line per method, a panel per data set; what has no place on the axis goes across all."""
+    placed = [case for case in result.study.cases if case.x is not None]
+    panels = list(dict.fromkeys(_panel(case) for case in placed))
     rows = [
         {
-            "data": line.case.title.partition(",")[0],
+            "data": panel,
             "x": line.case.x,
-            "method": line.method,
             "accuracy": line.accuracy,
+            "method": line.method if line.case in placed else line.case.title,
         }
         for line in result.lines
+        for panel in ([_panel(line.case)] if line.case in placed else panels)
         if line.accuracy is not None
     ]
-    chart = (
-        alt.Chart({"values": rows})
-        .mark_line(point=True)
+    base = alt.Chart().encode(
+        y=alt.Y("accuracy:Q", title="accuracy, %", scale=alt.Scale(zero=False)),
+        color=alt.Color("method:N", title=None, sort=result.study.methods),
+    )
+    lines = (
+        base.mark_line(point=True)
         .encode(
-            x=alt.X("x:Q", title=axis),
-            y=alt.Y("accuracy:Q", title="accuracy, %", scale=alt.Scale(zero=False)),
-            color=alt.Color("method:N", title=None, sort=result.study.methods),
+            x=_axis(result.study, axis),
             tooltip=["method:N", "x:Q", alt.Tooltip("accuracy:Q", format=".2f")],
         )
-        .properties(width=320, height=260)
+        .transform_filter("isValid(datum.x)")
+    )
+    across = (
+        base.mark_rule(strokeDash=[4, 4])
+        .encode(tooltip=["method:N", alt.Tooltip("accuracy:Q", format=".2f")])
+        .transform_filter("!isValid(datum.x)")
     )
     facets: alt.FacetChart = (
-        chart.facet(column=alt.Column("data:N", title=None))
+        alt.layer(lines, across, data={"values": rows})
+        .properties(width=320, height=260)
+        .facet(column=alt.Column("data:N", title=None, sort=panels))
         .resolve_scale(x="independent", y="independent")
         .properties(description=f"Accuracy over the {axis}, by method and data set")
     )
     return facets
+
+
+def _axis(study: Study, title: str) -> alt.X:
+    """A logarithmic axis names the places of the cases: its own numbers are far apart."""
+    if study.scale == "linear":
+        return alt.X("x:Q", title=title)
+    places = sorted({case.x for case in study.cases if case.x is not None})
+    scale = alt.Scale(type="log", nice=False, padding=12)
+    return alt.X("x:Q", title=title, scale=scale, axis=alt.Axis(values=places, format="~g"))
+
+
+def _panel(case: Case) -> str:
+    return case.title.partition(",")[0]
 
 
 def _gradient(trial: Trial, records: list[dict[str, Any]]) -> Figure:
@@ -151,21 +178,33 @@ def _gradient(trial: Trial, records: list[dict[str, Any]]) -> Figure:
 
 
 def _curves(result: Result) -> list[Section]:
-    """Accuracy over rounds, for each setting that was run."""
+    """Accuracy over rounds: a picture for each setting, or one in which they are compared."""
     if result.study.kind != "accuracy":
         return []
-    alone = len(result.request.seeds) == 1
-    figures = []
-    for case in result.study.cases:
-        runs = [
-            NamedRun(trial.label if alone else f"{trial.label}, seed {trial.seed}", run)
-            for trial, run in result.outcome.at(case.name).runs
-        ]
-        if runs:
-            name = f"{result.request.name}-{case.name}-rounds"
-            caption = f"{case.title}: mean accuracy over all clients."
-            chart = accuracy_over_rounds(runs)
-            figures.append(Figure(_id(name), caption, chart, whole_width=True))
+    (first, *others), name = result.study.methods, result.request.name
+    if others:
+        pictures = {
+            f"{name}-{case.name}-rounds": (case.title, result.outcome.at(case.name).runs)
+            for case in result.study.cases
+        }
+    else:
+        pictures = {f"{name}-rounds": (first, result.outcome.runs)}
+    titles = {case.name: case.title for case in result.study.cases}
+
+    def label(trial: Trial) -> str:
+        line = trial.label if others else titles[trial.place]
+        return line if len(result.request.seeds) == 1 else f"{line}, seed {trial.seed}"
+
+    figures = [
+        Figure(
+            _id(picture),
+            f"{title}: mean accuracy over all clients.",
+            accuracy_over_rounds([NamedRun(label(trial), run) for trial, run in runs]),
+            whole_width=True,
+        )
+        for picture, (title, runs) in pictures.items()
+        if runs
+    ]
     return [Section("rounds", "Over rounds", parts=figures)] if figures else []
 
 

@@ -193,8 +193,25 @@ def closing_lines(run: RunFolder) -> str:
             else "not reached"
         )
         lines.append(f"target     {percent(summary['target'])} {reached}")
+    if "privacy" in summary:
+        lines.append(f"privacy    {privacy_line(summary['privacy'])}")
     lines.append(f"run folder {run.path}")
     return "\n".join(lines)
+
+
+PROTECTED = {
+    "sample": "one sample, the extractor taken as given",
+    "client": "all data of a client",
+}
+"""What ε is about."""
+
+
+def privacy_line(privacy: Record) -> str:
+    """What the uploads of a run may tell, at most."""
+    return (
+        f"ε = {privacy['epsilon']:.2f} at δ = {privacy['delta']:g}, for "
+        f"{PROTECTED[privacy['protects']]}; the highest of all clients, over all rounds"
+    )
 
 
 def comparison(table: list[Row], missing: dict[str, str], target: float | None) -> Table:

@@ -1,0 +1,70 @@
+"""What releases cost, by dp-accounting: from ε to a noise multiplier and back.
+
+A release with noise multiplier z is a Gaussian mechanism with sensitivity 1 and standard deviation
+z. Several of them, each chosen after the ones before were seen, are together as private as one with
+1/σ² = Σ 1/z² (Dong, Roth and Su 2019), whose ε is known exactly (Balle and Wang 2018). So Σ 1/z²,
+`spent` below, is all that need be remembered. Nothing is gained from a client being drawn by
+chance: the server, against whom this protects, knows who takes part.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from fedgh.privacy.mechanism import Privacy
+from fedgh.report.extra import need
+
+
+@lru_cache
+def noise_multiplier(epsilon: float, delta: float, releases: int) -> float:
+    """The noise multiplier with which so many releases cost ε in all."""
+    _need_accounting()
+    from dp_accounting import get_sigma_gaussian  # an extra, and slow to import
+
+    return float(get_sigma_gaussian(epsilon, delta)) * math.sqrt(releases)
+
+
+@lru_cache
+def epsilon_of(spent: float, delta: float) -> float:
+    """The ε of releases with Σ 1/z² = `spent`."""
+    _need_accounting()
+    from dp_accounting import get_epsilon_gaussian  # an extra, and slow to import
+
+    return float(get_epsilon_gaussian(1 / math.sqrt(spent), delta)) if spent else 0.0
+
+
+def _need_accounting() -> None:
+    need("privacy", "privacy")
+
+
+class Account:
+    """What each client of a run has spent: it pays for every round in which it was asked."""
+
+    def __init__(self, privacy: Privacy, delta: float, clients: int) -> None:
+        self._privacy = privacy
+        self._delta = delta
+        self._asked = Counter(dict.fromkeys(range(clients), 0))
+
+    def ask(self, participants: Iterable[int]) -> None:
+        """One more round, with these."""
+        self._asked.update(participants)
+
+    @property
+    def highest(self) -> float:
+        """The ε of who has spent most."""
+        return self._epsilon(max(self._asked.values()))
+
+    def summary(self) -> dict[str, Any]:
+        """What summary.json says of it."""
+        return {
+            "protects": self._privacy.protects,
+            "delta": self._delta,
+            "noise_multiplier": self._privacy.noise_multiplier,
+            "epsilon": self.highest,
+            "epsilon_per_client": [self._epsilon(asked) for asked in self._asked.values()],
+        }
+
+    def _epsilon(self, asked: int) -> float:
+        return epsilon_of(asked / self._privacy.noise_multiplier**2, self._delta)

@@ -1,0 +1,68 @@
+"""A participant's own account of what it has released: a file that no server can reset.
+
+It holds one number for all experiments of a participant, whatever their names, and outlives them.
+"""
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedgh.core.checkpoint import write_atomic
+from fedgh.errors import RunError
+from fedgh.privacy.accounting import epsilon_of
+
+ROUNDING = 1e-9
+"""A bound that is reached exactly is not passed, whatever the last digit says."""
+
+
+class OverBoundError(RunError):
+    """A release would cost more than there is left."""
+
+
+class _Page(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    releases: Annotated[int, Field(ge=0)] = 0
+    spent: Annotated[float, Field(ge=0)] = 0.0  # Σ 1/z², see privacy.accounting
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Counts releases in a file, up to a bound."""
+
+    path: Path
+    max_epsilon: float
+    delta: float
+
+    def spend(self, noise_multiplier: float) -> None:
+        """Count a release before it is made; OverBoundError when it must not be made."""
+        with self._alone():
+            page = self._read()
+            spent = page.spent + noise_multiplier**-2
+            epsilon = epsilon_of(spent, self.delta)
+            if epsilon > self.max_epsilon * (1 + ROUNDING):
+                raise OverBoundError(
+                    f"this participant's bound of ε = {self.max_epsilon:g} would be passed"
+                )
+            page = _Page(releases=page.releases + 1, spent=spent)
+            write_atomic(self.path, page.model_dump_json(indent=2).encode() + b"\n")
+
+    def _read(self) -> _Page:
+        if not self.path.exists():
+            return _Page()
+        try:
+            return _Page.model_validate_json(self.path.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise RunError(f"{self.path} cannot be read ({error}); nothing is released") from None
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Two messages at once must not both spend what is left."""
+        with self.path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield

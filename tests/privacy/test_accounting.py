@@ -1,0 +1,116 @@
+"""The accountant against closed forms, published values and another accountant."""
+
+import math
+from pathlib import Path
+
+import pytest
+from dp_accounting import GaussianDpEvent
+from dp_accounting.pld import PLDAccountant
+from scipy.stats import norm
+
+from fedgh import config, experiment, training
+from fedgh.errors import ConfigError, MethodError
+from fedgh.privacy.accounting import Account, epsilon_of, noise_multiplier
+from fedgh.privacy.mechanism import Privacy
+from tests.tiny import QUICK
+
+
+def delta_of(epsilon: float, mu: float) -> float:
+    """Balle and Wang 2018, Theorem 8: exact for the Gaussian mechanism."""
+    tail = math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+    return float(norm.cdf(mu / 2 - epsilon / mu) - tail)
+
+
+@pytest.mark.parametrize("rounds", [1, 10, 500])
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [(0.1, 1e-6), (1.0, 1e-5), (8.0, 1e-5), (50.0, 1e-3)]
+)
+def test_calibration_is_the_closed_form(epsilon: float, delta: float, rounds: int) -> None:
+    z = noise_multiplier(epsilon, delta, rounds)
+    assert delta_of(epsilon, math.sqrt(rounds) / z) == pytest.approx(delta, rel=1e-6)
+    assert epsilon_of(rounds / z**2, delta) == pytest.approx(epsilon)
+
+
+def test_known_values() -> None:
+    """What Balle and Wang's own program finds for ε = 1, δ = 1e-5; and by hand, δ at ε = 0."""
+    assert noise_multiplier(1.0, 1e-5, 1) == pytest.approx(3.730631634944469, rel=1e-9)
+    assert epsilon_of(0.5**2, 2 * norm.cdf(0.25) - 1) == pytest.approx(0, abs=1e-9)
+
+
+def test_another_accountant_agrees() -> None:
+    """Round by round, with a distribution of the privacy loss that is rounded up."""
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    accountant.compose(GaussianDpEvent(8.0), 7).compose(GaussianDpEvent(5.0), 3)
+    ours = epsilon_of(7 / 8.0**2 + 3 / 5.0**2, 1e-5)
+    assert ours <= accountant.get_epsilon(1e-5) <= ours * 1.001
+
+
+def test_a_client_pays_for_the_rounds_in_which_it_was_asked() -> None:
+    z = noise_multiplier(8.0, 1e-5, 4)
+    account = Account(Privacy("sample", "public", 1.0, z), 1e-5, clients=4)
+    assert account.highest == 0
+    for participants in ([0, 1], [0, 2], [0, 1], [0, 1]):
+        account.ask(participants)
+    spent = account.summary()["epsilon_per_client"]
+    assert spent == [
+        pytest.approx(8.0),
+        pytest.approx(epsilon_of(3 / z**2, 1e-5)),
+        pytest.approx(epsilon_of(1 / z**2, 1e-5)),
+        0.0,
+    ]
+    assert account.highest == spent[0] > spent[1] > spent[2]
+
+
+def test_what_cannot_be_kept_is_refused() -> None:
+    private = [*QUICK, "privacy.protects=sample"]
+    with pytest.raises(MethodError, match="lg_fedavg sends more than class means"):
+        experiment.prepare(config.load("demo", [*private, "method.name=lg_fedavg"]))
+    alone = experiment.prepare(config.load("demo", [*private, "method.name=standalone"]))
+    assert alone.privacy is None
+    assert alone.account() is None
+    for wrong in ("epsilon=0", "epsilon=inf", "delta=0", "delta=1", "clip=0", "protects=all"):
+        with pytest.raises(ConfigError, match=r"privacy\."):
+            config.load("demo", [f"privacy.{wrong}"])
+
+
+def test_without_dp_accounting_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedgh.report.extra.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"pip install 'fedgh\[privacy\]'"):
+        noise_multiplier(3.21, 1e-5, 4)
+
+
+def test_a_run_of_before_keeps_its_fingerprint() -> None:
+    """Also when the section is there and asks for nothing."""
+    plain = config.load("demo", QUICK)
+    assert "privacy" not in plain.portable()
+    assert config.load("demo", [*QUICK, "privacy.epsilon=1"]).portable() == plain.portable()
+    table = plain.to_table()
+    del table["privacy"]
+    assert config.parse(table) == plain
+    private = config.load("demo", [*QUICK, "privacy.protects=sample"])
+    assert private.portable()["privacy"]["epsilon"] == 8.0
+
+
+@pytest.mark.parametrize("method", ["fedgh", "fedproto", "fd"])
+@pytest.mark.parametrize(("protects", "counts"), [("sample", "secret"), ("client", "public")])
+def test_every_method_of_class_means_runs(
+    method: str, protects: str, counts: str, tmp_path: Path
+) -> None:
+    words = [f"method.name={method}", f"privacy.protects={protects}", f"privacy.counts={counts}"]
+    words += ["privacy.epsilon=4", "federation.participation=0.6", "federation.rounds=2"]
+    prepared = experiment.prepare(config.load("demo", [*QUICK, *words]))
+    run = training.run(prepared, tmp_path / "run")
+    records, summary = run.records(), run.summary()
+    assert summary is not None
+    assert summary["final_accuracy"] > 0.4
+    for record in records:
+        assert record["rejected"] == record["failed"] == []
+        assert record["train_loss"] is None, "nothing bounds what it tells"
+        assert record["measured"] == {}
+    asked = [sum(k in record["participants"] for record in records) for k in range(5)]
+    z = summary["privacy"]["noise_multiplier"]
+    assert summary["privacy"]["epsilon_per_client"] == [
+        pytest.approx(epsilon_of(n / z**2, 1e-5)) for n in asked
+    ]
+    assert summary["privacy"]["epsilon"] == records[-1]["epsilon"]
+    assert records[0]["epsilon"] < records[-1]["epsilon"] <= 4.0 + 1e-9

@@ -1,0 +1,40 @@
+"""What people are told about privacy, and what leaves a client of each method."""
+
+from pathlib import Path
+
+import torch
+from torch.testing import assert_close
+
+from fedgh import training
+from fedgh.report.run_page import run_page
+from fedgh.report.runs import name_runs
+from fedgh.report.terminal import closing_lines
+from tests.tiny import quick
+
+PRIVATE = ["privacy.protects=client", "privacy.epsilon=2", "federation.rounds=1"]
+
+
+def test_the_end_of_a_run_and_its_report_say_what_epsilon_covers(tmp_path: Path) -> None:
+    private = training.run(quick(*PRIVATE), tmp_path / "private")
+    plain = training.run(quick("federation.rounds=1"), tmp_path / "plain")
+    line = "privacy    ε = 2.00 at δ = 1e-05, for all data of a client; the highest of all clients"
+    assert line in closing_lines(private)
+    assert "privacy" not in closing_lines(plain)
+    pages = [run_page(name_runs([run.path]), lambda _: None) for run in (private, plain)]
+    sections = [{section.id: section for section in page.sections} for page in pages]
+    assert "privacy" not in sections[1]
+    assert "not the accuracies" in sections[0]["privacy"].text
+    (table,) = sections[0]["privacy"].parts
+    assert [str(getattr(cell, "text", cell)) for cell in table.rows[0]] == [  # type: ignore[union-attr]
+        *("private", "all data of a client", "2.00", "2.0", "1e-05", "10.0", "not told")
+    ]
+
+
+def test_fd_sends_distributions_also_with_noise() -> None:
+    prepared = quick(*PRIVATE, "method.name=fd")
+    client = prepared.blueprint().make(0)
+    method = prepared.config.method
+    up = method.client_update(client, method.broadcast(prepared.initial_server(), 0))
+    assert bool((up["means"] >= 0).all())
+    assert_close(up["means"].sum(dim=1), torch.ones(len(up["means"])))
+    assert client.released == client.round
