@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedgh.core import checkpoint
 from fedgh.core.checkpoint import ClientFiles, check_clients
+from fedgh.core.disk import write_atomic
 from fedgh.core.runs import RunFolder
 from fedgh.core.types import Payload
 from fedgh.errors import RunError
@@ -165,12 +165,12 @@ def test_a_crash_while_writing_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
-    checkpoint.write_atomic(path, b"old")
+    write_atomic(path, b"old")
 
     def crash(_: int) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "fsync", crash)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.write_atomic(path, b"new")
+        write_atomic(path, b"new")
     assert path.read_bytes() == b"old"
