@@ -2,11 +2,14 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import count
 from pathlib import Path
 from tempfile import mkdtemp
 
 import pytest
 
+from tests.faults.cases import Case, NewPlace
 from tests.faults.driver import Driver
 
 MEMORY = Path("/dev/shm")
@@ -14,23 +17,28 @@ MEMORY = Path("/dev/shm")
 
 
 @pytest.fixture(scope="session")
-def driver() -> Iterator[Driver]:
-    with Driver() as started:
-        yield started
-
-
-@pytest.fixture
-def new_place(tmp_path: Path) -> Iterator[Callable[[], Path]]:
+def new_place() -> Iterator[NewPlace]:
     """Makes empty folders that anybody may enter."""
-    home = Path(mkdtemp(prefix="fedgh-faults-", dir=MEMORY if MEMORY.is_dir() else tmp_path))
+    home = Path(mkdtemp(prefix="fedgh-faults-", dir=MEMORY if MEMORY.is_dir() else None))
     home.chmod(0o755)
-    made: list[Path] = []
+    numbers = count()
 
     def make() -> Path:
-        place = home / f"{len(made)}" / "place"
+        place = home / str(next(numbers)) / "place"
         place.mkdir(parents=True)
-        made.append(place)
         return place
 
     yield make
     shutil.rmtree(home)
+
+
+@pytest.fixture(scope="session")
+def case_of(new_place: NewPlace) -> Iterator[Callable[[str], Case]]:
+    with Driver() as driver:
+        yield cache(lambda name: Case(name, driver, new_place))
+
+
+@pytest.fixture
+def case(request: pytest.FixtureRequest, case_of: Callable[[str], Case]) -> Case:
+    """The one that a test names as its parameter; else a plain run."""
+    return case_of(getattr(request, "param", "run"))

@@ -35,14 +35,14 @@ class Fault:
     how: str  # kill; half: kill in the middle of a write; full, forbidden: from then on
     error: int = 0
 
-    def strike(self, number: int, operation: Operation) -> None:
+    def strike(self, number: int, operation: Operation, folder: str) -> None:
         """Do it, if it is time."""
         if self.how in ("kill", "half"):
             if number == self.at:
                 os.kill(os.getpid(), signal.SIGKILL)
         elif number >= self.at and not (self.how == "full" and operation.kind in HOLDS_UP):
             named = operation.kind not in ("write", "fsync")  # as the operating system does
-            words = (operation.path,) if named else ()
+            words = (f"{folder}/{operation.path}",) if named else ()
             raise OSError(self.error, os.strerror(self.error), *words)
 
 
@@ -103,7 +103,7 @@ class Disk:
         """An operation is about to be done."""
         self.operations.append(operation)
         if self.fault is not None:
-            self.fault.strike(len(self.operations), operation)
+            self.fault.strike(len(self.operations), operation, self.folder)
 
     def opened(self, number: int, path: str) -> None:
         """Remember what a file descriptor stands for."""

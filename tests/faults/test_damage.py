@@ -10,10 +10,8 @@ import pytest
 from fedgh.core.checkpoint import ClientFiles
 from fedgh.core.runs import RunFolder
 from fedgh.errors import RunError
-from tests.faults.disk import Fault
-from tests.faults.driver import Driver
+from tests.faults.cases import Case, NewPlace, some_or_all
 from tests.faults.end import end
-from tests.faults.test_kill import NewPlace, some_or_all
 
 pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(1800)]
 
@@ -30,23 +28,15 @@ def damages(content: bytes, older: bytes | None) -> Iterator[bytes]:
         yield older
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 3])
+@pytest.mark.parametrize("rounds", [2, 3])
 @some_or_all
 def test_damage_is_refused_or_harmless(
-    rounds: int, stride: int, driver: Driver, new_place: NewPlace
+    rounds: int, stride: int, case: Case, new_place: NewPlace
 ) -> None:
-    straight = new_place()
-    operations = driver.play(straight).operations
-    expected = end(straight)
-    commit = "run/checkpoint/server.safetensors"
-    commits = [k for k, op in enumerate(operations, 1) if (op.kind, op.other) == ("rename", commit)]
     older, whole = new_place(), new_place()
-    driver.play(older, Fault(commits[rounds - 1] + 2, "kill"))
-    if rounds < 3:
-        driver.play(whole, Fault(commits[rounds] + 2, "kill"))
-    else:
-        driver.play(whole)
-    cases = [
+    case.play(older, case.killed_after_commit(rounds - 1))
+    case.play(whole, None if rounds == 3 else case.killed_after_commit(rounds))
+    damaged_files = [
         (path.relative_to(whole), damaged)
         for path in sorted(whole.rglob("*"))
         if path.is_file() and path.name != ".lock"
@@ -54,24 +44,24 @@ def test_damage_is_refused_or_harmless(
         if damaged != path.read_bytes()
     ]
     refused = 0
-    for name, damaged in cases[::stride]:
+    for name, damaged in damaged_files[::stride]:
         place = new_place() / "copy"
         shutil.copytree(whole, place)
         (place / name).write_bytes(damaged)
-        outcome = driver.play(place)
+        outcome = case.play(place)
         if outcome.code != 0:
             refused += 1
             assert "Traceback" not in outcome.words
             assert str(place) in outcome.words
             assert len(outcome.words.splitlines()) == 1
             shutil.copy(whole / name, place / name)  # nothing else was lost meanwhile
-            outcome = driver.play(place)
+            outcome = case.play(place)
         elif is_state(name) and (place / name).exists():  # nobody has looked at it yet
             with pytest.raises(RunError, match=name.name):
                 look_at(place, name)
             shutil.copy(whole / name, place / name)
         assert outcome.code == 0, (name, outcome.words)
-        assert end(place) == expected, name
+        assert end(place) == case.end, name
         shutil.rmtree(place)
     assert refused
 

@@ -5,26 +5,21 @@ import shutil
 import pytest
 
 from tests.faults import volatile
-from tests.faults.driver import Driver
+from tests.faults.cases import Case, NewPlace, some_or_all
 from tests.faults.end import end
-from tests.faults.test_kill import CASES, NewPlace, some_or_all
 from tests.faults.volatile import NAMES, Volatile
 
 pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(1800)]
 
 
 @some_or_all
-@pytest.mark.parametrize("case", ["run", "run, rare checkpoints"])
+@pytest.mark.parametrize("case", ["run", "rare"], indirect=True)
 def test_a_power_cut_at_any_write_changes_nothing(
-    case: str, stride: int, driver: Driver, new_place: NewPlace
+    case: Case, stride: int, new_place: NewPlace
 ) -> None:
-    scenario, settings = CASES[case]
-    place = new_place()
-    operations = driver.play(place, scenario=scenario, settings=settings).operations
-    expected = end(place)
     disk = Volatile()
     seen: list[dict[str, str | None]] = []
-    for operation in operations:
+    for operation in case.operations:
         disk.do(operation)
         for names in NAMES:
             for bytes_too in (False, True):
@@ -34,21 +29,17 @@ def test_a_power_cut_at_any_write_changes_nothing(
     for left in seen[::stride]:
         place = new_place()
         volatile.write(left, place)
-        again = driver.play(place, scenario=scenario, settings=settings)
+        again = case.play(place)
         assert again.code == 0, (left.keys(), again.words)
-        assert end(place) == expected, left.keys()
+        assert end(place) == case.end, left.keys()
         shutil.rmtree(place)
 
 
-@pytest.mark.parametrize("case", ["run", "run, rare checkpoints", "participant"])
-def test_what_a_commit_relies_on_is_synced_before_it(
-    case: str, driver: Driver, new_place: NewPlace
-) -> None:
-    scenario, settings = CASES[case]
-    operations = driver.play(new_place(), scenario=scenario, settings=settings).operations
+@pytest.mark.parametrize("case", ["run", "rare", "participant"], indirect=True)
+def test_what_a_commit_relies_on_is_synced_before_it(case: Case) -> None:
     disk = Volatile()
     commits = 0
-    for operation in operations:
+    for operation in case.operations:
         if operation.kind == "rename":
             assert disk.is_sure(operation.path), f"{operation.other} may be empty"
         if operation.kind == "rename" and operation.other.endswith("server.safetensors"):
@@ -62,7 +53,7 @@ def test_what_a_commit_relies_on_is_synced_before_it(
             for change in disk.unsure_names(folder):
                 assert not any(name.endswith("server.safetensors") for name in change)
         disk.do(operation)
-    assert commits == {"run": 4, "run, rare checkpoints": 3, "participant": 0}[case]
-    for folder in {operation.path.rpartition("/")[0] for operation in operations}:
+    assert commits == {"run": 4, "rare": 3, "participant": 0}[case.name]
+    for folder in {operation.path.rpartition("/")[0] for operation in case.operations}:
         for change in disk.unsure_names(folder):
             assert not any(change.values()), "at the end nothing that is there may be lost"
