@@ -119,7 +119,10 @@ def resume(
     folder = RunFolder.open(path)
     chosen = {"engine": engine, "workers": workers}
     changes = [f"run.{key}={value}" for key, value in chosen.items() if value is not None]
-    experiment = prepare(configs.load(folder.config, [*overrides, *changes]))
+    try:
+        experiment = prepare(configs.load(folder.config, [*overrides, *changes]))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {'; '.join(str(error).splitlines())}") from None
     _check_same(experiment, folder)
     _check_extras(experiment)
     return _train(experiment, folder, watch or Unwatched(), make_engine or local_engine)
