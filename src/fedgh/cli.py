@@ -256,7 +256,7 @@ def tune(
 ) -> None:
     """Search a grid of settings, judged on the evaluation split; test data choose nothing."""
     from fedgh import statistics
-    from fedgh.core.checkpoint import write_atomic
+    from fedgh.core.disk import write_atomic
     from fedgh.report.terminal import percent, print_whole, say, search
     from fedgh.sweep import plan_search, run_trials
 
@@ -482,13 +482,20 @@ def version() -> None:
 
 
 def main() -> None:
-    """Run a command; whatever a user can put right is one message, not a traceback."""
+    """Run a command."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot draw a box still works
-    try:
+    with in_words():
         sys.path.append(str(Path.cwd()))  # so that `my_module:my_extractor` is found
         app(standalone_mode=True)
+
+
+@contextmanager
+def in_words() -> Iterator[None]:
+    """Whatever a user can put right is one message, not a traceback, and the end."""
+    try:
+        yield
     except FedghError as error:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)

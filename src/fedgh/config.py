@@ -200,7 +200,9 @@ def _read(experiment: str | Path) -> dict[str, Any]:
             raise ConfigError(unknown("experiment or file", name, experiments()))
         try:
             text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise ConfigError(f"{name} cannot be read ({error.strerror}); allow it") from None
+        except UnicodeDecodeError as error:
             raise ConfigError(f"{name} cannot be read: {error}") from None
     try:
         return tomllib.loads(text)

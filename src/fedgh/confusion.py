@@ -12,7 +12,8 @@ import torch
 from pydantic import TypeAdapter
 
 from fedgh import config as configs
-from fedgh.core.checkpoint import ClientFiles, check_clients, write_atomic
+from fedgh.core.checkpoint import ClientFiles, check_clients
+from fedgh.core.disk import write_atomic
 from fedgh.core.local import confusion
 from fedgh.core.rng import stream
 from fedgh.core.runs import RunFolder

@@ -94,6 +94,16 @@ class Experiment:
             digest.update(tensor.numpy().data)
         return digest.hexdigest()
 
+    def identity(self) -> Record:
+        """Which data these are: name, size, classes, and the fingerprint."""
+        return {
+            "name": self.source.name,
+            "samples": len(self.source),
+            "classes": list(self.source.class_names),
+            "shape": list(self.source.shape),
+            "fingerprint": self.fingerprint(),
+        }
+
     def clients(self) -> list[Record]:
         """Who the clients are: network, classes, samples."""
         counts = self.partition.counts(self.source.y, self.source.num_classes)

@@ -92,13 +92,7 @@ def run(
     folder = RunFolder.create(
         out,
         config=experiment.config.to_toml(),
-        identity={
-            "name": experiment.source.name,
-            "samples": len(experiment.source),
-            "classes": list(experiment.source.class_names),
-            "shape": list(experiment.source.shape),
-            "fingerprint": experiment.fingerprint(),
-        },
+        identity=experiment.identity(),
         clients=experiment.clients(),
         state=Federation.initial_state(experiment.task, experiment.initial_server(), metrics),
     )
@@ -125,12 +119,11 @@ def resume(
     folder = RunFolder.open(path)
     chosen = {"engine": engine, "workers": workers}
     changes = [f"run.{key}={value}" for key, value in chosen.items() if value is not None]
-    experiment = prepare(configs.load(folder.config, [*overrides, *changes]))
-    if experiment.fingerprint() != folder.identity()["fingerprint"]:
-        raise RunError(
-            f"{path} was started with other data or settings than are there now; put them back "
-            "(a run that was started from Python with its own data is resumed from Python)"
-        )
+    try:
+        experiment = prepare(configs.load(folder.config, [*overrides, *changes]))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {'; '.join(str(error).splitlines())}") from None
+    _check_same(experiment, folder)
     _check_extras(experiment)
     return _train(experiment, folder, watch or Unwatched(), make_engine or local_engine)
 
@@ -142,17 +135,20 @@ def _train(
     with ExitStack() as stack:
         stack.enter_context(folder.locked())
         stack.enter_context(one_thread())
-        done, state = folder.rewind()
+        done, state = folder.committed()
         if config.run.tensorboard:
             scalars = Scalars(folder.path / "tensorboard", done)
             watch = Both(watch, stack.enter_context(closing(scalars)))
-        watch.started(experiment, folder, folder.records())
+        watch.started(experiment, folder, folder.records()[:done])
         account = experiment.account()
         if account is not None:
-            for record in folder.records():
+            for record in folder.records()[:done]:
                 account.ask(record["participants"])
-        if done < task.rounds:
+        if done == task.rounds:
+            folder.rewind()
+        else:
             engine = stack.enter_context(closing(make_engine(experiment, folder, done, state)))
+            folder.rewind()  # only now: before anything is thrown away, all has been found whole
             federation = Federation(
                 task,
                 config.method,
@@ -190,6 +186,21 @@ def _train(
             summary["privacy"] = account.summary()
         folder.write_summary(summary)
     return folder
+
+
+def _check_same(experiment: Experiment, folder: RunFolder) -> None:
+    """Refuse to go on with other data or settings, or in a folder that was damaged."""
+    known = folder.identity()
+    if not isinstance(known, dict) or known.get("fingerprint") != experiment.fingerprint():
+        raise RunError(
+            f"{folder.path} was started with other data or settings than are there now; put them "
+            "back (a run that was started from Python with its own data is resumed from Python)"
+        )
+    if known != experiment.identity() or folder.clients() != experiment.clients():
+        raise RunError(
+            f"{folder.path}: data.json or clients.json is not as the run wrote it; put it back "
+            "from a copy"
+        )
 
 
 def _check_data_are_here(experiment: Experiment) -> None:

@@ -3,10 +3,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from fedgh.core import checkpoint
 from fedgh.core.checkpoint import ClientFiles, check_clients
+from fedgh.core.disk import write_atomic
 from fedgh.core.runs import RunFolder
 from fedgh.core.types import Payload
 from fedgh.errors import RunError
@@ -131,6 +132,62 @@ def test_a_damaged_history_is_refused(run: RunFolder, text: str) -> None:
         run.rewind()
 
 
+def test_a_changed_line_is_refused_by_all_who_read_it(run: RunFolder) -> None:
+    files = ClientFiles(run.checkpoint, 0)
+    play(run, files, 1)
+    run.append({"round": 2, "accuracy": 0.5})
+    path = run.path / "rounds.jsonl"
+    path.write_text(path.read_text().replace("0.5", "0.6"))  # it is not committed yet
+    assert run.records()[1]["accuracy"] == 0.6
+    run = RunFolder.open(run.path)
+    run.rewind()
+    run.append({"round": 2, "accuracy": 0.5})
+    run.commit(2, state(2))
+    path.write_text(path.read_text().replace("0.5", "0.6"))
+    for read in (run.records, run.committed, run.rewind):
+        with pytest.raises(RunError, match="not what rounds 1 to 2 have written"):
+            read()
+
+
+def test_a_checkpoint_from_before_there_were_digests_is_gone_on_with(run: RunFolder) -> None:
+    files = ClientFiles(run.checkpoint, 0)
+    play(run, files, 1)
+    for path in run.checkpoint.iterdir():
+        about = {"round": "1"} if path.name.startswith("server") else None
+        save_file(load_file(path), path, about)
+    assert run.rewind()[0] == 1
+    play(run, ClientFiles(run.checkpoint, 1), 2)
+    assert RunFolder.open(run.path).rewind()[0] == 2
+
+
+@pytest.mark.parametrize("other", ["client-000001.round-000001", "client-000000.round-000002"])
+def test_a_state_under_another_name_is_refused(run: RunFolder, other: str) -> None:
+    play(run, ClientFiles(run.checkpoint, 0), 1)
+    mine = run.checkpoint / "client-000000.round-000001.safetensors"
+    mine.rename(run.checkpoint / f"{other}.safetensors")
+    with pytest.raises(RunError, match=f"{other}.*another client or round"):
+        ClientFiles(run.checkpoint, 2).load(int(other[7:13]))
+
+
+def test_class_means_that_were_changed_are_refused(run: RunFolder) -> None:
+    run.keep_means(1, {"means": torch.ones(2, 3)})
+    assert_close(run.means()[1]["means"], torch.ones(2, 3))
+    (path,) = (run.path / "means").iterdir()
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(RunError, match="000001"):
+        run.means()
+
+
+def test_what_a_killed_process_wrote_in_part_is_removed(run: RunFolder) -> None:
+    run.keep_means(1, {"means": torch.ones(2, 3)})
+    play(run, ClientFiles(run.checkpoint, 0), 1)
+    for folder in (run.path, run.checkpoint, run.path / "means"):
+        (folder / "something.123.part").write_bytes(b"half")
+    (run.path / "mine.part").write_text("not of a process")
+    run.rewind()
+    assert [path.name for path in run.path.rglob("*.part")] == ["mine.part"]
+
+
 @pytest.mark.parametrize("content", [None, b"", b"\x08broken", b"x" * 100])
 @pytest.mark.parametrize("name", ["server", "client-000000.round-000001"])
 def test_a_missing_or_damaged_state_is_refused(
@@ -165,12 +222,12 @@ def test_a_crash_while_writing_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
-    checkpoint.write_atomic(path, b"old")
+    write_atomic(path, b"old")
 
     def crash(_: int) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "fsync", crash)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.write_atomic(path, b"new")
+        write_atomic(path, b"new")
     assert path.read_bytes() == b"old"

@@ -16,7 +16,7 @@ from fedgh.flower.folder import FederationFolder
 from tests.engines.test_engines import EVERYTHING
 from tests.flower.local import House
 from tests.flower.real import TWO, federation, left_behind, two
-from tests.tiny import numbers, quick, states
+from tests.tiny import numbers, quick, states, tensors
 
 pytestmark = [pytest.mark.xdist_group("deployment"), pytest.mark.timeout(600)]
 
@@ -53,7 +53,7 @@ def states_of_participants(deployment: Deployment, run: RunFolder) -> dict[str, 
     for client in range(2):
         states_folder = deployment.folder.participant(client) / "states"
         newest = max(states_folder.glob(f"{run.path.name}-*/*/*.safetensors"))
-        found[newest.name] = newest.read_bytes()
+        found[newest.name] = tensors(newest)
     return found
 
 

@@ -18,7 +18,7 @@ from fedgh.flower.deployment import deployed, follow
 from fedgh.flower.folder import FederationFolder
 from tests.flower.real import federation, left_behind, two, wait_until
 from tests.flower.test_grid import with_absent
-from tests.tiny import numbers, states
+from tests.tiny import numbers, states, tensors
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -50,7 +50,7 @@ def newest_states(folder: FederationFolder) -> dict[str, bytes]:
     found = {"server.safetensors": states(run)["server.safetensors"]}
     for own in folder.participants.iterdir():
         newest = max((own / "states").glob("*/*/*.safetensors"))
-        found[newest.name] = newest.read_bytes()
+        found[newest.name] = tensors(newest)
     return found
 
 

@@ -15,11 +15,11 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
+from safetensors.torch import load_file
 from torch import nn
 
 from fedgh import training
 from fedgh.core import wire
-from fedgh.core.checkpoint import read_state
 from fedgh.core.rounds import Engine
 from fedgh.core.runs import RunFolder
 from fedgh.core.types import Job, Payload, Reply, Task
@@ -342,8 +342,8 @@ def assert_costs_only_its_sender(
         assert len(bad["reason"]) <= 500
         assert bad["reason"].isprintable()
         assert record["accuracy_per_client"][0] == expected["accuracy_per_client"][0]
-    header = read_state(run.checkpoint / "server.safetensors")
-    for name, tensor in read_state(straight.checkpoint / "server.safetensors").items():
+    header = load_file(run.checkpoint / "server.safetensors")
+    for name, tensor in load_file(straight.checkpoint / "server.safetensors").items():
         if name.startswith("server."):
             assert header[name].equal(tensor), "what the others have learned is untouched"
 

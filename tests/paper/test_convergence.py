@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
 from fedgh import training
-from fedgh.core.checkpoint import read_state
 from fedgh.core.runs import Record, RunFolder
 from fedgh.core.types import Client, SplitModel
 from fedgh.errors import RunError
@@ -39,7 +39,7 @@ def test_measuring_does_not_change_a_bit_of_fedgh(tmp_path: Path) -> None:
     files = sorted(path.name for path in plain.checkpoint.iterdir())
     assert files == sorted(path.name for path in probed.checkpoint.iterdir())
     for name in files:
-        mine, theirs = (read_state(run.checkpoint / name) for run in (probed, plain))
+        mine, theirs = (load_file(run.checkpoint / name) for run in (probed, plain))
         mine.pop("memory.took_part", None)
         assert_close(mine, theirs, atol=0, rtol=0, equal_nan=True)
 

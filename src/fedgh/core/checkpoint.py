@@ -6,83 +6,61 @@ Client files of later rounds are left-overs of an interrupted one and do not cou
 the commit has made superfluous is deleted only afterwards.
 """
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import safetensors.torch
-from safetensors import SafetensorError, safe_open
-
+from fedgh.core.disk import replace, sync_folder, write_atomic
+from fedgh.core.history import Mark
+from fedgh.core.sealed import About, pack, read_about, unpack
 from fedgh.core.types import Payload
 from fedgh.errors import RunError
 
 _CLIENT_FILE = re.compile(r"client-(\d+)\.round-(\d+)\.safetensors")
 
 
-def write_atomic(path: Path, content: bytes) -> None:
-    """Replace a file in one step that survives a crash or a power cut."""
-    _replace(path, content)
-    _sync_folder(path.parent)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-
-
-def _sync_folder(path: Path) -> None:
-    """Make renames in a folder durable."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def read_state(path: Path) -> Payload:
-    """The tensors of a file, or a RunError that names it."""
-    with _explained(path):
-        return safetensors.torch.load_file(path)
-
-
-def read_names(path: Path) -> list[str]:
-    """What is in a file, without reading it all; a file that was cut short is found out."""
-    with _explained(path), safe_open(path, "pt") as file:
-        return list(file.keys())
-
-
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise RunError(f"{path} cannot be read ({error}); the run cannot be resumed") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RunError(
+            f"{path} cannot be read ({reason or error}); the run cannot be resumed until it can: "
+            "allow it, or put it back from a copy"
+        ) from None
 
 
 class ServerFile:
-    """The server's state after the last completed round."""
+    """The server's state after the last completed round, and how far the run has come."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "server.safetensors"
 
-    def commit(self, round: int, state: Payload) -> None:
-        """Make `round` the one that a resumed run starts from."""
-        write_atomic(self.path, safetensors.torch.save(state, {"round": str(round)}))
+    def commit(self, mark: Mark, state: Payload) -> None:
+        """Make this the point that a resumed run starts from."""
+        write_atomic(self.path, pack(state, round=mark.round, history=mark.digest))
 
-    def load(self) -> tuple[int, Payload]:
-        """The last completed round, and the state that it left."""
-        state = read_state(self.path)
-        with safe_open(self.path, "pt") as file:
-            metadata = file.metadata() or {}
-        if not metadata.get("round", "").isdigit():
-            raise RunError(f"{self.path} does not say which round it is of")
-        return int(metadata["round"]), state
+    def load(self) -> tuple[Mark, Payload]:
+        """How far the run has come, and the state that it left."""
+        with _explained(self.path):
+            about, state = unpack(self.path.read_bytes())
+            return _mark(about), state
+
+    def mark(self) -> Mark:
+        """How far the run has come; nowhere, if it has no checkpoint."""
+        if not self.path.exists():
+            return Mark(0, None)
+        with _explained(self.path):
+            return _mark(read_about(self.path))
+
+
+def _mark(about: About) -> Mark:
+    round = str(about.get("round"))
+    if not round.isdecimal():
+        raise ValueError("it does not say which round it is of")
+    return Mark(int(round), about.get("history"))
 
 
 class ClientFiles:
@@ -105,25 +83,33 @@ class ClientFiles:
 
     def load(self, client: int) -> Payload | None:
         """The client's last committed state; None when it never took part."""
-        path = self._current.get(client)
-        return None if path is None else read_state(path)
+        found = self._read(client)
+        return None if found is None else found[1]
 
     def read(self, client: int) -> bytes | None:
         """The same as it is on disk."""
+        found = self._read(client)
+        return None if found is None else found[0]
+
+    def _read(self, client: int) -> tuple[bytes, Payload] | None:
         path = self._current.get(client)
         if path is None:
             return None
         with _explained(path):
-            return path.read_bytes()
+            content = path.read_bytes()
+            about, state = unpack(content)
+            if about and about != {"client": client, "round": _round_of(path)}:
+                raise ValueError("it is the state of another client or round")
+        return content, state
 
     def write(self, round: int, client: int, state: Payload) -> None:
         """Write a client's state after `round`."""
-        self.put(round, client, safetensors.torch.save(state))
+        self.put(round, client, pack(state, client=client, round=round))
 
     def put(self, round: int, client: int, content: bytes) -> None:
         """Write a client's state after `round`, given as it will be on disk."""
         path = self.folder / f"client-{client:06}.round-{round:06}.safetensors"
-        _replace(path, content)
+        replace(path, content)
         before = self._current.get(client)
         if before is not None and before != path:
             if _round_of(before) > self._sealed:  # no commit has ever named it
@@ -142,7 +128,7 @@ class ClientFiles:
                 path.unlink(missing_ok=True)
         self._superseded = [item for item in self._superseded if item[0] > self._sealed]
         self._sealed = round
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
 
     def forget(self, client: int) -> Path | None:
         """Leave a client's file to another host."""
@@ -173,7 +159,8 @@ def check_clients(folder: Path, round: int, trained: Sequence[int]) -> None:
                 "the run cannot be resumed"
             )
         if last:
-            read_names(path)
+            with _explained(path):  # without reading it all; one that was cut short is found out
+                read_about(path)
 
 
 def discard_leftovers(folder: Path, round: int) -> None:

@@ -14,18 +14,18 @@ tensorboard/    the same numbers for TensorBoard, with run.tensorboard
 
 import fcntl
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedgh.core import wire
-from fedgh.core.checkpoint import ServerFile, discard_leftovers, write_atomic
+from fedgh.core.checkpoint import ServerFile, discard_leftovers
+from fedgh.core.disk import discard_parts, explaining, make_folder, write_atomic
+from fedgh.core.history import History, Mark, to_json
+from fedgh.core.history import Record as Record
+from fedgh.core.sealed import pack, unpack
 from fedgh.core.types import Payload
 from fedgh.errors import RunError
-
-Record = dict[str, Any]
 
 
 class RunFolder:
@@ -36,7 +36,7 @@ class RunFolder:
         self.config = path / "config.toml"
         self.checkpoint = path / "checkpoint"
         self._server = ServerFile(self.checkpoint)
-        self._rounds = path / "rounds.jsonl"
+        self._history = History(path / "rounds.jsonl")
         self._means = path / "means"
 
     @classmethod
@@ -50,11 +50,17 @@ class RunFolder:
                 f"or go on with it: fedgh resume {path}"
             )
         run = cls(path)
-        run.checkpoint.mkdir(parents=True, exist_ok=True)
-        write_atomic(path / "data.json", _to_json(identity))
-        write_atomic(path / "clients.json", _to_json(clients))
-        run.commit(0, state)
-        write_atomic(run.config, config.encode())  # last: with it the run exists
+        try:
+            make_folder(run.checkpoint)
+            write_atomic(path / "data.json", to_json(identity))
+            write_atomic(path / "clients.json", to_json(clients))
+            run._server.commit(Mark(0, run._history.digest()), state)
+            write_atomic(run.config, config.encode())  # last: with it the run exists
+        except OSError as error:
+            raise RunError(
+                f"cannot write {error.filename}: {error.strerror}. The run has not begun: make "
+                "room, or allow it, and start it again"
+            ) from None
         return run
 
     @classmethod
@@ -73,7 +79,9 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep a second process from writing into this run; released even by kill -9."""
-        with (self.path / ".lock").open("w") as file:
+        with explaining():
+            file = (self.path / ".lock").open("w")
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -91,70 +99,59 @@ class RunFolder:
         return found
 
     def records(self) -> list[Record]:
-        """The complete lines of rounds.jsonl; one that a crash cut short is ignored."""
-        if not self._rounds.exists():
-            return []
-        records: list[Record] = []
-        for line in self._rounds.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                break
-            if not isinstance(record, dict) or record.get("round") != len(records) + 1:
-                break
-            records.append(record)
-        return records
+        """The rounds so far; those that are committed are as they were when they were."""
+        return self._history.records(self._server.mark())  # the mark first: lines only come
 
+    @explaining()
     def append(self, record: Record) -> None:
         """Add a round. It counts once it is committed."""
-        with self._rounds.open("ab") as file:
-            file.write(_to_json(record))
-            file.flush()
-            os.fsync(file.fileno())
+        self._history.append(record)
 
+    @explaining()
     def commit(self, round: int, state: Payload) -> None:
-        """Make `round` the one to resume from."""
-        self._server.commit(round, state)
+        """Make `round`, the last that was added, the one to resume from."""
+        self._server.commit(Mark(round, self._history.digest()), state)
 
     def committed(self) -> tuple[int, Payload]:
         """The last committed round, and the state that it left."""
-        return self._server.load()
+        mark, state = self._server.load()
+        self._history.records(mark)
+        return mark.round, state
 
+    @explaining()
     def rewind(self) -> tuple[int, Payload]:
         """Forget what came after the last committed round; return that round and its state."""
         round, state = self.committed()
-        kept = self.records()[:round]
-        if len(kept) < round:
-            raise RunError(
-                f"{self._rounds} does not hold rounds 1 to {round} of the checkpoint; "
-                "it was changed by hand or damaged"
-            )
         discard_leftovers(self.checkpoint, round)
-        write_atomic(self._rounds, b"".join(map(_to_json, kept)))
+        discard_parts(self.path)
+        self._history.cut(round)
         for later, file in self._mean_files().items():
             if later > round:
                 file.unlink()
+        if self._means.is_dir():
+            discard_parts(self._means)
         return round, state
 
+    @explaining()
     def discard_leftovers(self) -> None:
         """Delete client states that the last commit does not need."""
         discard_leftovers(self.checkpoint, self.committed()[0])
 
+    @explaining()
     def keep_means(self, round: int, means: Payload) -> None:
         """Keep the class means of a round."""
-        self._means.mkdir(exist_ok=True)
-        write_atomic(self._means / f"{round:06}.safetensors", wire.to_bytes(means))
+        make_folder(self._means)
+        write_atomic(self._means / f"{round:06}.safetensors", pack(means, round=round))
 
     def means(self) -> dict[int, Payload]:
         """The class means that were kept, by round."""
-        return {
-            round: wire.from_bytes(file.read_bytes()) for round, file in self._mean_files().items()
-        }
+        return {round: _read_means(round, file) for round, file in self._mean_files().items()}
 
     def _mean_files(self) -> dict[int, Path]:
         files = sorted(self._means.glob("*.safetensors"))
         return {int(file.stem): file for file in files if file.stem.isdecimal()}
 
+    @explaining()
     def write_summary(self, summary: Record) -> None:
         """What came out."""
         write_atomic(self.path / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
@@ -181,5 +178,11 @@ def _unborn(path: Path) -> bool:
     )
 
 
-def _to_json(value: Record | list[Record]) -> bytes:
-    return json.dumps(value, allow_nan=False).encode() + b"\n"
+def _read_means(round: int, file: Path) -> Payload:
+    try:
+        about, means = unpack(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise RunError(f"{file} cannot be read ({error})") from None
+    if about and about != {"round": round}:
+        raise RunError(f"{file} holds the means of another round")
+    return means

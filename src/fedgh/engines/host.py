@@ -226,14 +226,6 @@ def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
-def cannot_write(error: OSError) -> RunError:
-    """What to tell a user when the state of a client cannot be written."""
-    return RunError(
-        f"cannot write the state of a client: {error}. The last completed round is safe: make "
-        "room and go on with `fedgh resume`"
-    )
-
-
 def one_line(problem: Exception) -> str:
     """What happened and where, without a path that tells about the machine."""
     where = traceback.extract_tb(problem.__traceback__)[-1]

@@ -17,14 +17,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from fedgh.core.checkpoint import ClientFiles
+from fedgh.core.disk import explaining
+from fedgh.core.sealed import pack, unpack
 from fedgh.core.types import Job, Payload, Reply
 from fedgh.data.partition import Partition
-from fedgh.engines.host import Blueprint, ClientHost, cannot_write
+from fedgh.engines.host import Blueprint, ClientHost
 from fedgh.engines.workers import become_worker
 from fedgh.errors import ConfigError, RunError
 
@@ -101,10 +102,8 @@ class Ray:
 
     def save(self, round: int) -> None:
         """All states are written already."""
-        try:
+        with explaining():
             self._files.seal(round)
-        except OSError as error:
-            raise cannot_write(error) from None
 
     def close(self) -> None:
         """End the actors, and Ray itself if it was started here."""
@@ -172,10 +171,8 @@ class Ray:
             return None
         place.job = place.answer = None
         if state is not None:
-            try:
+            with explaining():
                 self._files.put(job.round, job.client_id, state)
-            except OSError as error:
-                raise cannot_write(error) from None
             self._home[job.client_id] = place.actor
         answer: Reply = reply
         return answer
@@ -230,7 +227,7 @@ class Actor:
         client = job.client_id
         if state is not None:
             self._host.release(client, job.round)
-            self._states.come[client] = safetensors.torch.load(state)
+            self._states.come[client] = unpack(state)[1]
             self._trained.add(client)
         elif client in self._trained and not self._host.holds(client):
             return None, None
@@ -240,7 +237,7 @@ class Actor:
         if new is None:
             return reply, None
         self._trained.add(client)
-        return reply, safetensors.torch.save(new)
+        return reply, pack(new, client=client, round=job.round)
 
 
 def _connect(address: str, place: str) -> bool:

@@ -1,12 +1,12 @@
 """One client after the other in this process: the engine to debug with."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from fedgh.core.checkpoint import ClientFiles
+from fedgh.core.disk import explaining
 from fedgh.core.types import Job, Reply
-from fedgh.engines.host import Blueprint, ClientHost, cannot_write
+from fedgh.engines.host import Blueprint, ClientHost
 
 
 class Serial:
@@ -17,22 +17,14 @@ class Serial:
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
         """Do the jobs one by one."""
-        with _explained():
+        with explaining():
             for job in jobs:
                 yield self._host.run(job)
 
     def save(self, round: int) -> None:
         """Write the clients that have changed."""
-        with _explained():
+        with explaining():
             self._host.save(round)
 
     def close(self) -> None:
         """There is nothing to close."""
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise cannot_write(error) from None

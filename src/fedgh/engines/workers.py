@@ -24,9 +24,10 @@ import torch
 import torch.multiprocessing
 
 from fedgh.core.checkpoint import ClientFiles
+from fedgh.core.disk import cannot_write
 from fedgh.core.types import Job, Reply
 from fedgh.engines.device import processes_for, share_of
-from fedgh.engines.host import Blueprint, ClientHost, cannot_write
+from fedgh.engines.host import Blueprint, ClientHost
 from fedgh.errors import ConfigError, RunError
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h

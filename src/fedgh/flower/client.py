@@ -21,7 +21,8 @@ from flwr.clientapp import ClientApp
 
 from fedgh import __version__, config
 from fedgh.config import Config
-from fedgh.core.checkpoint import ClientFiles, keep_rounds, write_atomic
+from fedgh.core.checkpoint import ClientFiles, keep_rounds
+from fedgh.core.disk import make_folder, write_atomic
 from fedgh.core.types import Job, Reply
 from fedgh.engines.host import Blueprint, ClientHost, one_thread
 from fedgh.errors import ConfigError, WireError, import_object
@@ -130,7 +131,7 @@ def _at_home(request: Request, node: NodeConfig) -> Iterator[Path]:
             f"client={node.get('client')!r}"
         )
     home = _states(node) / request.experiment / f"client-{request.client}"
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(home, 0o700)
     with (home / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

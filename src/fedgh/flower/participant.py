@@ -7,7 +7,7 @@ from pathlib import Path
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from fedgh.core.checkpoint import write_atomic
+from fedgh.core.disk import write_atomic
 from fedgh.core.rng import isolated
 from fedgh.core.types import Task
 from fedgh.data import partition

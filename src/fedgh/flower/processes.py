@@ -11,7 +11,7 @@ from pathlib import Path
 from signal import SIG_IGN, SIGHUP, SIGINT, SIGKILL, SIGTERM
 from types import FrameType
 
-from fedgh.core.checkpoint import write_atomic
+from fedgh.core.disk import write_atomic
 
 GRACE = 15.0
 """Seconds between a polite request to end and the other kind."""

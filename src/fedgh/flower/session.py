@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedgh.core.checkpoint import write_atomic
+from fedgh.core.disk import write_atomic
 from fedgh.errors import RunError
 
 

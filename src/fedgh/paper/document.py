@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedgh.core.checkpoint import write_atomic
+from fedgh.core.disk import write_atomic
 from fedgh.errors import ConfigError
 from fedgh.paper.reproduce import Result
 from fedgh.report.extra import need_report

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedgh.core.checkpoint import write_atomic
+from fedgh.core.disk import write_atomic
 from fedgh.errors import RunError
 from fedgh.privacy.accounting import epsilon_of
 

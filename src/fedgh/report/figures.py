@@ -4,7 +4,7 @@ from pathlib import Path
 
 import vl_convert
 
-from fedgh.core.checkpoint import write_atomic
+from fedgh.core.disk import write_atomic
 from fedgh.errors import ConfigError
 from fedgh.report.charts import AnyChart
 from fedgh.report.page import Page

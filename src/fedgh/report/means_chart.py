@@ -41,7 +41,7 @@ def project(run: NamedRun) -> Projection | None:
     """Principal components of all class means that were kept; None when there are none."""
     try:
         kept = {round: _checked(means, run) for round, means in run.folder.means().items()}
-    except (OSError, WireError) as error:
+    except WireError as error:
         raise RunError(f"{run.folder.path / 'means'} cannot be read ({error})") from None
     if not kept:
         return None

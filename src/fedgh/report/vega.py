@@ -11,7 +11,7 @@ from typing import Any
 import pooch
 import vl_convert
 
-from fedgh.core.checkpoint import write_atomic
+from fedgh.core.disk import write_atomic
 
 
 @cache

@@ -1,0 +1,73 @@
+"""The processes that are disturbed, each with what it comes to when it is not."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.disk import Fault, Operation
+from tests.faults.driver import Driver, Outcome
+from tests.faults.end import end
+
+NewPlace = Callable[[], Path]
+
+CASES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "run": ("run", ()),
+    # States are written long before the checkpoint that they belong to.
+    "rare": ("run", ("run.checkpoint_every=2", "run.memory=0.000000001")),
+    "participant": ("participant", ()),
+    "federation": ("federation", ("federation.rounds=2",)),
+}
+
+some_or_all = pytest.mark.parametrize(
+    "stride", [pytest.param(19, id="some"), pytest.param(1, id="all", marks=pytest.mark.faults)]
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A scenario with its settings."""
+
+    name: str
+    driver: Driver
+    new_place: NewPlace
+
+    def play(self, place: Path, fault: Fault | None = None, user: int | None = None) -> Outcome:
+        """Begin, or go on."""
+        scenario, settings = CASES[self.name]
+        return self.driver.play(place, fault, scenario=scenario, settings=settings, user=user)
+
+    @cached_property
+    def _straight(self) -> tuple[list[Operation], dict[str, Any]]:
+        place = self.new_place()
+        outcome = self.play(place)
+        assert outcome.code == 0, outcome.words
+        assert_seen(outcome.operations, place)
+        return outcome.operations, end(place)
+
+    @property
+    def operations(self) -> list[Operation]:
+        """What it does to the disk, undisturbed."""
+        return self._straight[0]
+
+    @property
+    def end(self) -> dict[str, Any]:
+        """What is there when it is done."""
+        return self._straight[1]
+
+    def killed_after_commit(self, round: int) -> Fault:
+        """Death as soon as a round is committed."""
+        numbered = enumerate(self.operations, 1)
+        commits = [n for n, op in numbered if op.other.endswith("/server.safetensors")]
+        return Fault(commits[round] + 2, "kill")
+
+
+def assert_seen(operations: list[Operation], place: Path) -> None:
+    """Every file that is there was opened or renamed before our eyes."""
+    made = {op.path for op in operations if op.kind == "open"}
+    made |= {op.other for op in operations if op.kind == "rename"}
+    there = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
+    assert there <= made

@@ -1,0 +1,90 @@
+"""A file that is not as it was written is refused, or does no harm; never silently wrong."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedgh.core.checkpoint import ClientFiles
+from fedgh.core.runs import RunFolder
+from fedgh.errors import RunError
+from tests.faults.cases import Case, NewPlace, some_or_all
+from tests.faults.end import end
+
+pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(1800)]
+
+
+def damages(content: bytes, older: bytes | None) -> Iterator[bytes]:
+    """Flipped bits here and there, the end missing, nothing left, an older version."""
+    for place in range(0, len(content), max(1, len(content) // 12)):
+        flipped = bytes([content[place] ^ 1])
+        yield content[:place] + flipped + content[place + 1 :]
+    yield content[: len(content) // 2]
+    yield content[:-1]
+    yield b""
+    if older is not None:
+        yield older
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+@some_or_all
+def test_damage_is_refused_or_harmless(
+    rounds: int, stride: int, case: Case, new_place: NewPlace
+) -> None:
+    older, whole = new_place(), new_place()
+    case.play(older, case.killed_after_commit(rounds - 1))
+    case.play(whole, None if rounds == 3 else case.killed_after_commit(rounds))
+    damaged_files = [
+        (path.relative_to(whole), damaged)
+        for path in sorted(whole.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+        for damaged in damages(path.read_bytes(), before(path, whole, older))
+        if damaged != path.read_bytes()
+    ]
+    refused = 0
+    for name, damaged in damaged_files[::stride]:
+        place = new_place() / "copy"
+        shutil.copytree(whole, place)
+        (place / name).write_bytes(damaged)
+        outcome = case.play(place)
+        if outcome.code != 0:
+            refused += 1
+            assert "Traceback" not in outcome.words
+            assert str(place) in outcome.words
+            assert len(outcome.words.splitlines()) == 1
+            shutil.copy(whole / name, place / name)  # nothing else was lost meanwhile
+            outcome = case.play(place)
+        elif is_state(name) and (place / name).exists():  # nobody has looked at it yet
+            with pytest.raises(RunError, match=name.name):
+                look_at(place, name)
+            shutil.copy(whole / name, place / name)
+        assert outcome.code == 0, (name, outcome.words)
+        assert end(place) == case.end, name
+        shutil.rmtree(place)
+    assert refused
+
+
+def is_state(name: Path) -> bool:
+    return name.parent.name == "means" or name.name.startswith("client-")
+
+
+def look_at(place: Path, name: Path) -> None:
+    """Use a client's state, or the class means of a round, as a report does."""
+    run = RunFolder(place / "run")
+    if name.parent.name == "means":
+        run.means()
+    else:
+        client = re.match(r"client-(\d+)", name.name)
+        assert client is not None
+        ClientFiles(run.checkpoint, 3).load(int(client[1]))
+
+
+def before(path: Path, whole: Path, older: Path) -> bytes | None:
+    """The same file as it was a round earlier; of a client, its state under an older name."""
+    name = path.relative_to(whole)
+    if path.name.startswith("client-"):
+        earlier = sorted((older / name.parent).glob(f"{path.name[:13]}*"))
+        return earlier[-1].read_bytes() if earlier else None
+    return (older / name).read_bytes() if (older / name).exists() else None

@@ -1,0 +1,173 @@
+"""A full disk, a missing permission: one line that says so, and then the run goes on."""
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.faults.cases import Case, NewPlace, some_or_all
+from tests.faults.disk import Fault
+from tests.faults.driver import Outcome
+from tests.faults.end import end
+from tests.tiny import QUICK
+
+pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(1800)]
+
+NOBODY = 65534 if os.geteuid() == 0 else None
+"""Somebody whom permissions stop."""
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs to mount")
+
+
+def assert_explained(outcome: Outcome, place: Path) -> None:
+    """One line that names a file and says what to do."""
+    assert outcome.code in (1, 2), outcome.words
+    (line,) = outcome.words.splitlines()
+    assert line.startswith("error: "), line
+    assert str(place) in line
+    advice = ("go on with `fedgh resume`", "start it again", "put it back from a copy", "allow it")
+    assert any(words in line for words in advice), line
+
+
+@some_or_all
+@pytest.mark.parametrize(
+    ("case", "how", "error"),
+    [
+        ("run", "full", errno.ENOSPC),
+        ("run", "forbidden", errno.EROFS),
+        ("rare", "full", errno.ENOSPC),
+        ("rare", "forbidden", errno.EACCES),
+    ],
+    indirect=["case"],
+)
+def test_what_cannot_be_written_is_said_and_later_done(
+    case: Case, how: str, error: int, stride: int, new_place: NewPlace
+) -> None:
+    for number in range(len(case.operations), 0, -stride):
+        place = new_place()
+        fault = Fault(number, how, error)
+        failed = case.play(place, fault)
+        if how == "forbidden" or failed.code != 0:  # a full disk still syncs and deletes
+            assert_explained(failed, place)
+            assert os.strerror(error) in failed.words
+        again = case.play(place)
+        assert again.code == 0, (fault, again.words)
+        assert end(place) == case.end, fault
+        shutil.rmtree(place)
+
+
+@pytest.fixture(scope="module")
+def half_way(case_of: Callable[[str], Case], new_place: NewPlace) -> Path:
+    """A run that was killed in its second round, of somebody whom permissions stop."""
+    case, place = case_of("run"), new_place()
+    if NOBODY is not None:
+        os.chown(place, NOBODY, NOBODY)
+    assert case.play(place, case.killed_after_commit(1), user=NOBODY).code == -9
+    return place
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "harmless"),
+    [
+        ("run", 0o555, False),
+        ("run/checkpoint", 0o555, False),
+        ("run/checkpoint", 0o000, False),
+        ("run/checkpoint/server.safetensors", 0o000, False),
+        ("run/checkpoint/server.safetensors", 0o444, True),
+        ("run/checkpoint/client-000000.round-000001.safetensors", 0o000, False),
+        ("run/rounds.jsonl", 0o000, False),
+        ("run/rounds.jsonl", 0o444, True),
+        ("run/config.toml", 0o000, False),
+        ("run/means", 0o555, False),
+    ],
+)
+def test_permissions_that_were_taken_away(
+    name: str, mode: int, harmless: bool, half_way: Path, case: Case, new_place: NewPlace
+) -> None:
+    place = new_place()
+    subprocess.run(["cp", "-a", f"{half_way}/.", place], check=True)  # owners, too
+    path = place / name
+    before = path.stat().st_mode
+    path.chmod(mode)
+    outcome = case.play(place, user=NOBODY)
+    path.chmod(before)
+    if not harmless:
+        assert_explained(outcome, place)
+        outcome = case.play(place, user=NOBODY)
+    assert outcome.code == 0, outcome.words
+    assert end(place) == case.end
+
+
+@contextmanager
+def small_disk(place: Path, kilobytes: int) -> Iterator[None]:
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "fedgh-faults", place], check=True
+    )
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
+
+
+def remount(place: Path, option: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{option}", place], check=True)
+
+
+@needs_root
+@pytest.mark.faults
+@pytest.mark.parametrize("kilobytes", [4, 24, 48, 64, 80, 96, 112])
+def test_a_disk_that_is_really_full(kilobytes: int, case: Case, new_place: NewPlace) -> None:
+    place = new_place()
+    with small_disk(place, kilobytes):
+        assert_explained(case.play(place), place)
+        remount(place, "size=10m")
+        again = case.play(place)
+        assert again.code == 0, again.words
+        assert end(place) == case.end
+
+
+@needs_root
+@pytest.mark.faults
+def test_a_disk_that_is_really_read_only(case: Case, new_place: NewPlace) -> None:
+    place = new_place()
+    with small_disk(place, 10_000):
+        assert case.play(place, case.killed_after_commit(1)).code == -9
+        remount(place, "ro")
+        outcome = case.play(place)
+        assert_explained(outcome, place)
+        assert "Read-only file system" in outcome.words
+        remount(place, "rw")
+        assert case.play(place).code == 0
+        assert end(place) == case.end
+
+
+@needs_root
+@pytest.mark.faults
+def test_worker_processes_on_a_full_disk(new_place: NewPlace) -> None:
+    def fedgh(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "fedgh", *words], capture_output=True, text=True, check=False
+        )
+
+    settings = [word for setting in QUICK for word in ("--set", setting)]
+    workers = [*settings, "--engine", "workers", "--workers", "2", "--quiet"]
+    straight, place = new_place(), new_place()
+    assert fedgh("run", "demo", *workers, "--out", str(straight / "run")).returncode == 0
+    with small_disk(place, 60):
+        full = fedgh("run", "demo", *workers, "--out", str(place / "run"))
+        outcome = Outcome(full.returncode, full.stderr, [])
+        assert_explained(outcome, place)
+        assert "No space left on device" in outcome.words
+        remount(place, "size=100m")
+        again = fedgh("resume", str(place / "run"), "--quiet")
+        assert again.returncode == 0, again.stderr
+        found, expected = end(place), end(straight)
+        for name in ("run/report.html", "run/confusion.json"):
+            assert found.pop(name), expected.pop(name)
+        assert found == expected

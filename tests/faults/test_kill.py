@@ -1,0 +1,64 @@
+"""Killed at any write, a process that is started again ends as if it never had been."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.cases import CASES, Case, NewPlace, some_or_all
+from tests.faults.disk import Fault, Operation
+from tests.faults.end import end
+
+pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(1800)]
+
+
+@some_or_all
+@pytest.mark.parametrize("case", CASES, indirect=True)
+def test_a_kill_at_any_write_changes_nothing(case: Case, stride: int, new_place: NewPlace) -> None:
+    for fault in faults(case.operations)[::stride]:
+        place = new_place()
+        assert case.play(place, fault).code == -9, fault
+        again = case.play(place)
+        assert again.code == 0, (fault, again.words)
+        assert "Traceback" not in again.words
+        assert end(place) == case.end, fault
+        shutil.rmtree(place)
+
+
+def faults(operations: list[Operation]) -> list[Fault]:
+    """Death before every operation, and in the middle of every write."""
+    numbered = list(enumerate(operations, 1))
+    before = [Fault(number, "kill") for number, _ in numbered]
+    within = [Fault(number, "half") for number, op in numbered if op.kind == "write"]
+    return sorted(before + within, key=lambda fault: fault.at)
+
+
+@pytest.mark.faults
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+def test_the_kernel_sees_no_other_writes_than_we_do(
+    tmp_path: Path, case: Case, new_place: NewPlace
+) -> None:
+    place, log = new_place(), tmp_path / "log"
+    calls = "openat,write,pwrite64,writev,fsync,fdatasync,rename,renameat,renameat2,unlink,"
+    calls += "unlinkat,mkdir,mkdirat,rmdir,truncate,ftruncate,link,symlink,sendfile,fallocate"
+    code = (
+        "from pathlib import Path; from tests.faults.scenarios import training_run;"
+        f"training_run([])(Path({str(place)!r}))"
+    )
+    subprocess.run(
+        ["strace", "-f", "-y", "-o", log, "-e", f"trace={calls}", sys.executable, "-c", code],
+        check=True,
+    )
+    kernel = [kind for line in log.read_text().splitlines() if (kind := _kind(line, place))]
+    assert kernel == [operation.kind for operation in case.operations]
+
+
+def _kind(line: str, place: Path) -> str | None:
+    """What a line of strace says was done to the folder, in our words."""
+    call = line.split(maxsplit=1)[1].partition("(")[0]
+    if str(place) not in line or (call == "openat" and "O_CREAT" not in line):
+        return None
+    same = {"openat": "open", "renameat": "rename", "renameat2": "rename"}
+    return same.get(call, call)

@@ -1,0 +1,1 @@
+"""What `make check` asks of the packages that fedgh is installed with."""

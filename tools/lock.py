@@ -1,0 +1,13 @@
+"""requirements.lock, read."""
+
+import re
+from pathlib import Path
+
+LOCK = Path(__file__).parent.parent / "requirements.lock"
+
+
+def locked(text: str) -> list[str]:
+    """The names of the packages in a lock file, each written in the same way."""
+    lines = (line.strip() for line in text.splitlines())
+    names = (line.partition("==")[0] for line in lines if line and not line.startswith("#"))
+    return sorted(re.sub(r"[-_.]+", "-", name).lower() for name in names)
