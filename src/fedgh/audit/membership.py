@@ -28,7 +28,7 @@ FLOOR = 1e-6
 REHEARSALS = 20
 
 Score = Callable[[Tensor, Tensor, int, float], Tensor]
-"""From a mean [width], candidates [m, width], n and the noise to a number each: high for members."""
+"""From a mean [width], candidates [m, width], n and noise to a number each, high for members."""
 
 
 def likelihood_ratio(geometry: Geometry, ridge: float) -> Score:

@@ -7,6 +7,8 @@ that was added to the vector. For vectors and images that are jointly Gaussian n
 smaller squared error, and means of many samples come close to that. λ is what works best in a
 rehearsal. Without the victim's network, those of others take its place; what they disagree about
 counts as spread, so that an attacker who can know nothing falls back to the class mean.
+
+A single sample's vector without noise allows more, to who has the network: `audit.refine`.
 """
 
 from dataclasses import dataclass
@@ -16,12 +18,27 @@ from torch import Tensor
 
 from fedgh.audit.images import psnr, ssim
 from fedgh.audit.noise import Level
-from fedgh.audit.scene import Geometry, Knowledge, Samples, Scene, Upload, send, smallest_class
+from fedgh.audit.refine import refine
+from fedgh.audit.scene import (
+    Geometry,
+    Knowledge,
+    Samples,
+    Scene,
+    See,
+    Upload,
+    send,
+    smallest_class,
+)
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 1e2, 1e4)
 """λ in units of the mean variance; with the largest nothing but the class mean is left."""
 
+SMOOTH = (0.1, 1.0, 3.0)
+"""Weights of smoothness that are tried when a single sample's image is refined."""
+
 REHEARSALS = 40
+FEW = 12
+"""Of them, when an image is refined: that takes longer."""
 
 
 @dataclass(frozen=True)
@@ -85,23 +102,38 @@ class Reconstruction:
     decoder: Decoder
     rehearsing: Decoder
     played: Samples
+    see: See | None
 
     @classmethod
     def of(cls, scene: Scene, rng: torch.Generator) -> "Reconstruction":
         """Learn."""
-        small = scene.rehearsal(rng)
-        return cls(Decoder.of(scene.attacker), Decoder.of(small.attacker), small.victim)
+        small, own = scene.rehearsal(rng), scene.attacker
+        return cls(Decoder.of(own), Decoder.of(small.attacker), small.victim, own.see)
 
     def attack(self, sent: Upload, level: Level, rng: torch.Generator) -> Tensor:
         """An image for each vector, after a rehearsal with as many samples and as much noise."""
         size = min(int(sent.sizes.min()), smallest_class(self.played))
         tried = send(self.played, size, level, REHEARSALS, rng)
         truth = behind(tried, self.played)
-        quality = [
-            float(psnr(self.rehearsing.decode(tried, ridge), truth).mean()) for ridge in RIDGES
-        ]
-        return self.decoder.decode(sent, RIDGES[quality.index(max(quality))])
+        drafts = [self.rehearsing.decode(tried, ridge) for ridge in RIDGES]
+        best = _best(drafts, truth)
+        images = self.decoder.decode(sent, RIDGES[best])
+        if self.see is None or not level.open or int(sent.sizes.max()) > 1:
+            return images
+        see, learned = self.see, self.rehearsing.geometry
+        some = torch.linspace(0, len(truth) - 1, FEW).long()  # of all classes
+        draft, vectors = drafts[best][some], tried.vectors[some]
+        finer = [refine(draft, vectors, see, learned, smooth) for smooth in SMOOTH]
+        choice = _best([draft, *finer], truth[some])
+        if choice == 0:
+            return images
+        return refine(images, sent.vectors, see, self.decoder.geometry, SMOOTH[choice - 1])
 
     def without(self, sent: Upload) -> Tensor:
         """What the attacker would say of each vector without having seen it: its class mean."""
         return self.decoder.means[sent.labels]
+
+
+def _best(tries: list[Tensor], truth: Tensor) -> int:
+    quality = [float(psnr(images, truth).mean()) for images in tries]
+    return quality.index(max(quality))

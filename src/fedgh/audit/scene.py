@@ -1,12 +1,16 @@
 """Who attacks whom, in tensors: what the attacker has, and what it is after."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fedgh.audit.noise import Level, clipped
+
+See = Callable[[Tensor], Tensor]
+"""A network: from images in [0, 1] to vectors, with gradients."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,12 @@ class Knowledge:
     labels: Tensor  # [n]
     vectors: Tensor  # [networks, n, width]
     images: Tensor | None = None  # [n, channels, height, width] in [0, 1]
+    see: See | None = None  # the victim's network, if it has that and there are images
 
     def choose(self, rows: Tensor) -> "Knowledge":
         """Some of the samples."""
         images = None if self.images is None else self.images[rows]
-        return Knowledge(self.labels[rows], self.vectors[:, rows], images)
+        return Knowledge(self.labels[rows], self.vectors[:, rows], images, self.see)
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, cross_entropy
 
 from fedgh import finished
-from fedgh.audit.scene import Knowledge, Samples, Scene
+from fedgh.audit.scene import Knowledge, Samples, Scene, See
 from fedgh.core.local import outputs
 from fedgh.core.method import Method
 from fedgh.core.rng import stream
 from fedgh.core.runs import RunFolder
 from fedgh.core.types import Client, Examples
+from fedgh.data.batches import to_input
 from fedgh.errors import ConfigError, RunError
 from fedgh.finished import Checkpoint
 from fedgh.methods.fd import FD
@@ -63,6 +64,8 @@ def sent_by(method: Method, client: Client) -> Callable[[Tensor], Tensor]:
 
 def find(folder: RunFolder, client: int | None, seed: int) -> Subject:
     """The victim `client` (else the first that took part) of a run; RunError says why not."""
+    if not folder.config.is_file():
+        raise RunError(f"{folder.path} is not a run folder (it has no config.toml)")
     if not folder.checkpoint.is_dir():
         raise RunError(f"{folder.path} has no checkpoint/, and the attacks need the models in it")
     left = finished.load(folder)
@@ -92,10 +95,10 @@ def find(folder: RunFolder, client: int | None, seed: int) -> Subject:
         [_vectors(left, other, on) for on in (members, held_out, auxiliary)] for other in others
     ]
 
-    def scene(networks: list[list[Tensor]]) -> Scene:
+    def scene(networks: list[list[Tensor]], see: See | None = None) -> Scene:
         guessed = [torch.stack([network[part] for network in networks]) for part in range(3)]
         return Scene(
-            Knowledge(_numbers(auxiliary, labels), guessed[2], images(auxiliary)),
+            Knowledge(_numbers(auxiliary, labels), guessed[2], images(auxiliary), see),
             Samples(_numbers(members, labels), seen[0], guessed[0].mean(0), images(members)),
             Samples(_numbers(held_out, labels), seen[1], guessed[1].mean(0), images(held_out)),
         )
@@ -105,19 +108,32 @@ def find(folder: RunFolder, client: int | None, seed: int) -> Subject:
         client=number,
         round=left.round,
         labels=labels,
-        known=scene([seen]),
+        known=scene([seen], _sight(left, victim)),
         unknown=scene(theirs) if theirs else None,
         loss_members=loss(members),
         loss_held_out=loss(held_out),
     )
 
 
+def _sight(left: Checkpoint, victim: Client) -> See | None:
+    """The victim's network for images in [0, 1]; None where those are not its inputs."""
+    shape = left.experiment.task.input_shape
+    if not is_image(left.blueprint.x) or max(shape[1:]) > LARGEST_IMAGE:
+        return None
+    of = sent_by(left.blueprint.method, victim)
+    return lambda images: of(to_input(2 * images.to(victim.device) - 1)).cpu()
+
+
+def is_image(x: Tensor) -> bool:
+    """Whether inputs are pictures in grey or in colour."""
+    return x.dtype == torch.uint8 and x.ndim == 4 and x.shape[1] in (1, 3)
+
+
 def images(examples: Examples) -> Tensor | None:
     """Pixels in [0, 1]; None when the data are no images."""
-    x = examples.x
-    if not (x.dtype == torch.uint8 and x.ndim == 4 and x.shape[1] in (1, 3)):
+    if not is_image(examples.x):
         return None
-    made = x[examples.index].float() / 255
+    made = examples.x[examples.index].float() / 255
     height, width = (min(side, LARGEST_IMAGE) for side in made.shape[2:])
     return adaptive_avg_pool2d(made, (height, width)).contiguous()
 
