@@ -166,6 +166,39 @@ def report(
 
 
 @app.command()
+def audit(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder with its checkpoint.")],
+    client: Annotated[
+        int | None, typer.Option(min=0, help="The victim; else the first that took part.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the attacks, not of the run.")] = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Attack a client of a finished run: what do its class means tell about its samples?"""
+    from fedgh.audit import audit, result
+    from fedgh.core.runs import RunFolder
+    from fedgh.report.audit_sheets import overview
+    from fedgh.report.terminal import print_whole, say, sheet
+    from fedgh.report.write import report_after
+
+    console = Console(quiet=quiet)
+    folder = RunFolder(run)
+    with console.status("") as status:
+        found = audit.audit(folder, client, seed, status.update)
+        path = result.write(folder, found)
+        status.update("writing the report")
+        line = report_after(folder)
+    table = overview(found)
+    print_whole(console, sheet(table))
+    say(
+        console,
+        f"{table.note}\n"
+        "Which classes a client holds is visible by design; noise does not hide it.\n"
+        f"audit      {path}\n{line}",
+    )
+
+
+@app.command()
 def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 = one that is free.")] = 0,

@@ -11,16 +11,13 @@ from pathlib import Path
 import torch
 from pydantic import TypeAdapter
 
-from fedgh import config as configs
-from fedgh.core.checkpoint import ClientFiles, check_clients
 from fedgh.core.disk import write_atomic
 from fedgh.core.local import confusion
 from fedgh.core.rng import stream
 from fedgh.core.runs import RunFolder
-from fedgh.data.fetch import OFFICIAL, find
 from fedgh.engines.host import one_thread
 from fedgh.errors import RunError
-from fedgh.experiment import Experiment, prepare
+from fedgh.finished import Checkpoint, load
 from fedgh.methods import METHODS
 from fedgh.models import EXTRACTORS
 
@@ -62,11 +59,9 @@ def measure(folder: RunFolder) -> Confusion:
         return known
     if folder.summary() is None:
         raise RunError("the run has not finished")
-    if (folder.path / "flower.json").exists():
-        raise RunError("the models and their test data are with the participants")
-    experiment = _prepare(folder)
+    left = load(folder)
     with one_thread():  # as in the run, so that the numbers are the same
-        measured = _measure(experiment, folder)
+        measured = _measure(left)
     write_atomic(_path(folder), json.dumps(asdict(measured)).encode() + b"\n")
     return measured
 
@@ -89,40 +84,19 @@ def measure_own(folder: RunFolder) -> Confusion:
     return measure(folder)
 
 
-def _prepare(folder: RunFolder) -> Experiment:
-    config = configs.load(folder.config)
-    data = config.data
-    if data.name in OFFICIAL and find(data.name, data.dir) is None:
-        raise RunError(f"{data.name} is not on this machine (fedgh data fetch {data.name})")
-    experiment = prepare(config)
-    if experiment.private:
-        raise RunError("the data are with the participants")
-    if experiment.fingerprint() != folder.identity()["fingerprint"]:
-        raise RunError("the data it was trained on are not the ones that its configuration names")
-    return experiment
-
-
-def _measure(experiment: Experiment, folder: RunFolder) -> Confusion:
-    round, state = folder.committed()
-    trained = state["trained"].tolist()
-    check_clients(folder.checkpoint, round, trained)
-    everybody = [client for client, last in enumerate(trained) if last]
-    clients = _some(everybody, experiment.task.seed)
-    blueprint, files = experiment.blueprint(), ClientFiles(folder.checkpoint, round)
-    classes = experiment.task.num_classes
+def _measure(left: Checkpoint) -> Confusion:
+    clients = _some(left.took_part, left.experiment.task.seed)
+    classes = left.experiment.task.num_classes
     counts = torch.zeros(classes, classes, dtype=torch.int64)
     right: list[int] = []
     tested: list[int] = []
     for number in clients:
-        client = blueprint.make(number)
-        saved = files.load(number)
-        assert saved is not None, "its state was checked"
-        client.load(saved)
-        own = confusion(client, blueprint.method.predict, client.data.test)
+        client = left.client(number)
+        own = confusion(client, left.blueprint.method.predict, client.data.test)
         right.append(int(own.trace()))
         tested.append(int(own.sum()))
         counts += own
-    return Confusion(round, len(everybody), clients, right, tested, counts.tolist())
+    return Confusion(left.round, len(left.took_part), clients, right, tested, counts.tolist())
 
 
 def _some(clients: list[int], seed: int) -> list[int]:

@@ -158,6 +158,13 @@ def class_statistics(client: Client, of: Of | None = None, largest: float = math
     return {"classes": present.int(), "means": means.float(), "counts": counts.int()}
 
 
+@torch.inference_mode()
+def outputs(client: Client, of: Callable[[Tensor], Tensor], on: Examples) -> Tensor:
+    """What `of(x)` is for each sample, in order and in main memory."""
+    client.model.eval()
+    return torch.cat([of(x).cpu() for x, _ in in_order(on, client.device)])
+
+
 Predict = Callable[[Client, Tensor], Tensor]
 """From a client and a batch to the logits by which the client is judged."""
 

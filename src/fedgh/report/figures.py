@@ -32,10 +32,16 @@ def save(chart: AnyChart, path: Path) -> None:
 
 
 def save_all(page: Page, folder: Path, kind: str) -> list[Path]:
-    """Every chart of a page in a file of its own, called by its id; `kind` is svg, png or pdf."""
+    """Every chart of a page in a file of its own, called by its id; `kind` is svg, png or pdf.
+
+    Pictures made of pixels are always .png.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for figure in page.figures():
         paths.append(folder / f"{figure.id}.{kind}")
         save(figure.chart, paths[-1])
+    for image in page.images():
+        paths.append(folder / f"{image.id}.png")
+        write_atomic(paths[-1], image.png)
     return paths

@@ -19,7 +19,14 @@ from fedgh.report.run_page import run_page, state_of
 from fedgh.report.runs import name_runs
 
 ADDRESS = "127.0.0.1"
-WATCHED = ("config.toml", "rounds.jsonl", "summary.json", "confusion.json", "means/*.safetensors")
+WATCHED = (
+    "config.toml",
+    "rounds.jsonl",
+    "summary.json",
+    "confusion.json",
+    "audit.json",
+    "means/*.safetensors",
+)
 """What a page is made from; while none of it changes, the page does not."""
 
 

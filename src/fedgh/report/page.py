@@ -15,6 +15,7 @@ from string import Template
 from typing import Any
 
 from fedgh.core.disk import write_atomic
+from fedgh.paper.sheets import Sheet
 from fedgh.report.charts import AnyChart
 from fedgh.report.vega import asset, javascript, themes
 
@@ -50,11 +51,25 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Image:
+    """A PNG file with its caption, and words for those who do not see it; `id` as of a figure."""
+
+    id: str
+    caption: str
+    words: str
+    png: bytes
+    width: int  # pixels on the page
+
+
+@dataclass(frozen=True)
 class Fold:
     """Text as it is, shown when asked for."""
 
     summary: str
     text: str
+
+
+Part = Figure | Image | Table | Fold
 
 
 @dataclass(frozen=True)
@@ -64,7 +79,7 @@ class Section:
     id: str
     heading: str
     text: str = ""
-    parts: Sequence[Figure | Table | Fold] = ()
+    parts: Sequence[Part] = ()
 
 
 @dataclass(frozen=True)
@@ -80,6 +95,11 @@ class Page:
         for section in self.sections:
             yield from (part for part in section.parts if isinstance(part, Figure))
 
+    def images(self) -> Iterator[Image]:
+        """All its pictures, in order."""
+        for section in self.sections:
+            yield from (part for part in section.parts if isinstance(part, Image))
+
     def content(self) -> dict[str, Any]:
         """What the page's script shows: HTML, and the specification of every chart in it."""
         return {
@@ -87,6 +107,15 @@ class Page:
             "main": _main(self),
             "charts": {figure.id: figure.chart.to_dict() for figure in self.figures()},
         }
+
+
+def of_sheet(sheet: Sheet) -> Table:
+    """A table of results."""
+    rows = [
+        [Cell(column.show(cell), cell) for column, cell in zip(sheet.columns, row, strict=True)]
+        for row in sheet.rows
+    ]
+    return Table([column.title for column in sheet.columns], rows, sheet.note)
 
 
 def write(page: Page, path: Path) -> None:
@@ -137,13 +166,19 @@ def _section(section: Section) -> str:
     )
 
 
-def _part(part: Figure | Table | Fold) -> str:
+def _part(part: Part) -> str:
     if isinstance(part, Table):
         return _table(part)
     if isinstance(part, Fold):
         return (
             f"<details><summary>{escape(part.summary)}</summary>"
             f"<pre>{escape(part.text)}</pre></details>"
+        )
+    if isinstance(part, Image):
+        source = f"data:image/png;base64,{b64encode(part.png).decode()}"
+        return (
+            f'<figure class=whole><img alt="{escape(part.words)}" width={part.width} '
+            f'src="{source}"><figcaption>{escape(part.caption)}</figcaption></figure>'
         )
     kind = " class=whole" if part.whole_width else ""
     return (

@@ -9,8 +9,9 @@ from fedgh.core.runs import RunFolder
 from fedgh.engines.host import one_line
 from fedgh.errors import FedghError, RunError
 from fedgh.report import charts, client_charts
+from fedgh.report.audit_section import audit_section
 from fedgh.report.means_chart import means_chart, project
-from fedgh.report.page import Cell, Figure, Fold, Page, Section, Table, Value
+from fedgh.report.page import Cell, Figure, Fold, Page, Part, Section, Table, Value
 from fedgh.report.runs import NamedRun, Round
 from fedgh.report.terminal import PROTECTED, human_bytes, percent
 
@@ -30,6 +31,7 @@ def run_page(runs: Sequence[NamedRun], measure: Measure) -> Page:
         _clients(runs),
         _classes(runs, measure),
         _means(runs),
+        audit_section(runs),
         _costs(runs),
         _privacy(runs),
         _partition(runs),
@@ -187,7 +189,7 @@ def _classes(runs: Sequence[NamedRun], measure: Measure) -> Section:
         if len(found.clients) < found.took_part:
             text += f"\n{label}: a random {MOST_CLIENTS} of {found.took_part} that took part."
     text += "".join(f"\nNot shown for {reason}" for reason in reasons)
-    parts: list[Figure | Table | Fold] = []
+    parts: list[Part] = []
     for number, group in enumerate(_by_classes([r for r in runs if r.label in measured]), 1):
         caption = "Share of each class that is recognised, over all clients that hold it."
         classes = group[0].identity.classes

@@ -7,10 +7,9 @@ import altair as alt
 
 from fedgh.paper import convergence
 from fedgh.paper.reproduce import Result
-from fedgh.paper.sheets import Sheet
 from fedgh.paper.study import Case, Study
 from fedgh.report.charts import accuracy_over_rounds
-from fedgh.report.page import Cell, Figure, Fold, Page, Section, Table
+from fedgh.report.page import Figure, Page, Part, Section, Table, of_sheet
 from fedgh.report.runs import NamedRun
 from fedgh.sweep import Trial
 
@@ -21,9 +20,8 @@ def page(result: Result) -> Page:
     sections = [Section("about", "What was run", "\n".join(result.provenance()))]
     figures = _overview(result)
     for number, sheet in enumerate(result.sheets):
-        parts: list[Figure | Table | Fold] = (
-            [_table(sheet)] if number else [*figures, _table(sheet)]
-        )
+        table = of_sheet(sheet)
+        parts: list[Part] = [table] if number else [*figures, table]
         sections.append(Section(f"sheet-{number}", sheet.title, parts=parts))
     sections += _curves(result)
     missing = [[name, why] for name, why in result.outcome.missing.items()]
@@ -31,14 +29,6 @@ def page(result: Result) -> Page:
         table = Table(["run", "why"], missing)
         sections.append(Section("missing", "Without a result", parts=[table]))
     return Page(result.study.title, lead, sections)
-
-
-def _table(sheet: Sheet) -> Table:
-    rows = [
-        [Cell(column.show(cell), cell) for column, cell in zip(sheet.columns, row, strict=True)]
-        for row in sheet.rows
-    ]
-    return Table([column.title for column in sheet.columns], rows, sheet.note)
 
 
 def _overview(result: Result) -> list[Figure]:

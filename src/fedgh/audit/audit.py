@@ -1,0 +1,173 @@
+"""The whole audit: both attackers, all sizes of class means, all levels of noise."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fedgh.audit.cases import Case, Made
+from fedgh.audit.membership import Membership, Score, closeness, meet
+from fedgh.audit.noise import DELTA, LEVELS, OPEN, Level
+from fedgh.audit.pictures import pictures
+from fedgh.audit.reconstruct import Reconstruction, behind, likeness
+from fedgh.audit.result import Audit, Extractor, Reconstructed, Told
+from fedgh.audit.roc import Scores, auc, tpr_at
+from fedgh.audit.scene import Scene, Upload, send, smallest_class
+from fedgh.audit.subject import Subject, find
+from fedgh.core.rng import stream
+from fedgh.core.runs import RunFolder
+from fedgh.engines.host import one_thread
+from fedgh.methods.fedproto import FedProto
+
+FALSE_ALARMS = 0.01
+
+Say = Callable[[str], object]
+"""Called with what is being done."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is tried."""
+
+    sizes: Sequence[int] = (1, 2, 5, 10, 50, 200)  # samples behind a mean; then all there are
+    targets: int = 40  # means of each size from which images are made
+    candidates: int = 400  # members of each size that are looked for
+    levels: Sequence[Level] = LEVELS
+
+
+def audit(
+    folder: RunFolder, client: int | None, seed: int, say: Say, effort: Effort | None = None
+) -> Audit:
+    """Attack a client of a run; FedghError says why not."""
+    start = time.perf_counter()
+    say("loading the run")
+    with one_thread():
+        subject = find(folder, client, seed)
+        attacks = _Attacks(subject, seed, effort or Effort(), say)
+        reconstructed, told = list(attacks.reconstructions()), list(attacks.memberships())
+    known, unknown = subject.known, subject.unknown
+    classes = [folder.identity()["classes"][label] for label in subject.labels]
+    return Audit(
+        method=subject.method.name,
+        client=subject.client,
+        round=subject.round,
+        seed=seed,
+        classes=classes,
+        sizes=known.victim.labels.bincount().tolist(),
+        auxiliary=len(known.attacker.labels),
+        networks=0 if unknown is None else len(unknown.attacker.vectors),
+        clip=attacks.clip,
+        delta=DELTA,
+        sends_counts=isinstance(subject.method, FedProto),
+        reconstructed=reconstructed,
+        told=told,
+        pictures=pictures(attacks.made, classes),
+        seconds=time.perf_counter() - start,
+    )
+
+
+@dataclass
+class _Attacks:
+    subject: Subject
+    seed: int
+    effort: Effort
+    say: Say
+    made: dict[Case, Made] = field(default_factory=dict)
+
+    @property
+    def clip(self) -> float:
+        """The median length of the vectors of samples that are not the victim's."""
+        return float(self.subject.known.attacker.vectors[0].norm(dim=1).median())
+
+    def reconstructions(self) -> Iterator[Reconstructed]:
+        """Images from class means."""
+        if self.subject.known.victim.images is None:
+            return
+        for scene, cases in self._scenes():
+            attack = Reconstruction.of(scene, self._stream("learn"))
+            for case in cases:
+                self.say(f"images from {case}")
+                sent = self._send(scene, case, self.effort.targets)
+                images = attack.attack(sent, case.level, self._stream("rehearse", case))
+                made = Made(sent.labels, behind(sent, scene.victim), images, attack.without(sent))
+                self.made[case] = made
+                near = likeness(made.images, made.truth, sent, scene.victim)
+                without = likeness(made.without, made.truth, sent, scene.victim)
+                gain = near.psnr - without.psnr
+                yield Reconstructed(
+                    **case.row(sent),
+                    targets=len(gain),
+                    psnr=float(near.psnr.mean()),
+                    psnr_without=float(without.psnr.mean()),
+                    gain=float(gain.mean()),
+                    gain_error=float(gain.std() / len(gain) ** 0.5) if len(gain) > 1 else 0.0,
+                    ssim=float(near.ssim.mean()),
+                    ssim_without=float(without.ssim.mean()),
+                    nearest=float(near.nearest.mean()),
+                    nearest_without=float(without.nearest.mean()),
+                )
+
+    def memberships(self) -> Iterator[Told]:
+        """Members told from others."""
+        yield self._by_loss()
+        for scene, cases in self._scenes():
+            attack = Membership.of(scene, self._stream("learn"))
+            for case in cases:
+                self.say(f"members of {case}")
+                sent = self._send(scene, case, -(-self.effort.candidates // (case.size or 1)))
+                least, rng = int(sent.sizes.min()), self._stream("rehearse", case)
+                tests: dict[str, Score] = {"likelihood ratio": attack.test(least, case.level, rng)}
+                if case.level.open and case.extractor == "known":
+                    tests["distance"] = closeness
+                for name, test in tests.items():
+                    met = meet(test, attack.geometry, sent, scene, self._stream("meet", case))
+                    row = {**case.row(sent), "attack": name}
+                    if len(met.left_out):
+                        yield _told(row, "left out", met.members, met.left_out)
+                    yield _told(row, "held out", met.members, met.held_out)
+
+    def _by_loss(self) -> Told:
+        """The attack without a class mean: a model is surer of what it was trained on."""
+        row = {**Case().row(self._send(self.subject.known, Case(), 1)), "attack": "loss"}
+        losses = (self.subject.loss_members, self.subject.loss_held_out)
+        members, others = (Scores(-loss, torch.arange(len(loss))) for loss in losses)
+        return _told(row, "held out", members, others)
+
+    def _scenes(self) -> Iterator[tuple[Scene, list[Case]]]:
+        """Each attacker with what it is tried on; noise only against the stronger one."""
+        known, unknown = self.subject.known, self.subject.unknown
+        most = smallest_class(known.victim)
+        sizes = [*(size for size in self.effort.sizes if size < most), None]
+
+        def cases(extractor: Extractor, levels: Sequence[Level]) -> list[Case]:
+            return [Case(extractor, size, level) for level in levels for size in sizes]
+
+        yield known, cases("known", [OPEN])
+        if unknown is not None:
+            yield unknown, cases("unknown", [OPEN])
+        noisy = [level for level in self.effort.levels if not level.open]
+        yield known.clipped(self.clip), cases("known", noisy)
+
+    def _send(self, scene: Scene, case: Case, count: int) -> Upload:
+        """The same choice of samples for every attacker and every level."""
+        return send(scene.victim, case.size, case.level, count, self._stream("send", case))
+
+    def _stream(self, name: str, case: Case | None = None) -> torch.Generator:
+        size = 0 if case is None or case.size is None else case.size
+        return stream(self.seed, f"audit-{name}", self.subject.client, size)
+
+
+def _told(row: dict[str, Any], against: str, members: Scores, others: Scores) -> Told:
+    area = auc(members, others)
+    return Told(
+        **row,
+        against=against,
+        auc=area.value,
+        low=area.low,
+        high=area.high,
+        tpr=tpr_at(members.values, others.values, FALSE_ALARMS),
+        members=len(members),
+        others=len(others),
+    )

@@ -1,0 +1,190 @@
+"""From a run folder to the scenes of an attack: a victim with its final model, and its attackers.
+
+The attacker's samples are those of the other clients; of the victim's it has none. It either has
+the victim's network, or only those of other clients, who learned with the same shared header.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d, cross_entropy
+
+from fedgh import finished
+from fedgh.audit.scene import Knowledge, Samples, Scene, See
+from fedgh.core.local import outputs
+from fedgh.core.method import Method
+from fedgh.core.rng import stream
+from fedgh.core.runs import RunFolder
+from fedgh.core.types import Client, Examples
+from fedgh.data.batches import to_input
+from fedgh.errors import ConfigError, RunError
+from fedgh.finished import Checkpoint
+from fedgh.methods.fd import FD
+from fedgh.methods.fedgh import FedGH
+from fedgh.methods.fedproto import FedProto
+
+MOST_CLASSES = 5
+MOST_OTHERS = 3
+"""Networks of other clients that an attacker without the victim's has."""
+
+MOST_AUXILIARY = 2000
+"""The attacker's samples of a class."""
+
+LEAST = 10
+"""Samples of a class that the attacker and the victim need for anything to be measured."""
+
+LARGEST_IMAGE = 64
+"""Pixels to a side; larger images are made smaller before they are reconstructed."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A victim, and the two attackers."""
+
+    method: Method
+    client: int
+    round: int
+    labels: list[int]  # the attacked classes
+    known: Scene  # the attacker has the victim's network
+    unknown: Scene | None  # it has those of others; None when nobody else took part
+    loss_members: Tensor  # of the victim's model, on each training sample
+    loss_held_out: Tensor
+
+
+def sent_by(method: Method, client: Client) -> Callable[[Tensor], Tensor]:
+    """What the method averages over a class: from inputs to a vector for each."""
+    if type(method) in (FedGH, FedProto):
+        return client.model.represent
+    if type(method) is FD:
+        return lambda x: client.model(x).softmax(dim=1)
+    raise RunError(f"{method.name} sends no class means, as fedgh, fedproto and fd do")
+
+
+def find(folder: RunFolder, client: int | None, seed: int) -> Subject:
+    """The victim `client` (else the first that took part) of a run; RunError says why not."""
+    if not folder.config.is_file():
+        raise RunError(f"{folder.path} is not a run folder (it has no config.toml)")
+    if not folder.checkpoint.is_dir():
+        raise RunError(f"{folder.path} has no checkpoint/, and the attacks need the models in it")
+    left = finished.load(folder)
+    if not left.took_part:
+        raise RunError(f"{folder.path} has no complete round yet")
+    number = left.took_part[0] if client is None else client
+    if not 0 <= number < left.experiment.task.num_clients:
+        raise ConfigError(f"--client {number}: there are {left.experiment.task.num_clients}")
+    if number not in left.took_part:
+        raise ConfigError(f"--client {number} has not taken part in the run")
+    victim = left.client(number)
+    sent_by(left.blueprint.method, victim)  # before anything else is computed
+    labels = _attacked(left, number)
+    auxiliary = _auxiliary(left, number, labels, seed)
+    others = [left.client(other) for other in _accomplices(left, number, labels)]
+    predict = left.blueprint.method.predict
+    members = _of(victim.data.train, labels)
+    both = torch.cat([victim.data.evaluation.index, victim.data.test.index])
+    held_out = _of(Examples(members.x, members.y, both), labels)
+
+    def loss(on: Examples) -> Tensor:
+        logits = outputs(victim, lambda x: predict(victim, x), on)
+        return cross_entropy(logits, on.labels, reduction="none")
+
+    seen = [_vectors(left, victim, on) for on in (members, held_out, auxiliary)]
+    theirs = [
+        [_vectors(left, other, on) for on in (members, held_out, auxiliary)] for other in others
+    ]
+
+    def scene(networks: list[list[Tensor]], see: See | None = None) -> Scene:
+        guessed = [torch.stack([network[part] for network in networks]) for part in range(3)]
+        return Scene(
+            Knowledge(_numbers(auxiliary, labels), guessed[2], images(auxiliary), see),
+            Samples(_numbers(members, labels), seen[0], guessed[0].mean(0), images(members)),
+            Samples(_numbers(held_out, labels), seen[1], guessed[1].mean(0), images(held_out)),
+        )
+
+    return Subject(
+        method=left.blueprint.method,
+        client=number,
+        round=left.round,
+        labels=labels,
+        known=scene([seen], _sight(left, victim)),
+        unknown=scene(theirs) if theirs else None,
+        loss_members=loss(members),
+        loss_held_out=loss(held_out),
+    )
+
+
+def _sight(left: Checkpoint, victim: Client) -> See | None:
+    """The victim's network for images in [0, 1]; None where those are not its inputs."""
+    shape = left.experiment.task.input_shape
+    if not is_image(left.blueprint.x) or max(shape[1:]) > LARGEST_IMAGE:
+        return None
+    of = sent_by(left.blueprint.method, victim)
+    return lambda images: of(to_input(2 * images.to(victim.device) - 1)).cpu()
+
+
+def is_image(x: Tensor) -> bool:
+    """Whether inputs are pictures in grey or in colour."""
+    return x.dtype == torch.uint8 and x.ndim == 4 and x.shape[1] in (1, 3)
+
+
+def images(examples: Examples) -> Tensor | None:
+    """Pixels in [0, 1]; None when the data are no images."""
+    if not is_image(examples.x):
+        return None
+    made = examples.x[examples.index].float() / 255
+    height, width = (min(side, LARGEST_IMAGE) for side in made.shape[2:])
+    return adaptive_avg_pool2d(made, (height, width)).contiguous()
+
+
+def _attacked(left: Checkpoint, number: int) -> list[int]:
+    """The victim's classes of which somebody else has samples, too."""
+    counts = left.blueprint.partition.counts(left.blueprint.y, left.experiment.task.num_classes)
+    elsewhere = counts.sum(0) - counts[number]
+    train = left.blueprint.partition.indices(number)[0]
+    own = left.blueprint.y[train].bincount(minlength=len(elsewhere))
+    enough = ((own >= LEAST) & (elsewhere >= LEAST)).nonzero().flatten().tolist()
+    if not enough:
+        raise RunError(
+            f"client {number} has no class with {LEAST} training samples of which other clients "
+            f"have {LEAST}, too: the attacker would have nothing to learn from; choose another "
+            "--client"
+        )
+    return enough[:MOST_CLASSES]
+
+
+def _auxiliary(left: Checkpoint, number: int, labels: list[int], seed: int) -> Examples:
+    """Other clients' samples of these classes."""
+    blueprint = left.blueprint
+    theirs = torch.ones(len(blueprint.y), dtype=torch.bool)
+    theirs[torch.cat(blueprint.partition.indices(number))] = False
+    rows = []
+    for label in labels:
+        some = (theirs & (blueprint.y == label)).nonzero().flatten()
+        order = torch.randperm(len(some), generator=stream(seed, "auxiliary", number, label))
+        rows.append(some[order[:MOST_AUXILIARY]])
+    return Examples(blueprint.x, blueprint.y, torch.cat(rows))
+
+
+def _accomplices(left: Checkpoint, number: int, labels: list[int]) -> list[int]:
+    """Other clients whose networks the attacker has: those that know most of the classes first."""
+    counts = left.blueprint.partition.counts(left.blueprint.y, left.experiment.task.num_classes)
+    shared = (counts[:, labels] > 0).sum(1).tolist()
+    others = [other for other in left.took_part if other != number]
+    return sorted(others, key=lambda other: -shared[other])[:MOST_OTHERS]
+
+
+def _of(examples: Examples, labels: list[int]) -> Examples:
+    """Those of some classes."""
+    rows = examples.index[torch.isin(examples.labels, torch.tensor(labels))]
+    return Examples(examples.x, examples.y, rows)
+
+
+def _numbers(examples: Examples, labels: list[int]) -> Tensor:
+    """The place of each label among the attacked ones."""
+    return torch.searchsorted(torch.tensor(labels), examples.labels)
+
+
+def _vectors(left: Checkpoint, client: Client, on: Examples) -> Tensor:
+    return outputs(client, sent_by(left.blueprint.method, client), on).double()
