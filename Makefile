@@ -10,16 +10,18 @@ run: $(VENV)/run.done  ## train FedGH on the embedded digits
 test: $(VENV)/dev.done  ## the test suite
 	$(BIN)/python -m pytest -n auto --dist loadgroup
 
-test-faults: $(VENV)/dev.done  ## minutes: federations and clusters of real processes lose some
+test-faults: $(VENV)/dev.done  ## many minutes: faults at every write, real processes that are lost
 	$(BIN)/python -m pytest -m faults -n 2 --dist loadgroup
 
 test-slow: $(VENV)/dev.done  ## minutes of training: every method with the settings of the demo
 	$(BIN)/python -m pytest -m slow -n auto
 
-check: $(VENV)/dev.done  ## style and types
+check: $(VENV)/dev.done  ## style, types, and the packages we depend on
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tools.licences
+	$(BIN)/python -m tools.vulnerabilities
 
 setup: $(VENV)/dev.done  ## everything a contributor needs, in .venv
 
