@@ -79,6 +79,7 @@ class _Summary(BaseModel):
     model_config = ConfigDict(allow_inf_nan=False)
 
     rounds: int
+    target: float | None
     rounds_to_target: int | None
     bytes_to_target: int | None
     bytes_per_client_round: float
@@ -89,9 +90,16 @@ class _Summary(BaseModel):
     machine: dict[str, str | int | None]
 
 
+class _Seconds(BaseModel):
+    total: float
+
+
 class _Round(BaseModel):
     """What is read of a round when runs are compared."""
 
+    participants: list[int]
+    bytes_total: int
+    seconds: _Seconds
     accuracy: float | None
     accuracy_per_client: list[float | None] | None
     evaluation_accuracy_per_client: list[float | None] | None
@@ -99,19 +107,25 @@ class _Round(BaseModel):
 
 def check_finished(run: RunFolder, rounds: int) -> None:
     """Refuse a run that says it is finished but is not what `rounds` rounds would have left."""
-    records = run.records()
     try:
-        summary = _Summary.model_validate(run.summary())
+        records, said = run.records(), run.summary()
+        summary = _Summary.model_validate(said)
         TypeAdapter(list[_Round]).validate_python(records)
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise RunError(
             f"{run.path} is not what a run writes ({where}); delete it, and it is run again"
         ) from None
+    except RunError as error:
+        raise RunError(f"{run.path}: {error}; or delete it, and it is run again") from None
     if not len(records) == summary.rounds == rounds:
         raise RunError(
             f"{run.path} has {len(records)} of {rounds} rounds, but a summary; delete it, and it "
             "is run again"
+        )
+    if not so_far(records, summary.target).items() <= (said or {}).items():
+        raise RunError(
+            f"{run.path}: summary.json is not what the rounds say; `fedgh resume` writes it again"
         )
 
 

@@ -168,7 +168,9 @@ class RunFolder:
         try:
             return json.loads((self.path / name).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise RunError(f"{self.path / name} cannot be read ({error})") from None
+            raise RunError(
+                f"{self.path / name} cannot be read ({error}); put it back from a copy"
+            ) from None
 
 
 def _unborn(path: Path) -> bool:
