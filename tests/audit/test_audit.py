@@ -158,3 +158,16 @@ def test_other_methods_that_send_means(tmp_path: Path, method: str) -> None:
     seen = audit(made, None, 0, lambda _: None, small)
     assert seen.method == method
     assert seen.sends_counts == (method == "fedproto")
+
+
+def test_a_run_that_protects_its_uploads(tmp_path: Path) -> None:
+    words = ["privacy.protects=sample", "privacy.epsilon=3", "privacy.clip=2.5"]
+    made = training.run(
+        quick("data.classes_per_client=4", "federation.rounds=1", *words), tmp_path / "run"
+    )
+    small = Effort(sizes=(1,), targets=4, candidates=10, levels=(OPEN,))
+    seen = audit(made, None, 0, lambda _: None, small)
+    assert seen.clip == 2.5
+    assert seen.protected == Level(protects="sample", epsilon=seen.protected.epsilon)
+    assert seen.protected.epsilon == pytest.approx(3, rel=1e-6)
+    assert {row.level for row in seen.reconstructed} == {OPEN, seen.protected}

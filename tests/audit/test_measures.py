@@ -12,8 +12,10 @@ from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
 from fedgh.audit.images import GAP, psnr, ssim, tiled
-from fedgh.audit.noise import DELTA, LEVELS, OPEN, Level, clipped, noise_multiplier
+from fedgh.audit.noise import DELTA, LEVELS, OPEN, Level, clipped, level_of
 from fedgh.audit.roc import Scores, auc, tpr_at
+from fedgh.privacy.accounting import noise_multiplier
+from fedgh.privacy.mechanism import Privacy
 from fedgh.report.png import png
 
 
@@ -90,7 +92,7 @@ def test_true_positives_by_hand() -> None:
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 8.0, 64.0])
 def test_the_noise_is_just_enough(epsilon: float) -> None:
     """δ is the mass by which one density exceeds e^ε times the other, here integrated."""
-    z = noise_multiplier(epsilon, DELTA)
+    z = noise_multiplier(epsilon, DELTA, 1)
     edge = epsilon * z**2 + 0.5  # from where on it does, for means 1 and 0
 
     def excess(x: float) -> float:
@@ -102,13 +104,15 @@ def test_the_noise_is_just_enough(epsilon: float) -> None:
 
 
 def test_sensitivities_by_hand() -> None:
-    sizes, z = torch.tensor([1, 10]), noise_multiplier(8, DELTA)
+    sizes, z = torch.tensor([1, 10]), noise_multiplier(8, DELTA, 1)
     assert OPEN.std(sizes, 3.0, 4).tolist() == [0, 0]
     sample = Level(protects="sample", epsilon=8).std(sizes, 3.0, 4)
     assert sample.tolist() == pytest.approx([z * 6, z * 0.6])
     client = Level(protects="client", epsilon=8).std(sizes, 3.0, 4)
     assert client.tolist() == pytest.approx([z * 12, z * 12])
     assert len({str(level) for level in LEVELS}) == len(LEVELS)
+    same = level_of(Privacy("sample", "public", 3.0, z))
+    assert (same.protects, same.epsilon) == ("sample", pytest.approx(8, rel=1e-6))
     vectors = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
     shorter = torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]])
     assert torch.allclose(clipped(vectors, 1.0), shorter)

@@ -9,7 +9,7 @@ import torch
 
 from fedgh.audit.cases import Case, Made
 from fedgh.audit.membership import Membership, Score, closeness, meet
-from fedgh.audit.noise import DELTA, LEVELS, OPEN, Level
+from fedgh.audit.noise import DELTA, LEVELS, OPEN, Level, level_of
 from fedgh.audit.pictures import pictures
 from fedgh.audit.reconstruct import Reconstruction, behind, likeness
 from fedgh.audit.result import Audit, Extractor, Reconstructed, Told
@@ -20,6 +20,7 @@ from fedgh.core.rng import stream
 from fedgh.core.runs import RunFolder
 from fedgh.engines.host import one_thread
 from fedgh.methods.fedproto import FedProto
+from fedgh.report.extra import need
 
 FALSE_ALARMS = 0.01
 
@@ -42,6 +43,7 @@ def audit(
 ) -> Audit:
     """Attack a client of a run; FedghError says why not."""
     start = time.perf_counter()
+    need("privacy", "an audit")
     say("loading the run")
     with one_thread():
         subject = find(folder, client, seed)
@@ -59,6 +61,7 @@ def audit(
         auxiliary=len(known.attacker.labels),
         networks=0 if unknown is None else len(unknown.attacker.vectors),
         clip=attacks.clip,
+        protected=attacks.own_level,
         delta=DELTA,
         sends_counts=isinstance(subject.method, FedProto),
         reconstructed=reconstructed,
@@ -77,8 +80,15 @@ class _Attacks:
     made: dict[Case, Made] = field(default_factory=dict)
 
     @property
+    def own_level(self) -> Level:
+        """How the run itself protects an upload."""
+        return OPEN if self.subject.privacy is None else level_of(self.subject.privacy)
+
+    @property
     def clip(self) -> float:
-        """The median length of the vectors of samples that are not the victim's."""
+        """The run's, else the median length of the vectors of samples that are not the victim's."""
+        if self.subject.privacy is not None:
+            return self.subject.privacy.clip
         return float(self.subject.known.attacker.vectors[0].norm(dim=1).median())
 
     def reconstructions(self) -> Iterator[Reconstructed]:
@@ -147,7 +157,8 @@ class _Attacks:
         yield known, cases("known", [OPEN])
         if unknown is not None:
             yield unknown, cases("unknown", [OPEN])
-        noisy = [level for level in self.effort.levels if not level.open]
+        levels = dict.fromkeys([*self.effort.levels, self.own_level])
+        noisy = [level for level in levels if not level.open]
         yield known.clipped(self.clip), cases("known", noisy)
 
     def _send(self, scene: Scene, case: Case, count: int) -> Upload:

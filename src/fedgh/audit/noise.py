@@ -1,21 +1,16 @@
-"""Differential privacy of one upload, by the Gaussian mechanism: how much noise an ε asks for.
+"""How much one upload is protected: the noise of `fedgh.privacy`, for several ε.
 
-Every sample's vector is first shrunk to a length of at most S. Standard normal noise times z times
-the sensitivity is added, where z is what the analytic Gaussian mechanism (Balle and Wang 2018)
-needs for (ε, δ). What is protected decides the sensitivity:
-
-- "sample": one of the n samples of a class is replaced by another; the mean moves by 2S/n at most.
-- "client": all samples of all s classes are replaced; the means together move by 2S·√s at most.
+The numbers of samples are public, and what is shown is one release: several cost more.
 """
 
-import math
 from typing import Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from scipy.optimize import brentq
-from scipy.special import log_ndtr, ndtr
 from torch import Tensor
+
+from fedgh.privacy.accounting import epsilon_of, noise_multiplier
+from fedgh.privacy.mechanism import Privacy
 
 DELTA = 1e-5
 
@@ -29,7 +24,7 @@ class Level(BaseModel):
     epsilon: float = Field(0.0, ge=0, le=1e6)  # 0 where nothing is protected
 
     def __str__(self) -> str:
-        return "no noise" if self.open else f"{self.protects}, ε = {self.epsilon:g}"
+        return "no noise" if self.open else f"{self.protects}, ε = {self.epsilon:.3g}"
 
     @property
     def open(self) -> bool:
@@ -38,12 +33,16 @@ class Level(BaseModel):
 
     def std(self, sizes: Tensor, clip: float, classes: int) -> Tensor:
         """The standard deviation of the noise on means of so many samples, of `classes` classes."""
-        if self.open:
-            return torch.zeros(len(sizes), dtype=torch.float64)
-        reach = 2 * clip * noise_multiplier(self.epsilon, DELTA)
-        if self.protects == "sample":
-            return reach / sizes.double()
-        return torch.full((len(sizes),), reach * math.sqrt(classes), dtype=torch.float64)
+        return torch.tensor(
+            [self._std(size, clip, classes) for size in sizes.tolist()], dtype=torch.float64
+        )
+
+    def _std(self, size: int, clip: float, classes: int) -> float:
+        if self.protects == "nothing":
+            return 0.0
+        privacy = Privacy(self.protects, "public", clip, noise_multiplier(self.epsilon, DELTA, 1))
+        nothing, counts = torch.zeros(classes, 1), torch.full((classes,), size)
+        return float(privacy.query(nothing, counts)[1][0])
 
 
 OPEN = Level()
@@ -57,19 +56,12 @@ LEVELS = (
 """What is tried. A client's protection takes so much noise that the weakest says enough."""
 
 
+def level_of(privacy: Privacy) -> Level:
+    """What one release of a run costs that protects its uploads."""
+    return Level(protects=privacy.protects, epsilon=epsilon_of(privacy.noise_multiplier**-2, DELTA))
+
+
 def clipped(vectors: Tensor, clip: float) -> Tensor:
     """Vectors of a length of at most `clip`."""
-    lengths = vectors.norm(dim=-1, keepdim=True)
-    shorter: Tensor = vectors * (clip / lengths.clamp(min=clip))
-    return shorter
-
-
-def noise_multiplier(epsilon: float, delta: float) -> float:
-    """The least noise, in units of the sensitivity, that makes one release (ε, δ)-private."""
-
-    def excess(log_z: float) -> float:
-        z = math.exp(log_z)
-        tail = math.exp(epsilon + log_ndtr(-1 / (2 * z) - epsilon * z))
-        return float(ndtr(1 / (2 * z) - epsilon * z)) - tail - delta
-
-    return math.exp(brentq(excess, math.log(1e-6), math.log(1e6), xtol=1e-12))
+    rows = Privacy("sample", "public", clip, 0.0).clipped(vectors.flatten(0, -2))
+    return rows.view_as(vectors)

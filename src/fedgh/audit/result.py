@@ -107,6 +107,7 @@ class Audit(_Checked):
     networks: Whole  # of other clients, that an attacker without the victim's has
     clip: Annotated[float, Field(ge=0, le=1e30)]
     delta: Share
+    protected: Level  # how the run itself protects an upload
     sends_counts: bool
     reconstructed: Annotated[list[Reconstructed], Field(max_length=MOST_ROWS)]
     told: Annotated[list[Told], Field(max_length=MOST_ROWS)]

@@ -24,6 +24,7 @@ from fedgh.finished import Checkpoint
 from fedgh.methods.fd import FD
 from fedgh.methods.fedgh import FedGH
 from fedgh.methods.fedproto import FedProto
+from fedgh.privacy.mechanism import Privacy
 
 MOST_CLASSES = 5
 MOST_OTHERS = 3
@@ -49,6 +50,7 @@ class Subject:
     labels: list[int]  # the attacked classes
     known: Scene  # the attacker has the victim's network
     unknown: Scene | None  # it has those of others; None when nobody else took part
+    privacy: Privacy | None  # with which the run protects its uploads
     loss_members: Tensor  # of the victim's model, on each training sample
     loss_held_out: Tensor
 
@@ -110,6 +112,7 @@ def find(folder: RunFolder, client: int | None, seed: int) -> Subject:
         labels=labels,
         known=scene([seen], _sight(left, victim)),
         unknown=scene(theirs) if theirs else None,
+        privacy=left.experiment.privacy,
         loss_members=loss(members),
         loss_held_out=loss(held_out),
     )

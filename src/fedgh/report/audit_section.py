@@ -46,10 +46,16 @@ def _words(audit: Audit) -> str:
         f"{audit.networks} other clients (unknown).{only}\n"
         "Which classes a client holds is visible by design: every mean comes with its label, and "
         f"no noise hides that.{counts}\n"
-        f"With noise, one upload is (ε, δ)-private, δ = {audit.delta:g}, vectors are clipped to "
-        f"{audit.clip:.3g}, and the attacker knows all of that. A number that says little is no "
-        "proof: better attacks may exist. Differential privacy is one."
+        f"{_protection(audit)}With noise, one upload is (ε, δ)-private, δ = {audit.delta:g}, "
+        f"vectors are clipped to {audit.clip:.3g}, and the attacker knows all of that. A number "
+        "that says little is no proof: better attacks may exist. Differential privacy is one."
     )
+
+
+def _protection(audit: Audit) -> str:
+    if audit.protected.open:
+        return ""
+    return f'This run protects its uploads: what it sent is "{audit.protected}" below. '
 
 
 def _parts(audit: Audit, label: str, end: str) -> list[Part]:

@@ -10,25 +10,26 @@ from fedgh.paper.sheets import Cell, Column, Sheet
 Row = TypeVar("Row", bound=Means)
 
 MIDDLE = Level(protects="sample", epsilon=8)
-"""The noise that the overview shows."""
+"""The noise that the overview shows, unless the run has its own."""
 
 
 def overview(audit: Audit) -> Sheet:
     """A row for each size of class means: what is gained over knowing the class alone."""
+    noise = MIDDLE if audit.protected.open else audit.protected
     columns = [
         Column("samples behind a mean"),
         Column("image, dB", signed=True),
         Column("unknown", signed=True),
-        Column(f"{MIDDLE}", signed=True),
+        Column(f"{noise}", signed=True),
         Column("member, AUC", 3),
         Column("unknown", 3),
-        Column(f"{MIDDLE}", 3),
+        Column(f"{noise}", 3),
         Column("by distance", 3),
     ]
     who: list[tuple[Extractor, Level]] = [
         ("known", Level()),
         ("unknown", Level()),
-        ("known", MIDDLE),
+        ("known", noise),
     ]
     held_out = [row for row in audit.told if row.against == "held out"]
     best = [row for row in held_out if row.attack == "likelihood ratio"]
