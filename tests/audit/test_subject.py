@@ -12,6 +12,7 @@ from fedgh.audit.noise import OPEN
 from fedgh.audit.scene import send
 from fedgh.core.rng import stream
 from fedgh.core.runs import RunFolder
+from fedgh.core.types import Examples
 from fedgh.errors import FedghError
 from tests.tiny import quick
 
@@ -54,7 +55,7 @@ def test_without_the_network_the_attacker_has_those_of_others(run: RunFolder) ->
 
 def test_large_images_are_made_smaller() -> None:
     x = torch.arange(2 * 3 * 128 * 96, dtype=torch.int64).remainder(256).byte().view(2, 3, 128, 96)
-    made = subject.images(subject.Examples(x, torch.zeros(2), torch.tensor([1])))
+    made = subject.images(Examples(x, torch.zeros(2), torch.tensor([1])))
     assert made is not None
     assert made.shape == (1, 3, 64, 64)
     assert float(made.mean()) == pytest.approx(float(x[1].float().mean() / 255), abs=1e-4)

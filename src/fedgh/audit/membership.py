@@ -49,7 +49,8 @@ def likelihood_ratio(geometry: Geometry, ridge: float) -> Score:
 
 def closeness(mean: Tensor, candidates: Tensor, size: int, std: float) -> Tensor:  # noqa: ARG001
     """Minus the Euclidean distance."""
-    return -(candidates - mean).norm(dim=1)
+    distance: Tensor = torch.linalg.vector_norm(candidates - mean, dim=1)
+    return -distance
 
 
 @dataclass(frozen=True)

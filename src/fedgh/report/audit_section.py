@@ -133,7 +133,7 @@ def _curves(rows: Rows, y: alt.Y, form: str, description: str) -> AnyChart:
     """A line for each attacker and level; the strokes are intervals."""
     names = list(dict.fromkeys(row["line"] for row in rows))
     axis = alt.Axis(grid=False, values=sorted({row["size"] for row in rows}), format="~s")
-    value = str(y.to_dict()["field"])
+    value = str(y.shorthand).removesuffix(":Q")
     base = alt.Chart({"values": rows}).encode(
         x=alt.X("size:Q", title="samples behind a mean", scale=alt.Scale(type="log"), axis=axis),
         color=alt.Color(
