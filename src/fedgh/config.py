@@ -15,11 +15,15 @@ from fedgh.core.attack import Attack
 from fedgh.core.defence import Defence
 from fedgh.core.method import Method
 from fedgh.core.types import LocalTraining, NameList
+from fedgh.data.fetch import expanded
 from fedgh.data.sources import SOURCES
 from fedgh.errors import ConfigError, import_object, unknown
 from fedgh.methods import METHODS
 
 DEFAULT_METHOD = "fedgh"
+
+NOT_TOML = (ValueError, RecursionError)
+"""What tomllib raises: its own error, and Python's for too many digits or brackets."""
 
 
 class _Section(BaseModel):
@@ -30,7 +34,7 @@ class FederationSection(_Section):
     """Who takes part, for how long."""
 
     clients: int = Field(10, ge=1)
-    rounds: int = Field(10, ge=1)
+    rounds: int = Field(10, ge=1, lt=2**31)
     participation: float = Field(1.0, gt=0, le=1)  # share of the clients in each round
     seed: int = Field(0, ge=0)
     target: float | None = Field(None, gt=0, le=1)  # accuracy whose cost is reported
@@ -53,7 +57,7 @@ class DataSection(_Section):
         """The same places, wherever the run is resumed from."""
         places = {"dir": self.dir, "path": self.path}
         return self.model_copy(
-            update={key: place and place.expanduser().absolute() for key, place in places.items()}
+            update={key: place and expanded(place).absolute() for key, place in places.items()}
         )
 
 
@@ -206,7 +210,7 @@ def _read(experiment: str | Path) -> dict[str, Any]:
             raise ConfigError(f"{name} cannot be read: {error}") from None
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except NOT_TOML as error:
         raise ConfigError(f"{name} is not valid TOML: {error}") from None
 
 
@@ -217,7 +221,7 @@ def _parse_override(text: str) -> tuple[str, str, Any]:
         raise ConfigError(f"--set {text}: expected section.key=value, e.g. local.epochs=5")
     try:
         return section, name, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except NOT_TOML:
         return section, name, value.strip()  # a bare word is a string
 
 
@@ -271,7 +275,10 @@ def _method_name(method: Method) -> str:
 
 def _as_json(table: object) -> str:
     """JSON, where pydantic's strict mode takes a table for a section but no "5" for a 5."""
-    return json.dumps(table, default=str)
+    try:
+        return json.dumps(table, default=str)
+    except RecursionError:
+        raise ConfigError("tables within tables within tables: there are only sections") from None
 
 
 def _explain(error: ValidationError, model: Any, prefix: tuple[str, ...] = ()) -> list[str]:

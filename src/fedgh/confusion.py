@@ -74,7 +74,7 @@ def measure_own(folder: RunFolder) -> Confusion:
     try:
         table = tomllib.loads(folder.config.read_text(encoding="utf-8"))
         names = {table["method"]["name"], *table["model"]["zoo"]}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
         raise RunError(f"{folder.config} cannot be read") from None
     if not names <= METHODS.keys() | EXTRACTORS.keys():
         raise RunError(

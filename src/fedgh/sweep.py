@@ -278,6 +278,6 @@ def _values(text: str) -> list[str]:
     """The values between commas, also where they are lists themselves."""
     try:
         parsed: list[Any] = tomllib.loads(f"values = [{text}]")["values"]
-    except tomllib.TOMLDecodeError:  # bare words
+    except configs.NOT_TOML:  # bare words
         return _words(text)
-    return [value if isinstance(value, str) else json.dumps(value) for value in parsed]
+    return [value if isinstance(value, str) else json.dumps(value, default=str) for value in parsed]

@@ -191,7 +191,7 @@ def _train(
 def _check_same(experiment: Experiment, folder: RunFolder) -> None:
     """Refuse to go on with other data or settings, or in a folder that was damaged."""
     known = folder.identity()
-    if not isinstance(known, dict) or known.get("fingerprint") != experiment.fingerprint():
+    if known["fingerprint"] != experiment.fingerprint():
         raise RunError(
             f"{folder.path} was started with other data or settings than are there now; put them "
             "back (a run that was started from Python with its own data is resumed from Python)"

@@ -57,6 +57,18 @@ def test_without_a_defence_everything_streams_through() -> None:
     assert (first.client_id, consumed) == (0, [0])
 
 
+def test_clients_without_classes_have_nothing_to_agree_on() -> None:
+    nothing = {"classes": torch.zeros(0, dtype=torch.int32), "means": torch.zeros(0, 3)}
+    kept, dropped = seen(Defence(agreement=0.2, clip=2.0), uploads(nothing, nothing))
+    assert [len(upload.payload["means"]) for upload in kept] == [0, 0]
+    assert dropped == {}
+
+
+def test_whoever_counts_counts_at_least_once() -> None:
+    kept, _ = seen(Defence(clip=0.1), uploads({}, {}))
+    assert [upload.num_examples for upload in kept] == [1, 1]
+
+
 def test_agreement_is_that_of_brute_force() -> None:
     sent = many(6)
     classes = torch.cat([upload.payload["classes"] for upload in sent])

@@ -82,10 +82,12 @@ def agreement(classes: Tensor, means: Tensor) -> Tensor:
 
     The median of the others, number by number, moves little as long as most of them are honest.
     """
+    out = torch.ones(len(classes), dtype=torch.float64)
+    if not len(classes):
+        return out
     directions = normalize(means.double(), dim=1)
     groups = [(classes == label).nonzero().flatten() for label in classes.unique()]
     middle = torch.stack([_median(directions[rows]) for rows in groups]).mean(0)
-    out = torch.ones(len(classes), dtype=torch.float64)
     for rows in groups:
         if len(rows) >= FEWEST:
             own = directions[rows]
@@ -120,7 +122,7 @@ def _clipped(uploads: list[Upload], clip: float) -> list[Upload]:
     return [
         replace(
             upload,
-            num_examples=min(upload.num_examples, int(examples)),
+            num_examples=min(upload.num_examples, max(1, int(examples))),
             payload=_smaller(upload.payload, norm, int(count)),
         )
         for upload in uploads

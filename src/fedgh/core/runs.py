@@ -91,8 +91,12 @@ class RunFolder:
 
     def identity(self) -> Record:
         """Which data the run was started with: name, size, fingerprint."""
-        found: Record = self._read_json("data.json")
-        return found
+        found = self._read_json("data.json")
+        known: Record = found if isinstance(found, dict) else {}
+        for key, kind in (("name", str), ("classes", list), ("fingerprint", str)):
+            if not isinstance(known.get(key), kind):
+                raise RunError(f"{self.path / 'data.json'} is not what a run writes: {key}")
+        return known
 
     def clients(self) -> list[Record]:
         """Who the clients are."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pooch
 
-from fedgh.errors import DataError
+from fedgh.errors import ConfigError, DataError
 
 _CIFAR = "https://www.cs.toronto.edu/~kriz/"
 _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
@@ -70,7 +70,15 @@ def places(given: Path | None) -> list[Path]:
     """The folders that may hold data sets, best first."""
     env = os.environ.get("FEDGH_DATA")
     found = [given, Path(env) if env else None, Path(pooch.os_cache("fedgh"))]
-    return [place.expanduser() for place in found if place is not None]
+    return [expanded(place) for place in found if place is not None]
+
+
+def expanded(path: Path) -> Path:
+    """The path with `~` replaced by a home folder."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{path}: there is no such home folder on this machine") from None
 
 
 def find(name: str, given: Path | None = None) -> Path | None:

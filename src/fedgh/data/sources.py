@@ -6,7 +6,6 @@ are untrusted: sizes and labels are checked, nothing is unpickled.
 
 import gzip
 import hashlib
-import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
-from fedgh.data.fetch import locate
+from fedgh.data.fetch import expanded, locate
 from fedgh.errors import ConfigError, DataError
 
 CIFAR10_CLASSES = (
@@ -30,6 +29,7 @@ FASHION_CLASSES = (
     *("T-shirt", "trouser", "pullover", "dress", "coat"),
     *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
 )
+FETCH_AGAIN = "it is damaged; delete it and fetch it again"
 IMAGE_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 
 
@@ -111,15 +111,19 @@ def cifar10(where: Where) -> Source:
     """CIFAR-10 (Krizhevsky 2009): 60,000 colour images, 10 classes."""
     folder = locate("cifar10", where.dir)
     files = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
-    x, y = _cifar([folder / name for name in files], [10_000] * 6, label_bytes=1)
+    x, y = _cifar([folder / name for name in files], [10_000] * 6, label_bytes=1, classes=10)
     return Source("cifar10", x, y, CIFAR10_CLASSES)
 
 
 def cifar100(where: Where) -> Source:
     """CIFAR-100 (Krizhevsky 2009): 60,000 colour images, 100 (fine) classes."""
     folder = locate("cifar100", where.dir)
-    x, y = _cifar([folder / "train.bin", folder / "test.bin"], [50_000, 10_000], label_bytes=2)
-    names = (folder / "fine_label_names.txt").read_text(encoding="utf-8").split()
+    files = [folder / "train.bin", folder / "test.bin"]
+    x, y = _cifar(files, [50_000, 10_000], label_bytes=2, classes=100)
+    listed = folder / "fine_label_names.txt"
+    names = _bytes_of(listed).decode("utf-8", errors="replace").split()
+    if len(names) != 100:
+        raise DataError(f"{listed} has {len(names)} names instead of 100; {FETCH_AGAIN}")
     return Source("cifar100", x, y, tuple(names))
 
 
@@ -129,7 +133,7 @@ def fashion_mnist(where: Where) -> Source:
     images, labels = [], []
     for part, count in (("train", 60_000), ("t10k", 10_000)):
         images.append(_idx(folder / f"{part}-images-idx3-ubyte.gz", (count, 28, 28)))
-        labels.append(_idx(folder / f"{part}-labels-idx1-ubyte.gz", (count,)))
+        labels.append(_idx(folder / f"{part}-labels-idx1-ubyte.gz", (count,), below=10))
     x = pad(torch.from_numpy(np.concatenate(images))[:, None], [2, 2, 2, 2])
     return Source(
         "fashion-mnist", x, torch.from_numpy(np.concatenate(labels)).long(), FASHION_CLASSES
@@ -139,7 +143,7 @@ def fashion_mnist(where: Where) -> Source:
 def image_folder(where: Where) -> Source:
     """Your images: one sub-folder per class under `data.path`, scaled to `data.image_size`."""
     try:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
     except ImportError:
         raise DataError(
             "reading an image folder needs Pillow: pip install 'fedgh[images]'"
@@ -158,13 +162,8 @@ def image_folder(where: Where) -> Source:
             try:
                 with Image.open(file) as image:
                     images.append(np.asarray(image.convert("RGB").resize(size)))
-            except (
-                UnidentifiedImageError,
-                Image.DecompressionBombError,
-                OSError,
-                ValueError,
-            ) as error:
-                raise DataError(f"{file} is not a readable image: {error}") from None
+            except Exception as error:  # whatever a decoder makes of such bytes
+                raise DataError(f"{file} is not a readable image: {_words(error)}") from None
             labels.append(label)
         if label not in labels[-1:]:
             raise DataError(f"{root / name} has no images; fill it or remove it")
@@ -184,11 +183,12 @@ def npz(where: Where) -> Source:
     try:
         with path.open("rb") as raw, np.lib.npyio.NpzFile(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, KeyError, zlib.error, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} is not a readable .npz file: {error}") from None
-    if not {"x", "y"} <= arrays.keys():
-        raise DataError(f"{path} must hold arrays x and y; it has {', '.join(arrays) or 'nothing'}")
-    inputs, labels = arrays["x"], arrays["y"]
+    except Exception as error:  # whatever zipfile, its decompressors and numpy make of such bytes
+        raise DataError(f"{path} is not a readable .npz file: {_words(error)}") from None
+    inputs, labels = arrays.get("x"), arrays.get("y")
+    if not (isinstance(inputs, np.ndarray) and isinstance(labels, np.ndarray)):
+        found = _words(", ".join(arrays) or "nothing")
+        raise DataError(f"{path} must hold arrays x and y; it has {found}")
     if labels.ndim != 1 or labels.dtype.kind not in "iuU":
         raise DataError(f"{path}: y must be one integer or string per input, got {labels.dtype}")
     if inputs.dtype.kind not in "iufb" or inputs.ndim < 2:
@@ -196,9 +196,13 @@ def npz(where: Where) -> Source:
     images = inputs.dtype == np.uint8 and inputs.ndim == 4
     if images and inputs.shape[3] in (1, 3) and inputs.shape[1] not in (1, 3):
         inputs = inputs.transpose(0, 3, 1, 2)
+    with np.errstate(over="ignore"):  # what is too large is found not to be finite
+        x = torch.from_numpy(np.ascontiguousarray(inputs, np.uint8 if images else np.float32))
     names, y = np.unique(labels, return_inverse=True)
-    x = torch.from_numpy(np.ascontiguousarray(inputs))
-    return Source("npz", x, torch.from_numpy(y), tuple(map(str, names)))
+    try:
+        return Source("npz", x, torch.from_numpy(y), tuple(map(str, names)))
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
 
 
 def private(where: Where) -> Source:
@@ -223,25 +227,26 @@ SOURCES: dict[str, Callable[[Where], Source]] = {
 def _own_path(where: Where, name: str, what: str) -> Path:
     if where.path is None:
         raise ConfigError(f"data.path: data.name = '{name}' needs it: {what}")
-    path = where.path.expanduser()
+    path = expanded(where.path)
     if not path.exists():
         raise DataError(f"data.path: {path} does not exist; it should be {what}")
     return path
 
 
-def _cifar(paths: list[Path], counts: list[int], label_bytes: int) -> tuple[Tensor, Tensor]:
+def _cifar(
+    paths: list[Path], counts: list[int], label_bytes: int, classes: int
+) -> tuple[Tensor, Tensor]:
     """The official binary layout: per image its label bytes (the last is the fine one), pixels."""
     images, labels = [], []
     for path, count in zip(paths, counts, strict=True):
-        raw = np.fromfile(path, np.uint8)
+        raw = np.frombuffer(_bytes_of(path), np.uint8)
         width = label_bytes + 3 * 32 * 32
         if raw.size != count * width:
             raise DataError(
-                f"{path} has {raw.size:,} bytes instead of {count * width:,}: "
-                "it is damaged; delete it and fetch it again"
+                f"{path} has {raw.size:,} bytes instead of {count * width:,}: {FETCH_AGAIN}"
             )
         rows = raw.reshape(count, width)
-        labels.append(rows[:, label_bytes - 1])
+        labels.append(_labels(path, rows[:, label_bytes - 1], classes))
         images.append(rows[:, label_bytes:].reshape(count, 3, 32, 32))
     return (
         torch.from_numpy(np.concatenate(images)),
@@ -249,13 +254,35 @@ def _cifar(paths: list[Path], counts: list[int], label_bytes: int) -> tuple[Tens
     )
 
 
-def _idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+def _idx(path: Path, shape: tuple[int, ...], below: int = 256) -> NDArray[np.uint8]:
     """An idx file of bytes: zero, zero, type 8, number of dimensions, sizes, values."""
     header = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
+    size = len(header) + int(np.prod(shape))
     try:
-        raw = gzip.decompress(path.read_bytes())
+        with gzip.open(path) as file:
+            raw = file.read(size + 1)  # no more than it should have, but to its end
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is damaged ({error}); delete it and fetch it again") from None
-    if not raw.startswith(header) or len(raw) != len(header) + int(np.prod(shape)):
-        raise DataError(f"{path} is not an idx file of {shape} bytes; delete it, fetch it again")
-    return np.frombuffer(raw, np.uint8, offset=len(header)).reshape(shape).copy()
+        raise DataError(f"{path} cannot be read ({error}): {FETCH_AGAIN}") from None
+    if not raw.startswith(header) or len(raw) != size:
+        raise DataError(f"{path} is not an idx file of {shape} bytes: {FETCH_AGAIN}")
+    values = np.frombuffer(raw, np.uint8, offset=len(header))
+    return _labels(path, values, below).reshape(shape).copy()
+
+
+def _labels(path: Path, labels: NDArray[np.uint8], below: int) -> NDArray[np.uint8]:
+    """The same, if all are below that number."""
+    if labels.max() >= below:
+        raise DataError(f"{path} has a label {labels.max()}, of 0 to {below - 1}: {FETCH_AGAIN}")
+    return labels
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error}); {FETCH_AGAIN}") from None
+
+
+def _words(error: object) -> str:
+    """What somebody else's code says, in one line."""
+    return " ".join(str(error).split())[:200]

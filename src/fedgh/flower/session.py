@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from fedgh.core.disk import write_atomic
-from fedgh.errors import RunError
+from fedgh.errors import RunError, printable
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Session:
         try:
             return TypeAdapter(cls).validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
-            raise RunError(f"{path} cannot be read ({error})") from None
+            raise RunError(f"{path} cannot be read ({printable(str(error))})") from None
 
     def write(self, folder: Path) -> None:
         """Make it last."""

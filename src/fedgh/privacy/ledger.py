@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedgh.core.disk import write_atomic
-from fedgh.errors import RunError
+from fedgh.errors import RunError, printable
 from fedgh.privacy.accounting import epsilon_of
 
 ROUNDING = 1e-9
@@ -27,8 +27,8 @@ class OverBoundError(RunError):
 class _Page(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    releases: Annotated[int, Field(ge=0)] = 0
-    spent: Annotated[float, Field(ge=0)] = 0.0  # Σ 1/z², see privacy.accounting
+    releases: Annotated[int, Field(ge=0)]
+    spent: Annotated[float, Field(ge=0)]  # Σ 1/z², see privacy.accounting
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,12 @@ class Ledger:
 
     def _read(self) -> _Page:
         if not self.path.exists():
-            return _Page()
+            return _Page(releases=0, spent=0.0)
         try:
             return _Page.model_validate_json(self.path.read_bytes())
         except (OSError, ValidationError) as error:
-            raise RunError(f"{self.path} cannot be read ({error}); nothing is released") from None
+            why = printable(str(error))
+            raise RunError(f"{self.path} cannot be read ({why}); nothing is released") from None
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

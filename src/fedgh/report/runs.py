@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
+from fedgh.config import NOT_TOML
 from fedgh.core.runs import Record, RunFolder
 from fedgh.errors import RunError
 from fedgh.summary import so_far
@@ -151,7 +152,7 @@ class NamedRun:
         """Its configuration as plain values, section by section."""
         try:
             return tomllib.loads(self.config_text)
-        except tomllib.TOMLDecodeError as error:
+        except NOT_TOML as error:
             raise RunError(f"{self.folder.config} is not valid TOML: {error}") from None
 
     @cached_property

@@ -1,0 +1,127 @@
+"""The server of a small federation among clients that answer at once: nothing is trained."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from fedgh.core import wire
+from fedgh.core.defence import Defence
+from fedgh.core.method import Method
+from fedgh.core.rng import isolated, stream
+from fedgh.core.rounds import Federation
+from fedgh.core.types import Job, Payload, Reply, Task, Upload, part
+from fedgh.methods import METHODS
+from fedgh.models import split_model
+from tests.fuzz.payloads import honest
+from tests.tiny import mlp
+
+CLIENTS = 4
+HOSTILE = 1
+NORM = 1000.0  # the default of run.largest_norm
+METRICS = ("accuracy", "evaluation_accuracy")
+TASK = Task(num_classes=4, rep_dim=3, num_clients=CLIENTS, rounds=9, seed=0, input_shape=(2,))
+
+
+@cache
+def method_of(name: str) -> Method:
+    """The method, with the smallest network where it shares one."""
+    kind: Callable[..., Method] = METHODS[name]
+    return kind(shared="tests.tiny:mlp") if hasattr(kind, "shared") else kind()
+
+
+@dataclass(frozen=True)
+class Answers:
+    """An engine whose clients send what they are told to; who is not told anything has failed."""
+
+    uploads: Mapping[int, bytes]
+    examples: Mapping[int, int]
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
+        """Answer at once."""
+        scores = dict.fromkeys(METRICS, 0.5)
+        for job in jobs:
+            up = self.uploads.get(job.client_id)
+            error = "down" if up is None else None
+            examples = self.examples.get(job.client_id, 5)
+            yield Reply(job.client_id, job.round, examples, up, scores, error=error)
+
+    def save(self, round: int) -> None:
+        """Nobody has a state."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a round has come to."""
+
+    server: Payload
+    rejected: dict[int, str]
+    accepted: dict[int, Upload]
+
+
+def play(
+    name: str,
+    uploads: Mapping[int, bytes],
+    examples: Mapping[int, int] | None = None,
+    defence: Defence | None = None,
+) -> Played:
+    """Round 2, in which clients send these bytes."""
+    federation = Federation(
+        TASK,
+        method_of(name),
+        Answers(uploads, examples or {}),
+        start(name),
+        defence=defence,
+        largest_norm=NORM,
+        strikes=3,
+    )
+    accepted: dict[int, Upload] = {}
+    record = federation.round(
+        2, on_upload=lambda upload: accepted.update({upload.client_id: upload})
+    )
+    rejected = {problem["client"]: problem["reason"] for problem in record["rejected"]}
+    return Played(federation.server, rejected, accepted)
+
+
+@cache
+def init_server(name: str) -> Payload:
+    """What the server holds before the first round."""
+    with isolated(0, "models"):
+        models = [split_model(mlp, TASK)]
+    return method_of(name).init_server(TASK, models, stream(0, "server"))
+
+
+@cache
+def start(name: str) -> Payload:
+    """The state after a first round in which all were honest."""
+    server = init_server(name)
+    before = Federation.initial_state(TASK, server, METRICS)
+    spec = method_of(name).upload_spec(TASK, server)
+    federation = Federation(TASK, method_of(name), Answers(_sent(spec), {}), before)
+    federation.round(1)
+    return federation.state()
+
+
+@cache
+def spec_of(name: str) -> wire.Spec:
+    """What an upload to that server has to be."""
+    return method_of(name).upload_spec(TASK, part(start(name), "server."))
+
+
+@cache
+def honest_uploads(name: str) -> dict[int, bytes]:
+    """What the clients send if all are honest."""
+    return _sent(spec_of(name))
+
+
+@cache
+def without_hostile(name: str, defence: Defence) -> Payload:
+    """The server after a round in which one has failed and all others were honest."""
+    there = {k: up for k, up in honest_uploads(name).items() if k != HOSTILE}
+    return play(name, there, defence=defence).server
+
+
+def _sent(spec: wire.Spec) -> dict[int, bytes]:
+    return {client: wire.to_bytes(honest(spec, seed=client)) for client in range(CLIENTS)}

@@ -1,0 +1,91 @@
+"""What is valid, worked out a second time: slowly, value by value, with nothing of the package."""
+
+import json
+import math
+import struct
+from typing import Any
+
+import torch
+
+from fedgh.core import wire
+from fedgh.core.types import Payload
+
+LONGEST_REASON = 500
+
+LETTERS = {
+    "F32": (torch.float32, "f"),
+    "F64": (torch.float64, "d"),
+    "I32": (torch.int32, "i"),
+    "I64": (torch.int64, "q"),
+}
+
+
+def header(message: bytes) -> dict[str, Any]:
+    """What a message says of its tensors."""
+    length = struct.unpack_from("<Q", message)[0]
+    found: dict[str, Any] = json.loads(message[8 : 8 + length])
+    found.pop("__metadata__", None)
+    return found
+
+
+def parse(message: bytes) -> dict[str, tuple[torch.dtype, list[int], list[float]]]:
+    """The tensors of a message in a dtype that methods use: dtype, shape and values."""
+    body = message[8 + struct.unpack_from("<Q", message)[0] :]
+    out = {}
+    for name, entry in header(message).items():
+        dtype, letter = LETTERS[entry["dtype"]]
+        start, stop = entry["data_offsets"]
+        values = struct.unpack(f"<{math.prod(entry['shape'])}{letter}", body[start:stop])
+        out[name] = (dtype, entry["shape"], list(values))
+    return out
+
+
+def same(payload: Payload, message: bytes) -> bool:
+    """Whether the payload is what the message says, bit for bit."""
+    read = {
+        name: (tensor.dtype, list(tensor.shape), tensor.flatten().tolist())
+        for name, tensor in payload.items()
+    }
+    return read == parse(message)
+
+
+def valid(payload: Payload, spec: wire.Spec, largest_norm: float) -> bool:
+    """Whether a payload keeps every promise."""
+    if set(payload) != set(spec):
+        return False
+    sizes: dict[str, set[int]] = {}
+    for name, field in spec.items():
+        tensor = payload[name]
+        if tensor.dtype is not field.dtype or len(tensor.shape) != len(field.shape):
+            return False
+        for dim, size in zip(field.shape, tensor.shape, strict=True):
+            if isinstance(dim, wire.Dim):
+                sizes.setdefault(dim.name, set()).add(size)
+            if size > dim.most if isinstance(dim, wire.Dim) else size != dim:
+                return False
+        values = tensor.flatten().tolist()
+        if any(not math.isfinite(value) for value in values):
+            return False
+        if field.at_least is not None and any(value < field.at_least for value in values):
+            return False
+        if field.at_most is not None and any(value > field.at_most for value in values):
+            return False
+        if field.dtype.is_floating_point and _largest_norm(tensor) > largest_norm:
+            return False
+        if field.classes is not None and (
+            any(value not in range(field.classes) for value in values)
+            or len(set(values)) < len(values)
+        ):
+            return False
+    return all(len(found) == 1 for found in sizes.values())
+
+
+def _largest_norm(tensor: torch.Tensor) -> float:
+    """Of the rows of a matrix, of the filters of a convolution, of a vector as a whole."""
+    rows = list(tensor) if tensor.ndim > 1 else [tensor]
+    return max((math.hypot(*row.flatten().tolist()) for row in rows), default=0.0)
+
+
+def harmless(reason: str) -> bool:
+    """One short line that any terminal can show."""
+    return 0 < len(reason) <= LONGEST_REASON and reason.isprintable()

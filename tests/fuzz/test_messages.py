@@ -1,0 +1,193 @@
+"""What Flower brings: whatever it is, it is a reply, a request, or a refusal in one line."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from fedgh import __version__
+from fedgh.core.types import Job
+from fedgh.engines.host import Blueprint
+from fedgh.errors import WireError
+from fedgh.flower import client, engine, messages
+from fedgh.flower.bound import NodeConfig
+from fedgh.flower.grid import LocalGrid, travelled
+from tests.fuzz import oracle
+from tests.fuzz.budget import fuzz
+from tests.fuzz.payloads import NAMES, tampered
+from tests.fuzz.refusal import Refused, attempt
+
+JOB = Job(client_id=2, round=7, down=b"", evaluate=True)
+ANSWER: dict[str, Any] = {
+    "client_id": 2,
+    "round": 7,
+    "num_examples": 40,
+    "metrics": {"accuracy": 0.5, "train_loss": 1.5},
+    "seconds": {"train": 0.25},
+    "error": None,
+}
+REQUEST: dict[str, Any] = {
+    "version": __version__,
+    "experiment": "demo",
+    "start": 1,
+    "client": 2,
+    "round": 7,
+    "trained": 0,
+    "committed": 0,
+    "evaluate": True,
+    "deadline": 600.0,
+    "settings": {"data": {"name": "private"}, "method": {"name": "fedgh"}},
+    "fingerprint": None,
+}
+
+VALUES = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-3, 9),
+        st.sampled_from([2**53, 2**53 + 1, 2**63, 2**64, -(2**70), 10**400]),
+        st.floats(),
+        NAMES,
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@st.composite
+def heads(draw: DrawFn, usual: dict[str, Any]) -> bytes:
+    """The JSON of a message, changed in some fields or altogether."""
+    if draw(st.integers(0, 5)) == 0:
+        return draw(st.binary(max_size=80) | VALUES.map(_json))
+    head = dict(usual)
+    for _ in range(draw(st.integers(0, 3))):
+        name = draw(st.sampled_from(sorted(usual)))
+        match draw(st.sampled_from(["value", "value", "inside", "extra", "missing"])):
+            case "value":
+                head[name] = draw(VALUES)
+            case "inside" if isinstance(head.get(name), dict):
+                head[name] = head[name] | draw(st.dictionaries(KEYS, VALUES, max_size=3))
+            case "missing":
+                head.pop(name, None)
+            case _:
+                head[draw(NAMES)] = draw(VALUES)
+    text = _json(head)
+    return draw(tampered(text)) if draw(st.integers(0, 4)) == 0 else text
+
+
+KEYS = NAMES | st.sampled_from(["accuracy", "evaluation_accuracy", "train_loss", "data", "run"])
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value).encode("utf-8", "surrogatepass")
+
+
+BODIES: SearchStrategy[Any] = st.one_of(
+    st.none(),
+    st.binary(max_size=20).map(
+        lambda data: ArrayRecord({"safetensors": Array("uint8", (len(data),), "safetensors", data)})
+    ),
+    st.just(ArrayRecord({"other": Array("u1", (1,), "x", b"a")})),
+    st.just(ArrayRecord({"safetensors": Array("F32", (-1, 2**62), "pickle", b"\x80\x04.")})),
+    st.just(ArrayRecord()),
+    st.just(ConfigRecord({"safetensors": b"x"})),
+    st.just(MetricRecord({"loss": 1.0})),
+)
+
+
+@st.composite
+def contents(draw: DrawFn, usual: dict[str, Any]) -> RecordDict:
+    """The content of a message, records of other kinds and names included."""
+    head: Any = ConfigRecord({"json": draw(heads(usual))})
+    if draw(st.integers(0, 9)) == 0:
+        head = draw(
+            st.sampled_from(
+                [ConfigRecord({"json": "text"}), ConfigRecord(), MetricRecord({"json": 1})]
+            )
+        )
+    records = {"fedgh": head, "payload": draw(BODIES)}
+    return RecordDict({name: record for name, record in records.items() if record is not None})
+
+
+@pytest.fixture(scope="module")
+def grid() -> LocalGrid:
+    return LocalGrid({})
+
+
+def arrived(grid: LocalGrid, content: RecordDict) -> Message:
+    return travelled(grid.create_message(content, "train", 1, "7"))
+
+
+def number(value: object, low: float, high: float) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and low <= value <= high
+
+
+@fuzz(0.12, content=contents(ANSWER))
+def test_an_answer_is_a_sound_reply_or_a_failure(grid: LocalGrid, content: RecordDict) -> None:
+    reply = engine._reply(JOB, arrived(grid, content), sent=10)
+    assert (reply.client_id, reply.round) == (JOB.client_id, JOB.round)
+    assert all(oracle.harmless(text) for text in (reply.error, reply.invalid) if text is not None)
+    assert any(part is not None for part in (reply.up, reply.error, reply.invalid))
+    assert reply.up is None or isinstance(reply.up, bytes)
+    assert type(reply.num_examples) is int
+    assert number(reply.num_examples, 0, 2**53)
+    assert len(reply.metrics) <= 16
+    for name, value in reply.metrics.items():
+        assert name.isascii()
+        assert name.replace("_", "a").isalpha()
+        assert number(value, *((0, 1) if "accuracy" in name else (-1e9, 1e9)))
+    for name, value in reply.seconds.items():
+        assert name.isascii()
+        assert number(value, 0, 1e9)
+
+
+@fuzz(0.06, content=contents(REQUEST))
+def test_a_request_is_understood_or_refused(content: RecordDict) -> None:
+    found = attempt(WireError, lambda: messages.read_request(content))
+    if isinstance(found, Refused):
+        assert oracle.harmless(found.why)
+        return
+    request, down = found
+    assert set(request.experiment) <= set(SAFE)
+    assert not request.experiment.startswith(".")
+    assert 0 < request.deadline < math.inf
+    assert all(
+        0 <= count <= 2**53
+        for count in (request.start, request.client, request.round, request.trained)
+    )
+    assert down is None or isinstance(down, bytes)
+
+
+SAFE = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
+
+
+def _brings_nothing(*_: object) -> Blueprint:
+    raise ValueError("a secret")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("participant")
+    (place / "states").mkdir()
+    return place
+
+
+@fuzz(0.03, content=contents(REQUEST))
+def test_a_participant_answers_every_request_and_stays_in_its_folder(
+    grid: LocalGrid, home: Path, monkeypatch: pytest.MonkeyPatch, content: RecordDict
+) -> None:
+    monkeypatch.setattr("faulthandler.dump_traceback_later", lambda *_, **__: None)
+    monkeypatch.setattr(client, "log", lambda _: None)
+    node: NodeConfig = {"client": 2, "state": str(home / "states")}
+    reply = client._answer(arrived(grid, content), node, _brings_nothing)
+    assert reply.up is None
+    assert reply.error is not None
+    assert "secret" not in reply.error
+    assert isinstance(messages.answer(reply), RecordDict)
+    assert [item.name for item in home.iterdir()] == ["states"]
+    assert all(item.is_dir() for item in (home / "states").iterdir())

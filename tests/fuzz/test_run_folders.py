@@ -1,0 +1,284 @@
+"""Run folders after an accident: what was committed comes back as it was, or is refused."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from fedgh import config, confusion, training
+from fedgh.audit import result as audit
+from fedgh.audit.noise import OPEN
+from fedgh.core.runs import RunFolder
+from fedgh.errors import FedghError
+from fedgh.experiment import prepare
+from fedgh.flower.session import Session
+from fedgh.privacy.ledger import Ledger
+from fedgh.report.means_chart import SPEC, Projection, project
+from fedgh.report.runs import NamedRun
+from fedgh.summary import check_finished
+from tests.engines.test_engines import interrupted
+from tests.fuzz import payloads
+from tests.fuzz.budget import fuzz
+from tests.fuzz.payloads import NAMES, tampered
+from tests.fuzz.refusal import Refused, attempt
+from tests.tiny import QUICK
+
+ROUNDS = 3
+AUDIT = audit.Audit(
+    method="fedgh",
+    client=0,
+    round=ROUNDS,
+    seed=0,
+    classes=["0", "1"],
+    sizes=[8, 8],
+    auxiliary=20,
+    networks=2,
+    clip=1.0,
+    delta=1e-5,
+    sends_counts=False,
+    protected=OPEN,
+    reconstructed=[],
+    told=[],
+    pictures={},
+    seconds=1.5,
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is finished, and one that crashed while it wrote the line of its last round."""
+    home = tmp_path_factory.mktemp("folders")
+    rng = np.random.default_rng(0)
+    np.savez(home / "data.npz", x=rng.normal(size=(90, 4)), y=np.arange(90) % 3)
+    data = ["data.name=npz", f"data.path={home / 'data.npz'}", "federation.clients=3"]
+    experiment = prepare(config.load("demo", [*QUICK, *data, "model.zoo=tests.tiny:mlp"]))
+    finished = training.run(experiment, home / "finished")
+    confusion.measure(finished)
+    Session("demo-1", 1, 7).write(finished.path)
+    audit.write(finished, AUDIT)
+    interrupted(experiment, home / "crashed", after=ROUNDS - 1)
+    with (home / "crashed" / "rounds.jsonl").open("ab") as file:
+        file.write(lines(finished.path)[-1])
+    return home
+
+
+def lines(folder: Path) -> list[bytes]:
+    return (folder / "rounds.jsonl").read_bytes().splitlines(keepends=True)
+
+
+@pytest.mark.parametrize("run", ["finished", "crashed"])
+def test_a_history_that_ends_anywhere(run: str, place: Path, tmp_path: Path) -> None:
+    """At every byte: whole rounds, or none at all."""
+    folder = shutil.copytree(place / run, tmp_path / "run")
+    ends = np.cumsum([len(line) for line in lines(folder)])
+    expected = [json.loads(line) for line in lines(folder)]
+    for end in range(ends[-1], -1, -1):
+        os.truncate(folder / "rounds.jsonl", end)
+        found = attempt(FedghError, RunFolder.open(folder).records)
+        assert isinstance(found, Refused) or found == expected[: (ends - 1 <= end).sum()]
+
+
+@fuzz(0.01, end=st.integers(0, 3_000), rest=st.binary(max_size=9))
+def test_what_a_crash_wrote_in_part_is_forgotten(place: Path, end: int, rest: bytes) -> None:
+    folder = place / "crashed"
+    committed, last = b"".join(lines(folder)[: ROUNDS - 1]), lines(place / "finished")[-1]
+    (folder / "rounds.jsonl").write_bytes(committed + last[:end] + rest)
+    done, _ = RunFolder.open(folder).rewind()
+    assert done == ROUNDS - 1
+    assert (folder / "rounds.jsonl").read_bytes() == committed
+
+
+TEXTS = [
+    *("config.toml", "data.json", "clients.json", "rounds.jsonl", "summary.json"),
+    *("confusion.json", "audit.json", "flower.json"),
+]
+VALUES: SearchStrategy[Any] = st.sampled_from(
+    [
+        None,
+        True,
+        -1,
+        0,
+        1,
+        10**30,
+        1e300,
+        float("nan"),
+        float("inf"),
+        "",
+        "x\n",
+        [],
+        {},
+        [[]],
+        ["a"],
+    ]
+)
+PIECES = [b"\xff", b"\0", b"[" * 5_000, b"1" * 5_000, b"NaN", b"1e999", b"{}", b"null", b"\n\n"]
+
+
+@st.composite
+def damages(draw: DrawFn) -> tuple[str, int, Any]:
+    """A file, a place in it, and what happens there."""
+    what = st.one_of(
+        st.sampled_from(["cut", "remove", "drop"]),
+        st.sampled_from(PIECES),
+        st.tuples(NAMES, VALUES),
+    )
+    return draw(st.sampled_from(TEXTS)), draw(st.integers(0, 2**16)), draw(what)
+
+
+def damaged(content: bytes, seed: int, what: Any) -> bytes:
+    """The content of a file after that has happened to it."""
+    at = seed % (len(content) + 1)
+    if what == "cut":
+        return content[:at]
+    if what == "remove":
+        return content[:at] + content[at + 1 + seed % 40 :]
+    if isinstance(what, bytes):
+        return content[:at] + what + content[at + seed % 9 :]
+    try:
+        parts = [json.loads(line) for line in content.splitlines()]
+    except ValueError:
+        try:
+            parts = [json.loads(content)]
+        except ValueError:
+            return content[:at]
+    return b"".join(json.dumps(_changed(part, seed, what)).encode() + b"\n" for part in parts)
+
+
+def _changed(value: Any, seed: int, what: Any) -> Any:
+    """The same value but for one place somewhere in it."""
+    if not value or not isinstance(value, dict | list):
+        return value if what == "drop" else what[1]
+    keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+    key = keys[seed % len(keys)]
+    out = value.copy()
+    if what == "drop":
+        del out[key]
+    elif seed % 3 and isinstance(value[key], dict | list):
+        out[key] = _changed(value[key], seed // 3, what)
+    elif seed % 5 == 0 and isinstance(out, dict):
+        out[what[0]] = what[1]
+    else:
+        out[key] = what[1]
+    return out
+
+
+@contextmanager
+def holding(file: Path, content: bytes) -> Iterator[None]:
+    """A file with another content for a while."""
+    before = file.read_bytes()
+    file.write_bytes(content)
+    try:
+        yield
+    finally:
+        file.write_bytes(before)
+
+
+def look_at(folder: Path) -> None:
+    """Everything that a report, a comparison and the status of a federation read."""
+    run = NamedRun("run", RunFolder(folder))
+    asked = [
+        lambda: (run.rounds, run.evaluated, run.result),
+        lambda: run.clients,
+        lambda: run.identity,
+        lambda: (run.config, run.settings),
+        lambda: confusion.read(run.folder),
+        lambda: audit.read(run.folder),
+        lambda: check_finished(run.folder, ROUNDS),
+        lambda: Session.read(folder),
+    ]
+    for ask in asked:
+        found = attempt(FedghError, ask)
+        assert not isinstance(found, Refused) or "\n" not in found.why
+
+
+@fuzz(0.06, damage=damages())
+def test_a_damaged_folder_is_read_or_refused(place: Path, damage: tuple[str, int, Any]) -> None:
+    name, seed, what = damage
+    file = place / "finished" / name
+    with holding(file, damaged(file.read_bytes(), seed, what)):
+        look_at(place / "finished")
+
+
+@st.composite
+def states(draw: DrawFn, usual: bytes) -> bytes:
+    """A file of tensors, damaged as messages are."""
+    return draw(tampered(usual) | payloads.reheaded(usual) | st.binary(max_size=60))
+
+
+@fuzz(0.03, data=st.data())
+def test_a_damaged_checkpoint_is_loaded_or_refused(place: Path, data: st.DataObject) -> None:
+    file = place / "finished" / "checkpoint" / "server.safetensors"
+    with holding(file, data.draw(states(file.read_bytes()))):
+        found = attempt(FedghError, RunFolder.open(place / "finished").committed)
+    assert not isinstance(found, Refused) or str(file) in found.why or "rounds.jsonl" in found.why
+
+
+@fuzz(0.02, data=st.data())
+def test_damaged_class_means_are_drawn_or_refused(place: Path, data: st.DataObject) -> None:
+    file = next((place / "finished" / "means").iterdir())
+    run = NamedRun("run", RunFolder(place / "finished"))
+    with holding(file, data.draw(payloads.messages(SPEC) | states(file.read_bytes()))):
+        found = attempt(FedghError, lambda: project(run))
+    if isinstance(found, Projection):
+        assert all(np.isfinite([row["x"], row["y"]]).all() for row in found.rows)
+
+
+ANY = st.sampled_from(
+    [*TEXTS[:4], "checkpoint/server.safetensors", *(f"checkpoint/client {k}" for k in range(3))]
+)
+
+
+@fuzz(0.005, name=ANY, data=st.data())
+def test_a_damaged_run_goes_on_or_is_refused(
+    place: Path, tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
+) -> None:
+    folder = shutil.copytree(place / "crashed", tmp_path_factory.mktemp("resumed") / "run")
+    if " " in name:
+        client = int(name.split()[-1])
+        (file,) = folder.glob(f"checkpoint/client-{client:06}.round-{ROUNDS - 1:06}.safetensors")
+    else:
+        file = folder / name
+    content = file.read_bytes()
+    if file.suffix == ".safetensors":
+        file.write_bytes(data.draw(states(content)))
+    else:
+        _, seed, what = data.draw(damages())
+        file.write_bytes(damaged(content, seed, what))
+    run = attempt(FedghError, lambda: training.resume(folder))
+    if isinstance(run, RunFolder):
+        assert [record["round"] for record in run.records()] == [1, 2, 3]
+
+
+PAGE = b'{"releases": 3, "spent": 0.5}'
+PAGES = st.one_of(
+    tampered(PAGE),
+    st.tuples(VALUES, VALUES).map(
+        lambda pair: json.dumps({"releases": pair[0], "spent": pair[1]}).encode()
+    ),
+    st.sampled_from(PIECES),
+)
+
+
+@example(content=b"{}")
+@fuzz(0.005, content=PAGES)
+def test_a_damaged_ledger_never_counts_less_than_a_release(place: Path, content: bytes) -> None:
+    pytest.importorskip("dp_accounting")
+    path = place / "ledger.json"
+    path.write_bytes(content)
+    found = attempt(FedghError, lambda: Ledger(path, max_epsilon=5.0, delta=1e-5).spend(1.0))
+    if isinstance(found, Refused):
+        assert path.read_bytes() == content
+        assert "\n" not in found.why
+    else:
+        before, after = json.loads(content), json.loads(path.read_bytes())
+        assert after["releases"] == before["releases"] + 1
+        assert after["spent"] == before["spent"] + 1
