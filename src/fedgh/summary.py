@@ -117,7 +117,7 @@ def check_finished(run: RunFolder, rounds: int) -> None:
             f"{run.path} is not what a run writes ({where}); delete it, and it is run again"
         ) from None
     except RunError as error:
-        raise RunError(f"{run.path}: {error}; or delete it, and it is run again") from None
+        raise RunError(f"{error} (or delete it, and it is run again)") from None
     if not len(records) == summary.rounds == rounds:
         raise RunError(
             f"{run.path} has {len(records)} of {rounds} rounds, but a summary; delete it, and it "

@@ -169,5 +169,6 @@ def test_worker_processes_on_a_full_disk(new_place: NewPlace) -> None:
         assert again.returncode == 0, again.stderr
         found, expected = end(place), end(straight)
         for name in ("run/report.html", "run/confusion.json"):
-            assert found.pop(name), expected.pop(name)
+            assert found.pop(name)
+            assert expected.pop(name)
         assert found == expected

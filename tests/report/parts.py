@@ -9,8 +9,8 @@ from fedgh.report.charts import AnyChart
 
 
 def cut(run: Path, to: Path, rounds: int) -> Path:
-    """A copy of a finished run as it was after so many rounds."""
-    shutil.copytree(run, to)
+    """A copy of a finished run as it was after so many rounds, without its checkpoint."""
+    shutil.copytree(run, to, ignore=shutil.ignore_patterns("checkpoint"))
     (to / "summary.json").unlink()
     (to / "confusion.json").unlink(missing_ok=True)
     lines = (run / "rounds.jsonl").read_bytes().splitlines(keepends=True)
@@ -22,7 +22,8 @@ def cut(run: Path, to: Path, rounds: int) -> Path:
 
 
 def rewrite(path: Path, **changes: Any) -> None:
-    """Change the last record of a run."""
+    """Change the last record of a run; its checkpoint, which knows better, goes."""
+    shutil.rmtree(path.parent / "checkpoint", ignore_errors=True)
     lines = path.read_text().splitlines()
     lines[-1] = json.dumps(json.loads(lines[-1]) | changes)
     path.write_text("\n".join(lines) + "\n")

@@ -197,6 +197,7 @@ def test_a_damaged_file_is_named(
     folders: list[Path], tmp_path: Path, file: str, text: str, words: str
 ) -> None:
     path = shutil.copytree(folders[0], tmp_path / "run")
+    shutil.rmtree(path / "checkpoint")  # which would find it out first
     (path / file).write_text(text)
     with pytest.raises(RunError) as caught:
         content(path)

@@ -22,7 +22,7 @@ from flwr.clientapp import ClientApp
 from fedgh import __version__, config
 from fedgh.config import Config
 from fedgh.core.checkpoint import ClientFiles, keep_rounds
-from fedgh.core.disk import make_folder, write_atomic
+from fedgh.core.disk import discard_parts, make_folder, write_atomic
 from fedgh.core.types import Job, Reply
 from fedgh.engines.host import Blueprint, ClientHost, one_thread
 from fedgh.errors import ConfigError, WireError, import_object
@@ -137,6 +137,7 @@ def _at_home(request: Request, node: NodeConfig) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise PublicError("still busy with an earlier message") from None
+        discard_parts(home)  # of a process that was killed here
         turn = [request.start, request.round]
         seen = home / "turn.json"
         if seen.exists() and turn < json.loads(seen.read_text()):
