@@ -194,6 +194,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(
         (["run", "--nonsense"], 2, "No such option"),
         (["partition", "--set", "data.classes_per_client=11"], 2, "there are 10 classes in all"),
         (["resume", "nowhere"], 1, "error: nowhere is not a run folder"),
+        (["audit", "nowhere"], 1, "error: nowhere is not a run folder"),
         (["list", "animals"], 2, "'animals' is not one of"),
         (["data", "fetch", "cifar11"], 2, "no data set to fetch 'cifar11'; did you mean 'cifar10"),
         (["runn"], 2, "No such command 'runn'"),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -171,3 +172,20 @@ def test_a_run_that_protects_its_uploads(tmp_path: Path) -> None:
     assert seen.protected == Level(protects="sample", epsilon=seen.protected.epsilon)
     assert seen.protected.epsilon == pytest.approx(3, rel=1e-6)
     assert {row.level for row in seen.reconstructed} == {OPEN, seen.protected}
+
+
+def test_data_that_are_no_images(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    y = np.arange(400) % 4
+    x = (rng.normal(size=(4, 5))[y] + rng.normal(size=(400, 5))).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    data = ["data.name=npz", f"data.path={tmp_path / 'data.npz'}", "federation.rounds=1"]
+    made = training.run(quick(*data), tmp_path / "run")
+    seen = audit(made, None, 0, lambda _: None, LITTLE)
+    assert (seen.reconstructed, seen.pictures) == ([], {})
+    assert len(seen.told) > 10
+    assert overview(seen).rows[0][1] is None
+    result.write(made, seen)
+    text = write_report([made.path]).read_text()
+    assert "The data are no images" in text
+    assert "audit-members-held-out-1" in text

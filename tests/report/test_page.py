@@ -17,7 +17,7 @@ from fedgh import confusion
 from fedgh.core.runs import RunFolder
 from fedgh.errors import RunError
 from fedgh.report import page
-from fedgh.report.page import Cell, Fold, Page, Section, Table
+from fedgh.report.page import Cell, Fold, Image, Page, Section, Table
 from fedgh.report.run_page import run_page, state_of
 from fedgh.report.runs import NamedRun, name_runs
 from fedgh.report.write import write_report
@@ -74,10 +74,12 @@ def test_hostile_names_stay_text(both: Elements, runs: list[NamedRun]) -> None:
 
 def test_text_is_escaped_wherever_it_stands() -> None:
     bad = '<i title="x">&'
-    section = Section("s", bad, bad, [Table([bad], [[bad], [Cell(bad, bad)]], bad), Fold(bad, bad)])
+    table = Table([bad], [[bad], [Cell(bad, bad)]], bad)
+    section = Section("s", bad, bad, [table, Fold(bad, bad), Image("i", bad, bad, b"", 1)])
     found = Elements(page.html(Page(bad, bad, [section])))
     assert not any(tag == "i" for tag, _ in found.tags)
-    assert found.text.count(bad) == 12
+    assert found.text.count(bad) == 13
+    assert [a["alt"] for tag, a in found.tags if tag == "img"] == [bad]
 
 
 def test_the_policy_allows_these_scripts_and_no_network(both: Elements) -> None:

@@ -58,7 +58,7 @@ def _sizes(made: Mapping[Case, Made], classes: Sequence[str]) -> Picture:
     rows = [[made[Case(size=size)].truth[0] for size in sizes]]
     rows += [[made[Case(size=size, level=level)].images[0] for size in sizes] for level in levels]
     names = ["the mean image", *(f"made from the mean representation, {level}" for level in levels)]
-    columns = [f"all of class {classes[0]}" if size is None else f"{size}" for size in sizes]
+    columns = [f"{size or 'all'} of class {classes[0]}" for size in sizes]
     return Picture.of(names, columns, tiled(rows))
 
 

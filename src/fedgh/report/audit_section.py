@@ -15,6 +15,8 @@ from fedgh.report.runs import NamedRun
 MAGNIFIED = 3
 """Pixels of the page for one of an image."""
 
+DISTANCE = "plain distance"
+
 
 def audit_section(runs: Sequence[NamedRun]) -> Section | None:
     """What audits of these runs found; None when there was none."""
@@ -67,7 +69,8 @@ def _parts(audit: Audit, label: str, end: str) -> list[Part]:
     if audit.reconstructed:
         caption = (
             f"{label}How much nearer to the mean image an attacker comes with the class mean than "
-            "by its own mean image of the class. 0 is nothing gained."
+            "by its own mean image of the class. 0 is nothing gained. Unless it is unknown, the "
+            "attacker has the extractor."
         )
         chart = _gains(audit)
         parts.append(Figure(f"audit-gain{end}", caption, chart, whole_width=True))
@@ -105,15 +108,15 @@ def _gains(audit: Audit) -> AnyChart:
         }
         for row in audit.reconstructed
     ]
-    y = alt.Y("gain:Q", title="gain in PSNR, dB")
-    return _curves(rows, y, ".2f", "Gain in PSNR over the number of samples behind a class mean.")
+    words = "Gain in PSNR over the number of samples behind a class mean."
+    return _curves(rows, "gain", "gain in PSNR, dB", ".2f", words)
 
 
 def _areas(told: Sequence[Told]) -> AnyChart:
     rows: Rows = [
         {
             "size": row.size,
-            "line": "distance" if row.attack == "distance" else _line(row),
+            "line": DISTANCE if row.attack == "distance" else _line(row),
             "AUC": row.auc,
             "low": row.low,
             "high": row.high,
@@ -121,25 +124,26 @@ def _areas(told: Sequence[Told]) -> AnyChart:
         }
         for row in told
     ]
-    y = alt.Y("AUC:Q", title="AUC", scale=alt.Scale(domain=[0.4, 1], clamp=True))
-    return _curves(rows, y, ".3f", "AUC over the number of samples behind a class mean.")
+    words = "AUC over the number of samples behind a class mean."
+    return _curves(rows, "AUC", "AUC", ".3f", words)
 
 
 def _line(row: Means) -> str:
     return "extractor unknown" if row.extractor == "unknown" else str(row.level)
 
 
-def _curves(rows: Rows, y: alt.Y, form: str, description: str) -> AnyChart:
-    """A line for each attacker and level; the strokes are intervals."""
+def _curves(rows: Rows, value: str, title: str, form: str, description: str) -> AnyChart:
+    """A line for each attacker and level, the same colour in every chart; strokes are intervals."""
     names = list(dict.fromkeys(row["line"] for row in rows))
-    axis = alt.Axis(grid=False, values=sorted({row["size"] for row in rows}), format="~s")
-    value = str(y.shorthand).removesuffix(":Q")
+    names.sort(key=lambda name: name == DISTANCE)  # last: not every chart has it
+    axis = alt.Axis(grid=False, values=sorted({row["size"] for row in rows}), format=",d")
+    near = alt.Scale(zero=False)
     base = alt.Chart({"values": rows}).encode(
         x=alt.X("size:Q", title="samples behind a mean", scale=alt.Scale(type="log"), axis=axis),
         color=alt.Color(
             "line:N",
             title=None,
-            sort=names,
+            scale=alt.Scale(domain=names),
             legend=alt.Legend(orient="top", columns=3, symbolLimit=0),
         ),
         tooltip=[
@@ -150,6 +154,8 @@ def _curves(rows: Rows, y: alt.Y, form: str, description: str) -> AnyChart:
             alt.Tooltip("high:Q", format=form),
         ],
     )
-    lines = base.mark_line(point=True, strokeWidth=2).encode(y=y)
-    spreads = base.mark_rule(opacity=0.5).encode(y=alt.Y("low:Q"), y2="high:Q")
-    return wide(alt.layer(spreads, lines), description)
+    lines = base.mark_line(point=True, strokeWidth=2).encode(
+        y=alt.Y(f"{value}:Q", title=title, scale=near)
+    )
+    spreads = base.mark_rule(opacity=0.5).encode(y=alt.Y("low:Q", scale=near), y2="high:Q")
+    return wide(alt.layer(lines, spreads), description)

@@ -1,0 +1,19 @@
+"""What the document shows is what the committed audit found."""
+
+from pathlib import Path
+
+from fedgh.audit.result import Audit
+from fedgh.report.audit_sheets import overview
+from fedgh.report.png import png
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_table_and_the_pictures_are_of_the_committed_audit() -> None:
+    folder = DOCS / "results" / "audit"
+    found = Audit.model_validate_json((folder / "cifar10-hetero-fedgh.json").read_bytes())
+    table = overview(found).markdown().split("\n\n")[0]
+    assert table in (DOCS / "audit.md").read_text(encoding="utf-8")
+    for name, sheet in found.pictures.items():
+        made = png(sheet.height, sheet.width, sheet.channels, sheet.pixels)
+        assert made == (folder / f"cifar10-{name}.png").read_bytes()
