@@ -105,10 +105,12 @@ def test_an_unknown_key_is_refused(deployment: Deployment, stranger: FederationF
     assert "the operator has not registered key.pub" in refusal(stranger)
 
 
+@pytest.mark.faults
 def test_a_server_of_another_authority_is_refused(stranger: FederationFolder) -> None:
     assert "ask the operator for the right ca.crt" in refusal(stranger)
 
 
+@pytest.mark.faults
 def test_plaintext_is_refused(stranger: FederationFolder) -> None:
     script = stranger.participant(0) / "node.sh"
     text = re.sub(
