@@ -143,6 +143,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return training.run(prepared, tmp_path_factory.mktemp("straight") / "run")
 
 
+@pytest.mark.faults
 def test_kill_9_loses_at_most_the_round_under_way(straight: RunFolder, tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = start_and_wait_for(out, 2)
