@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.cases import CASES, Case, NewPlace, some_or_all
+from tests.faults.cases import Case, NewPlace, some_or_all
 from tests.faults.disk import Fault, Operation
 from tests.faults.end import end
 
@@ -15,7 +15,14 @@ pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(1800)]
 
 
 @some_or_all
-@pytest.mark.parametrize("case", CASES, indirect=True)
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("run", "rare", "participant"),
+        pytest.param("federation", marks=pytest.mark.faults),  # seconds to begin
+    ],
+    indirect=True,
+)
 def test_a_kill_at_any_write_changes_nothing(case: Case, stride: int, new_place: NewPlace) -> None:
     for fault in faults(case.operations)[::stride]:
         place = new_place()
