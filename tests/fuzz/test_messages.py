@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,22 @@ def heads(draw: DrawFn, usual: dict[str, Any]) -> bytes:
             case _:
                 head[draw(NAMES)] = draw(VALUES)
     text = _json(head)
-    return draw(tampered(text)) if draw(st.integers(0, 4)) == 0 else text
+    match draw(st.sampled_from(["as it is", "number", "number", "tampered"])):
+        case "number" if NUMBER.search(text):
+            spot = draw(st.sampled_from([found.span() for found in NUMBER.finditer(text)]))
+            return text[: spot[0]] + draw(EDGES) + text[spot[1] :]
+        case "tampered":
+            return draw(tampered(text))
+    return text
 
 
+NUMBER = re.compile(rb"-?\d+(\.\d+)?")
+EDGES = st.sampled_from(
+    [
+        *(b"1.5", b"1.0", b"0", b"-0.25", b"-1", b"1e9", b"1e10", b"1e999", b"NaN", b"Infinity"),
+        *(b"9007199254740992", b"9007199254740993", b"9223372036854775808", b"true", b"1" * 5_000),
+    ]
+)
 KEYS = NAMES | st.sampled_from(["accuracy", "evaluation_accuracy", "train_loss", "data", "run"])
 
 
