@@ -32,9 +32,20 @@ class Experiment:
     """A configuration with its data loaded and dealt, ready to run."""
 
     config: Config
-    source: Source
+    sources: tuple[Source, ...]  # one that is dealt to all clients, or each client's own
     partition: Partition
     extractors: tuple[Extractor, ...]
+
+    @property
+    def source(self) -> Source:
+        """The data that are dealt; of clients that bring their own, the first's."""
+        return self.sources[0]
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input; () when clients have inputs of different shapes."""
+        shapes = {source.shape for source in self.sources}
+        return shapes.pop() if len(shapes) == 1 else ()
 
     @property
     def task(self) -> Task:
@@ -45,7 +56,7 @@ class Experiment:
             num_clients=self.config.federation.clients,
             rounds=self.config.federation.rounds,
             seed=self.config.federation.seed,
-            input_shape=self.source.shape,
+            input_shape=self.input_shape,
         )
 
     @property
@@ -89,7 +100,8 @@ class Experiment:
         """The same for two experiments exactly when they would compute the same."""
         settings = json.dumps(self.config.portable(), sort_keys=True)
         digest = hashlib.blake2b(settings.encode(), digest_size=16)
-        digest.update(self.source.digest)
+        for source in self.sources:
+            digest.update(source.digest)
         for tensor in (self.partition.order, self.partition.bounds):
             digest.update(tensor.numpy().data)
         return digest.hexdigest()
@@ -98,15 +110,24 @@ class Experiment:
         """Which data these are: name, size, classes, and the fingerprint."""
         return {
             "name": self.source.name,
-            "samples": len(self.source),
+            "samples": sum(map(len, self.sources)),
             "classes": list(self.source.class_names),
-            "shape": list(self.source.shape),
+            "shape": list(self.input_shape),
             "fingerprint": self.fingerprint(),
         }
 
+    def counts(self) -> Tensor:
+        """How many samples of each class each client has, [clients, classes]."""
+        if len(self.sources) == 1:
+            labels = self.source.y[self.partition.order]
+        else:
+            rows = [torch.cat(self.partition.indices(k)) for k in range(len(self.sources))]
+            labels = torch.cat([s.y[r] for s, r in zip(self.sources, rows, strict=True)])
+        return self.partition.counts(labels, self.source.num_classes)
+
     def clients(self) -> list[Record]:
         """Who the clients are: network, classes, samples."""
-        counts = self.partition.counts(self.source.y, self.source.num_classes)
+        counts = self.counts()
         names, zoo = self.source.class_names, self.config.model.zoo
         return [
             {
@@ -130,8 +151,7 @@ class Experiment:
             method=self.config.method,
             local=self.config.local,
             extractors=self.extractors,
-            x=self.source.x,
-            y=self.source.y,
+            sources=self.sources,
             partition=self.partition,
             global_sample=sample,
             device=find_device(self.config.run.device),
@@ -156,7 +176,7 @@ def prepare(
     """
     find_device(config.run.device)
     source = source or load_source(config.data)
-    if config.local.augment and not (source.x.dtype == torch.uint8 and source.x.ndim == 4):
+    if config.local.augment and not source.images:
         raise ConfigError(f"local.augment is for images, but inputs have shape {source.shape}")
     if config.run.global_accuracy and config.data.name == "private":
         raise ConfigError("run.global_accuracy needs everybody's data, but data.name = 'private'")
@@ -170,7 +190,7 @@ def prepare(
         found = ()  # no network is shared, so none need be known here
     else:
         found = _find_extractors(config.model.zoo)
-    experiment = Experiment(config, source, _deal(config, source), found)
+    experiment = Experiment(config, (source,), _deal(config, source), found)
     for name, make in zip(config.model.zoo, found, strict=False):
         with _about("model.zoo"):
             check_extractor(name, make, experiment.task)

@@ -25,7 +25,7 @@ def test_the_attacker_has_no_sample_of_the_victim(run: RunFolder, client: int) -
     theirs = subject._auxiliary(left, client, found.labels, seed=0).index
     assert not set(own.tolist()) & set(theirs.tolist())
     assert len(theirs) == len(found.known.attacker.labels)
-    counts = left.blueprint.partition.counts(left.blueprint.y, 10)
+    counts = left.experiment.counts()
     assert len(theirs) == int((counts.sum(0) - counts[client])[found.labels].sum())
 
 

@@ -430,7 +430,10 @@ def test_clients_are_judged_on_their_own_splits(tmp_path: Path) -> None:
     for metric, index in (("accuracy", test), ("evaluation_accuracy", evaluation)):
         with torch.inference_mode():
             client.model.eval()
-            right = client.model(to_input(blueprint.x[index])).argmax(1) == blueprint.y[index]
+            right = (
+                client.model(to_input(prepared.source.x[index])).argmax(1)
+                == prepared.source.y[index]
+            )
         assert reply.metrics[metric] == pytest.approx(float(right.float().mean()))
     # The sample for global accuracy is test data of all clients, every class as often.
     assert blueprint.global_sample is not None
@@ -438,7 +441,7 @@ def test_clients_are_judged_on_their_own_splits(tmp_path: Path) -> None:
     everybodys = [set(prepared.partition.indices(k)[2].tolist()) for k in range(5)]
     assert sample <= set().union(*everybodys)
     assert all(sample & each for each in everybodys)
-    counts = blueprint.y[blueprint.global_sample].bincount(minlength=10)
+    counts = prepared.source.y[blueprint.global_sample].bincount(minlength=10)
     assert counts.min() == counts.max() > 0
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fedgh.core import wire
 from fedgh.core.types import Job, LocalTraining, Payload, part
 from fedgh.data import partition
+from fedgh.data.sources import Source
 from fedgh.engines.host import Blueprint, ClientHost
 from fedgh.methods import METHODS
 from tests.fuzz import oracle
@@ -47,8 +48,9 @@ def blueprint(name: str) -> Blueprint:
     x = torch.randn(len(y), *TASK.input_shape, generator=torch.Generator().manual_seed(0))
     parts = partition.iid(y.numpy(), TASK.num_clients, seed=0)
     dealt = partition.assemble(parts, y.numpy(), seed=0)
+    points = Source("points", x, y, tuple(map(str, range(TASK.num_classes))))
     method, local = method_of(name), LocalTraining()
-    return Blueprint(TASK, method, local, (mlp,), x, y, dealt, largest_norm=NORM)
+    return Blueprint(TASK, method, local, (mlp,), (points,), dealt, largest_norm=NORM)
 
 
 def train(name: str, state: Payload | None, round: int, down: bytes) -> tuple[Payload | None, str]:

@@ -121,7 +121,7 @@ def find(folder: RunFolder, client: int | None, seed: int) -> Subject:
 def _sight(left: Checkpoint, victim: Client) -> See | None:
     """The victim's network for images in [0, 1]; None where those are not its inputs."""
     shape = left.experiment.task.input_shape
-    if not is_image(left.blueprint.x) or max(shape[1:]) > LARGEST_IMAGE:
+    if not is_image(left.experiment.source.x) or max(shape[1:]) > LARGEST_IMAGE:
         return None
     of = sent_by(left.blueprint.method, victim)
     return lambda images: of(to_input(2 * images.to(victim.device) - 1)).cpu()
@@ -143,10 +143,10 @@ def images(examples: Examples) -> Tensor | None:
 
 def _attacked(left: Checkpoint, number: int) -> list[int]:
     """The victim's classes of which somebody else has samples, too."""
-    counts = left.blueprint.partition.counts(left.blueprint.y, left.experiment.task.num_classes)
+    counts = left.experiment.counts()
     elsewhere = counts.sum(0) - counts[number]
     train = left.blueprint.partition.indices(number)[0]
-    own = left.blueprint.y[train].bincount(minlength=len(elsewhere))
+    own = left.experiment.source.y[train].bincount(minlength=len(elsewhere))
     enough = ((own >= LEAST) & (elsewhere >= LEAST)).nonzero().flatten().tolist()
     if not enough:
         raise RunError(
@@ -159,20 +159,20 @@ def _attacked(left: Checkpoint, number: int) -> list[int]:
 
 def _auxiliary(left: Checkpoint, number: int, labels: list[int], seed: int) -> Examples:
     """Other clients' samples of these classes."""
-    blueprint = left.blueprint
-    theirs = torch.ones(len(blueprint.y), dtype=torch.bool)
-    theirs[torch.cat(blueprint.partition.indices(number))] = False
+    pool = left.experiment.source
+    theirs = torch.ones(len(pool), dtype=torch.bool)
+    theirs[torch.cat(left.experiment.partition.indices(number))] = False
     rows = []
     for label in labels:
-        some = (theirs & (blueprint.y == label)).nonzero().flatten()
+        some = (theirs & (pool.y == label)).nonzero().flatten()
         order = torch.randperm(len(some), generator=stream(seed, "auxiliary", number, label))
         rows.append(some[order[:MOST_AUXILIARY]])
-    return Examples(blueprint.x, blueprint.y, torch.cat(rows))
+    return Examples(pool.x, pool.y, torch.cat(rows))
 
 
 def _accomplices(left: Checkpoint, number: int, labels: list[int]) -> list[int]:
     """Other clients whose networks the attacker has: those that know most of the classes first."""
-    counts = left.blueprint.partition.counts(left.blueprint.y, left.experiment.task.num_classes)
+    counts = left.experiment.counts()
     shared = (counts[:, labels] > 0).sum(1).tolist()
     others = [other for other in left.took_part if other != number]
     return sorted(others, key=lambda other: -shared[other])[:MOST_OTHERS]

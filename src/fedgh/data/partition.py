@@ -43,11 +43,14 @@ class Partition:
         train, evaluation, test = (Examples(x, y, index) for index in self.indices(client))
         return ClientData(train, evaluation, test)
 
-    def counts(self, y: Tensor, num_classes: int) -> Tensor:
-        """How many samples of each class each client owns, [clients, classes]."""
+    def counts(self, labels: Tensor, num_classes: int) -> Tensor:
+        """How many samples of each class each client owns, [clients, classes].
+
+        `labels` has the classes of all samples in client order.
+        """
         sizes = self.bounds[:, 3] - self.bounds[:, 0]
         owner = torch.repeat_interleave(torch.arange(len(self)), sizes)
-        cells = owner * num_classes + y[self.order]
+        cells = owner * num_classes + labels
         return cells.bincount(minlength=len(self) * num_classes).view(len(self), num_classes)
 
 

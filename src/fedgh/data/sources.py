@@ -80,6 +80,11 @@ class Source:
         return len(self.class_names)
 
     @property
+    def images(self) -> bool:
+        """Whether the inputs are images, as bytes."""
+        return self.x.dtype == torch.uint8 and self.x.ndim == 4
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input."""
         return tuple(self.x.shape[1:])

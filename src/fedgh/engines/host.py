@@ -4,8 +4,7 @@ import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +18,7 @@ from fedgh.core.method import Method
 from fedgh.core.rng import isolated
 from fedgh.core.types import CPU, Client, Examples, Job, LocalTraining, Payload, Reply, Task, moved
 from fedgh.data.partition import Partition
+from fedgh.data.sources import Source
 from fedgh.errors import RunError
 from fedgh.models import Extractor, split_model
 from fedgh.models.cost import forward_flops
@@ -33,19 +33,26 @@ class Blueprint:
     method: Method
     local: LocalTraining
     extractors: tuple[Extractor, ...]  # dealt round-robin
-    x: Tensor
-    y: Tensor
-    partition: Partition
+    sources: tuple[Source, ...]  # dealt round-robin, too: one for all, or each client its own
+    partition: Partition  # of the samples of a client's source
     global_sample: Tensor | None = None  # everybody's test data, balanced over the classes
     device: torch.device = CPU
     privacy: Privacy | None = None
     largest_norm: float = math.inf  # of a row in what the server sends
     attack: Attack = field(default_factory=Attack)  # a rehearsal: some clients lie
+    _flops: dict[int, int] = field(default_factory=dict, init=False)
 
-    @cached_property
-    def flops(self) -> tuple[int, ...]:
-        """What each extractor costs for one input."""
-        return tuple(forward_flops(make, self.task) for make in self.extractors)
+    def source(self, client_id: int) -> Source:
+        """Where the client's samples are."""
+        return self.sources[client_id % len(self.sources)]
+
+    def flops(self, client_id: int) -> int:
+        """What one input costs the client."""
+        kind = client_id % math.lcm(len(self.extractors), len(self.sources))
+        if kind not in self._flops:
+            task = replace(self.task, input_shape=self.source(kind).shape)
+            self._flops[kind] = forward_flops(self.extractors[kind % len(self.extractors)], task)
+        return self._flops[kind]
 
     def cost(self, job: Job) -> float:
         """About how much there is to compute: good enough to share jobs out evenly."""
@@ -53,7 +60,7 @@ class Blueprint:
         forward = (evaluation + test) * job.evaluate
         if job.down is not None:  # backward costs twice as much as forward, then come the means
             forward += train * (3 * self.local.epochs + 1)
-        return float(forward * self.flops[job.client_id % len(self.flops)])
+        return float(forward * self.flops(job.client_id))
 
     def make(self, client_id: int) -> Client:
         """The client as it is before its first round: a function of the seed alone."""
@@ -61,7 +68,8 @@ class Blueprint:
         make = self.extractors[client_id % len(self.extractors)]
         with isolated(task.seed, "model", client_id):
             model = split_model(make, task)
-        data = self.partition.data(client_id, self.x, self.y)
+        source = self.source(client_id)
+        data = self.partition.data(client_id, source.x, source.y)
         client = Client(client_id, task, model, data, self.local, privacy=self.privacy)
         with isolated(task.seed, "init-client", client_id):
             self.method.init_client(client)
@@ -204,7 +212,8 @@ class ClientHost:
         }
         sample = self.blueprint.global_sample
         if sample is not None:
-            everybody = Examples(self.blueprint.x, self.blueprint.y, sample)
+            (pool,) = self.blueprint.sources
+            everybody = Examples(pool.x, pool.y, sample)
             scores["global_accuracy"] = accuracy(client, predict, everybody)
         client.metrics.update(scores)
 

@@ -267,26 +267,30 @@ def _last_line(error: Exception) -> str:
 def _pack(blueprint: Blueprint) -> tuple[Blueprint, dict[str, Any]]:
     """A blueprint without tensors, and these as arrays: all actors of a machine read one copy."""
     none = torch.empty(0)
-    images = blueprint.x.ndim == 4
     arrays = {
-        "x": (blueprint.x.permute(0, 2, 3, 1) if images else blueprint.x).numpy(),
-        "y": blueprint.y.numpy(),
         "order": blueprint.partition.order.numpy(),
         "bounds": blueprint.partition.bounds.numpy(),
     }
     if blueprint.global_sample is not None:
         arrays["sample"] = blueprint.global_sample.numpy()
-    light = replace(blueprint, x=none, y=none, partition=Partition(none, none), global_sample=None)
+    for number, source in enumerate(blueprint.sources):
+        images = source.x.ndim == 4
+        arrays[f"x{number}"] = (source.x.permute(0, 2, 3, 1) if images else source.x).numpy()
+        arrays[f"y{number}"] = source.y.numpy()
+    sources = tuple(replace(source, x=none, y=none) for source in blueprint.sources)
+    light = replace(blueprint, sources=sources, partition=Partition(none, none), global_sample=None)
     return light, arrays
 
 
 def _unpack(light: Blueprint, arrays: dict[str, Any]) -> Blueprint:
     tensors = {name: _readable(array) for name, array in arrays.items()}
-    x = tensors["x"]
+    sources = []
+    for number, source in enumerate(light.sources):
+        x, y = tensors[f"x{number}"], tensors[f"y{number}"]
+        sources.append(replace(source, x=x.permute(0, 3, 1, 2) if x.ndim == 4 else x, y=y))
     return replace(
         light,
-        x=x.permute(0, 3, 1, 2) if x.ndim == 4 else x,
-        y=tensors["y"],
+        sources=tuple(sources),
         partition=Partition(tensors["order"], tensors["bounds"]),
         global_sample=tensors.get("sample"),
     )

@@ -233,7 +233,9 @@ def available_cores() -> int:
 
 def _share(blueprint: Blueprint) -> None:
     """Move the data into shared memory, once."""
-    tensors = [blueprint.x, blueprint.y, blueprint.partition.order, blueprint.partition.bounds]
+    tensors = [blueprint.partition.order, blueprint.partition.bounds]
+    for source in blueprint.sources:
+        tensors += [source.x, source.y]
     if blueprint.global_sample is not None:
         tensors.append(blueprint.global_sample)
     wanted = sum(t.nbytes for t in tensors if not t.is_shared())

@@ -62,7 +62,7 @@ def client_app(make_client: MakeClient, methods: Collection[str] = DISCREET) -> 
             raise PublicError(f"this participant does not take part in {config.method.name}")
         nobodys = partition.nothing(config.federation.clients)
         try:
-            experiment = Experiment(config, load_source(config.data), nobodys, extractors=())
+            experiment = Experiment(config, (load_source(config.data),), nobodys, extractors=())
             return _own(experiment, request.client, make_client, node, home)
         except FedghError as problem:
             log(problem)
@@ -93,8 +93,7 @@ def _own(
         method=experiment.config.method,
         local=experiment.config.local,
         extractors=(extractor,),
-        x=data.x,
-        y=data.y,
+        sources=(data,),
         partition=partition.only(client, task.num_clients, data.y.numpy(), task.seed),
         device=find_device(experiment.config.run.device),
         privacy=privacy and replace(privacy, unpredictable=True),  # the server knows the seed

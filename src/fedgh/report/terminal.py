@@ -278,7 +278,7 @@ def print_whole(console: Console, table: Table) -> None:
 def partition_picture(experiment: Experiment, console: Console) -> None:
     """Clients down, classes across; the darker a cell, the more samples."""
     source = experiment.source
-    counts = experiment.partition.counts(source.y, source.num_classes)
+    counts = experiment.counts()
     most = int(counts.max())
     clients = experiment.clients()
     cell = len(str(most)) + 2  # a number, a shade and a gap
