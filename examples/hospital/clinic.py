@@ -24,7 +24,7 @@ class Wide(nn.Module):
 def make_client(task: Task, node_config: NodeConfig) -> Participant:
     """The clinic's patients and network."""
     x, y = patients(int(node_config["client"]), task.num_clients)
-    return Participant(Wide(x.shape[1], task.rep_dim), x, y)
+    return Participant(Wide(x.shape[1], task.rep_dim), (x, y))
 
 
 app = client_app(make_client)

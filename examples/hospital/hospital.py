@@ -23,7 +23,7 @@ def make_client(task: Task, node_config: NodeConfig) -> Participant:
         nn.ReLU(),
         nn.Linear(32, task.rep_dim),
     )
-    return Participant(network, x, y)
+    return Participant(network, (x, y))
 
 
 def patients(site: int, sites: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ class Experiment:
     sources: tuple[Source, ...]  # one that is dealt to all clients, or each client's own
     partition: Partition
     extractors: tuple[Extractor, ...]
+    names: tuple[str, ...] = ()  # of the clients, where they have some
+    weights: bytes = b""  # a fingerprint of the networks' first weights, where these were brought
 
     @property
     def source(self) -> Source:
@@ -102,6 +104,7 @@ class Experiment:
         digest = hashlib.blake2b(settings.encode(), digest_size=16)
         for source in self.sources:
             digest.update(source.digest)
+        digest.update(self.weights)
         for tensor in (self.partition.order, self.partition.bounds):
             digest.update(tensor.numpy().data)
         return digest.hexdigest()
@@ -132,6 +135,7 @@ class Experiment:
         return [
             {
                 "client": client,
+                **({"name": self.names[client]} if any(self.names) else {}),
                 "extractor": "private" if self.private else zoo[client % len(zoo)],
                 "classes": {names[label]: count for label, count in enumerate(row) if count},
                 **dict(zip(("train", "evaluation", "test"), sizes, strict=True)),
@@ -174,13 +178,7 @@ def prepare(
 
     `source` and `extractors` stand in for what the configuration names.
     """
-    find_device(config.run.device)
     source = source or load_source(config.data)
-    if config.local.augment and not source.images:
-        raise ConfigError(f"local.augment is for images, but inputs have shape {source.shape}")
-    if config.run.global_accuracy and config.data.name == "private":
-        raise ConfigError("run.global_accuracy needs everybody's data, but data.name = 'private'")
-    _check_class_means(config)
     if extractors is not None:
         zoo = _names(extractors)
         config = config.model_copy(update={"model": config.model.model_copy(update={"zoo": zoo})})
@@ -190,10 +188,25 @@ def prepare(
         found = ()  # no network is shared, so none need be known here
     else:
         found = _find_extractors(config.model.zoo)
-    experiment = Experiment(config, (source,), _deal(config, source), found)
-    for name, make in zip(config.model.zoo, found, strict=False):
+    return checked(Experiment(config, (source,), _deal(config, source), found))
+
+
+def checked(experiment: Experiment) -> Experiment:
+    """The same experiment; what is impossible in it is refused now, not in the first round."""
+    config, sources = experiment.config, experiment.sources
+    find_device(config.run.device)
+    for source in sources:
+        if config.local.augment and not source.images:
+            raise ConfigError(f"local.augment is for images, but inputs have shape {source.shape}")
+    if config.run.global_accuracy and (experiment.private or len(sources) > 1):
+        raise ConfigError(
+            f"run.global_accuracy needs everybody's data, but data.name = '{config.data.name}'"
+        )
+    _check_class_means(config)
+    for number, make in enumerate(experiment.extractors):
+        task = replace(experiment.task, input_shape=sources[number % len(sources)].shape)
         with _about("model.zoo"):
-            check_extractor(name, make, experiment.task)
+            check_extractor(config.model.zoo[number], make, task)
     experiment.account()
     experiment.initial_server()
     return experiment

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -471,12 +471,16 @@ class Secretive(nn.Module):
         return out
 
 
+Points = tuple[torch.Tensor, torch.Tensor]
+
+
 def bring(task: Task, node: NodeConfig) -> Participant:
     """Three clouds of points."""
     rng = torch.Generator().manual_seed(int(node["client"]))
     y = torch.arange(90) % task.num_classes
     centres = torch.eye(task.num_classes, 5) * 4
-    return Participant(Secretive(task.rep_dim), centres[y] + torch.randn(90, 5, generator=rng), y)
+    x = centres[y] + torch.randn(90, 5, generator=rng)
+    return Participant(Secretive(task.rep_dim), (x, y))
 
 
 @pytest.mark.parametrize("method", ["fedgh", "fedproto", "fd", "lg_fedavg", "standalone"])
@@ -539,11 +543,11 @@ def test_an_error_in_a_participants_code_tells_nothing_of_its_data(
 @pytest.mark.parametrize(
     ("brought", "problem"),
     [
-        (lambda x, y: Participant(Secretive(7), x, y), r"maps 2 inputs to shape \(2, 7\)"),
-        (lambda x, y: Participant(Secretive(8), x[:, :3], y), r"fails on inputs of shape \(3,\)"),
-        (lambda x, y: Participant(Secretive(8), x, y + 1), r"labels from 1 to 3"),
-        (lambda x, y: Participant(Secretive(8), x[:2], y[:2]), r"needs at least 3"),
-        (lambda x, y: Participant(Secretive(8), x, y[:5]), r"90 inputs and 5 labels"),
+        (lambda x, y: Participant(nn.Flatten(0), (x, y)), r"instead of a vector per sample"),
+        (lambda x, y: Participant(Secretive(8), (x[:, :3], y)), r"fails on inputs of shape \(3,\)"),
+        (lambda x, y: Participant(Secretive(8), (x, y + 1)), r"labels from 1 to 3"),
+        (lambda x, y: Participant(Secretive(8), (x[:2], y[:2])), r"needs at least 3"),
+        (lambda x, y: Participant(Secretive(8), (x, y[:5])), r"90 inputs and 5 labels"),
     ],
 )
 def test_what_a_participant_brings_is_checked(
@@ -553,8 +557,8 @@ def test_what_a_participant_brings_is_checked(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def make(task: Task, node: NodeConfig) -> Participant:
-        good = bring(task, node)
-        return brought(good.x, good.y)
+        x, y = cast(Points, bring(task, node).data)
+        return brought(x, y)
 
     house = House(tmp_path / "house", quick(*PRIVATE), [client_app(make)])
     with pytest.raises(RunError, match=r"what it brings does not fit; the participant's own log"):
@@ -614,7 +618,8 @@ def test_other_data_than_before_are_refused(
         if node["client"] != 1:
             return brought
         more += 1
-        return replace(brought, x=brought.x[: 60 + more], y=brought.y[: 60 + more])
+        x, y = cast(Points, brought.data)
+        return replace(brought, data=(x[: 60 + more], y[: 60 + more]))
 
     run = House(tmp_path / "house", quick(*PRIVATE), [client_app(growing)]).run()
     assert [[f["client"] for f in record["failed"]] for record in run.records()] == [[], [1], [1]]

@@ -104,7 +104,7 @@ def test_who_sends_nothing_spends_nothing(tmp_path: Path) -> None:
 
 def make_client(task: Task, _: NodeConfig) -> Participant:
     x = torch.arange(120.0).view(30, 4) / 60
-    return Participant(nn.Linear(4, task.rep_dim), x, torch.arange(30) % 2)
+    return Participant(nn.Linear(4, task.rep_dim), (x, torch.arange(30) % 2))
 
 
 def test_real_participants_draw_noise_that_the_server_cannot(tmp_path: Path) -> None:

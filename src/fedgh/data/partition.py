@@ -1,5 +1,6 @@
 """Who gets which samples: every sample goes to exactly one client, and to one of its splits."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -144,6 +145,14 @@ def iid(y: Indices, clients: int, seed: int) -> list[Indices]:
 def nothing(clients: int) -> Partition:
     """Clients none of whose samples are on this machine."""
     return Partition(torch.empty(0, dtype=torch.int64), torch.zeros(clients, 4, dtype=torch.int64))
+
+
+def each_its_own(labels: Sequence[Indices], seed: int) -> Partition:
+    """Every client has data of its own, numbered from 0, and splits them as if it were alone."""
+    own = [assemble([np.arange(len(y))], y, seed) for y in labels]
+    starts = np.cumsum([0, *map(len, labels)])[:-1]
+    bounds = [part.bounds + int(start) for part, start in zip(own, starts, strict=True)]
+    return Partition(torch.cat([part.order for part in own]), torch.cat(bounds))
 
 
 def only(client: int, clients: int, y: Indices, seed: int) -> Partition:

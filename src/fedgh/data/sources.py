@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -199,8 +200,7 @@ def npz(where: Where) -> Source:
     if inputs.dtype.kind not in "iufb" or inputs.ndim < 2:
         raise DataError(f"{path}: x must be numbers [n, ...], got {inputs.dtype} {inputs.shape}")
     images = inputs.dtype == np.uint8 and inputs.ndim == 4
-    if images and inputs.shape[3] in (1, 3) and inputs.shape[1] not in (1, 3):
-        inputs = inputs.transpose(0, 3, 1, 2)
+    inputs = channels_first(inputs)
     with np.errstate(over="ignore"):  # what is too large is found not to be finite
         x = torch.from_numpy(np.ascontiguousarray(inputs, np.uint8 if images else np.float32))
     names, y = np.unique(labels, return_inverse=True)
@@ -208,6 +208,21 @@ def npz(where: Where) -> Source:
         return Source("npz", x, torch.from_numpy(y), tuple(map(str, names)))
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
+
+
+def channels_first(inputs: NDArray[Any]) -> NDArray[Any]:
+    """Images [n, h, w, c] with one or three channels as [n, c, h, w]; all else as it is."""
+    images = inputs.dtype == np.uint8 and inputs.ndim == 4
+    if images and inputs.shape[3] in (1, 3) and inputs.shape[1] not in (1, 3):
+        return inputs.transpose(0, 3, 1, 2)
+    return inputs
+
+
+def own(where: Where) -> Source:  # noqa: ARG001
+    """What participants bring in Python (`fedgh.Federation`); a file cannot name it."""
+    raise ConfigError(
+        "data.name = 'own': these data were given in Python; run the program that gave them"
+    )
 
 
 def private(where: Where) -> Source:
@@ -225,6 +240,7 @@ SOURCES: dict[str, Callable[[Where], Source]] = {
     "fashion-mnist": fashion_mnist,
     "image-folder": image_folder,
     "npz": npz,
+    "own": own,
     "private": private,
 }
 

@@ -6,7 +6,7 @@ from fedgh.flower import Participant, client_app
 
 def make_client(task, node_config):
     x, y = my_data(node_config["data"])
-    return Participant(MyNetwork(task.rep_dim), x, y)
+    return Participant(MyNetwork(), (x, y))
 
 app = client_app(make_client)
 """
@@ -19,6 +19,7 @@ except ImportError:
     raise ConfigError("this needs Flower: pip install 'fedgh[flower]'") from None
 
 from fedgh.flower.bound import NodeConfig
-from fedgh.flower.participant import Participant, client_app
+from fedgh.flower.participant import client_app
+from fedgh.participant import Participant
 
 __all__ = ["NodeConfig", "Participant", "client_app"]

@@ -1,17 +1,15 @@
 """What an organisation brings to a federation: its own network and data, in about ten lines."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.clientapp import ClientApp
-from torch import Tensor, nn
 
 from fedgh.core.disk import write_atomic
 from fedgh.core.rng import isolated
 from fedgh.core.types import Task
 from fedgh.data import partition
-from fedgh.data.sources import Source
 from fedgh.engines.device import find_device
 from fedgh.engines.host import Blueprint
 from fedgh.errors import ConfigError, FedghError
@@ -21,20 +19,7 @@ from fedgh.flower.client import app_of, log, parse_settings
 from fedgh.flower.messages import Request
 from fedgh.methods import METHODS
 from fedgh.models import check_extractor
-
-
-@dataclass(frozen=True)
-class Participant:
-    """What an organisation brings: its network and its data. Neither ever leaves it.
-
-    The extractor maps a batch of `x` to representations [batch, rep_dim]. uint8 inputs
-    [n, c, h, w] are images; all others become float32. Labels are 0 to num_classes - 1.
-    """
-
-    extractor: nn.Module
-    x: Tensor
-    y: Tensor
-
+from fedgh.participant import Participant
 
 MakeClient = Callable[[Task, NodeConfig], Participant]
 """From what the federation agrees on, and the participant's own settings, to what it brings."""
@@ -79,15 +64,13 @@ def _own(
     task, privacy = experiment.task, experiment.privacy
     with isolated(task.seed, "participant", client):
         brought = make_client(task, node)
-    data = Source("its data", brought.x, brought.y, experiment.source.class_names)
+    data = brought.source(experiment.source.class_names)
     if task.input_shape not in ((), data.shape):
         raise ConfigError(f"data.shape is {task.input_shape}, the inputs here have {data.shape}")
     _check_unchanged(home / "data.digest", data.digest)
 
-    def extractor(_: tuple[int, ...], __: int) -> nn.Module:
-        return brought.extractor
-
-    check_extractor("the extractor", extractor, replace(task, input_shape=data.shape))
+    extractor = brought.extractor(data.shape, task.num_classes, task.rep_dim)
+    check_extractor(extractor.name, extractor, replace(task, input_shape=data.shape))
     return Blueprint(
         task=task,
         method=experiment.config.method,

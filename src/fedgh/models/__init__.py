@@ -10,6 +10,7 @@ from fedgh.core.rng import isolated
 from fedgh.core.types import SplitModel, Task
 from fedgh.errors import ConfigError, import_object, unknown
 from fedgh.models.cnn import CNN1, CNN2, CNN3, CNN4, CNN5
+from fedgh.models.families import FAMILIES, Foreign
 from fedgh.models.mlp import mlp, perceptron
 from fedgh.models.resnet import resnet18
 
@@ -29,9 +30,12 @@ EXTRACTORS: dict[str, Extractor] = {
 
 
 def extractor(name: str) -> Extractor:
-    """The extractor of that name, or the function that `package.module:function` names."""
+    """The extractor of that name: ours, `timm/resnet18`, or the function `package.module:name`."""
     if name in EXTRACTORS:
         return EXTRACTORS[name]
+    library, slash, rest = name.partition("/")
+    if slash and library in FAMILIES:
+        return Foreign(library, rest)
     if ":" not in name:
         raise ConfigError(
             f"{unknown('extractor', name, EXTRACTORS)} "

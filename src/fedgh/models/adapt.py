@@ -1,0 +1,280 @@
+"""Any network as an extractor: where its representation is, and a projection to the width agreed.
+
+A network that was made to classify ends in a linear layer whose outputs are the scores of classes;
+what goes into that layer is the representation. It is taken for such a layer when its outputs are
+those of the network, and it has one for each class or bears a usual name (`fc`, `classifier`,
+`head`). Everything else, and whatever has the width agreed, is taken to give representations.
+`layer` says it when that is wrong.
+"""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedgh.errors import ConfigError
+
+T = TypeVar("T")
+
+Transform = Callable[[Tensor], Tensor]
+"""From a batch as it is kept (pixels are in [-1, 1]) to what a network takes."""
+
+HEADS = {"classifier", "fc", "head", "heads", "logits", "score"}
+
+OUTPUTS = ("pooler_output", "logits", "last_hidden_state")
+"""Where transformers put what could be a representation, the best first."""
+
+
+def adapt(
+    network: nn.Module,
+    shape: tuple[int, ...],
+    rep_dim: int,
+    *,
+    layer: str | None = None,
+    transform: Transform | None = None,
+    weights: Path | str | None = None,
+    frozen: bool = False,
+) -> nn.Module:
+    """An extractor for inputs of that shape, made of any network; see `Brought` for the options."""
+    return Brought(network, shape, layer, transform, weights, frozen, rep_dim=rep_dim)(
+        shape, rep_dim
+    )
+
+
+@dataclass(frozen=True)
+class Brought:
+    """A network that somebody brings; called as an extractor is made, it gives a copy."""
+
+    network: nn.Module
+    shape: tuple[int, ...]
+    layer: str | None = None  # whose output is the representation; else it is found
+    transform: Transform | None = None  # a module is part of the network: it moves, it is exported
+    weights: Path | str | None = None  # a safetensors file to start from
+    frozen: bool = False  # train only the projection and the header
+    classes: int | None = None  # how many there are, to recognise a classifier by its width
+    rep_dim: int | None = None  # the width agreed, to recognise an extractor by it
+
+    def __call__(self, _: tuple[int, ...], rep_dim: int) -> nn.Module:
+        """The extractor; a projection is added when the width is another."""
+        exact = self.width == rep_dim
+        projection = nn.Identity() if exact else nn.Linear(self.width, rep_dim)
+        return Adapted(deepcopy(self.body), projection)
+
+    @property
+    def name(self) -> str:
+        """What the network is called."""
+        return type(self.network).__name__
+
+    @cached_property
+    def head(self) -> str | None:
+        """The layer that classifies, if the network ends in one."""
+        return None if self.layer is not None else self._try(self._find_head)
+
+    @cached_property
+    def body(self) -> "Body":
+        """The network as far as its representation."""
+        network = deepcopy(self.network)
+        if self.layer is not None and self.layer not in dict(network.named_modules()):
+            names = [name for name, _ in network.named_modules() if name]
+            raise ConfigError(
+                f"{self.name} has no layer '{self.layer}'; the last are {', '.join(names[-5:])}"
+            )
+        if self.head is not None:
+            network = _without(network, self.head)
+        if self.weights is not None:
+            load_weights(network, Path(self.weights), self.head)
+        return Body(network, self.transform, self.layer, self.frozen)
+
+    @cached_property
+    def width(self) -> int:
+        """The length of its representations."""
+        out: Tensor = self._try(lambda: self.body.eval()(self._example))
+        return out.shape[1]
+
+    @cached_property
+    def digest(self) -> bytes:
+        """A fingerprint of its first weights."""
+        out = blake2b(digest_size=16)
+        for name, tensor in self.body.state_dict().items():
+            out.update(name.encode())
+            out.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return out.digest()
+
+    @property
+    def _example(self) -> Tensor:
+        return torch.zeros(2, *self.shape)
+
+    def _find_head(self) -> str | None:
+        network = deepcopy(self.network).eval()
+        names = {module: name for name, module in network.named_modules()}
+        made: list[tuple[str, Tensor]] = []
+        for module in names:
+            if isinstance(module, nn.Linear):
+                module.register_forward_hook(lambda m, _, out: made.append((names[m], out)))
+        seen = self._example if self.transform is None else self.transform(self._example)
+        out = tensor_in(network(seen))
+        if out.shape[-1] == self.rep_dim:
+            return None
+        for name, scores in made:
+            usual = bool(HEADS & set(name.split(".")))
+            if name and scores is out and (usual or out.shape[-1] == self.classes):
+                return name
+        return None
+
+    def _try(self, step: Callable[[], T]) -> T:
+        """Whatever a network raises, in words."""
+        try:
+            with torch.no_grad():
+                return step()
+        except ConfigError:
+            raise
+        except Exception as error:  # somebody's network may raise anything
+            raise ConfigError(
+                f"{self.name} fails on inputs of shape {self.shape}: "
+                f"{type(error).__name__}: {' '.join(str(error).split())}"
+            ) from error
+
+
+class Body(nn.Module):
+    """A network as far as its representation, one vector for each sample."""
+
+    def __init__(
+        self, network: nn.Module, transform: Transform | None, layer: str | None, frozen: bool
+    ) -> None:
+        super().__init__()
+        self.transform = transform
+        self.network = network
+        self.layer = layer
+        self.frozen = frozen
+        if frozen:
+            network.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, ...] -> [batch, width]."""
+        if self.transform is not None:
+            x = self.transform(x)
+        return vectors(self.network(x) if self.layer is None else self._at(self.layer, x))
+
+    def train(self, mode: bool = True) -> "Body":
+        """A frozen network also keeps the statistics of its normalisations."""
+        super().train(mode)
+        if self.frozen:
+            self.network.eval()
+        return self
+
+    def _at(self, layer: str, x: Tensor) -> object:
+        seen: list[object] = []
+        hook = self.network.get_submodule(layer).register_forward_hook(
+            lambda _, __, out: seen.append(out)
+        )
+        try:
+            self.network(x)
+        finally:
+            hook.remove()
+        return seen[-1]
+
+
+class Adapted(nn.Module):
+    """A network and the projection to the width that all agree on."""
+
+    def __init__(self, body: Body, projection: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+        self.projection = projection
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, ...] -> [batch, rep_dim]."""
+        out: Tensor = self.projection(self.body(x))
+        return out
+
+
+class Pixels(nn.Module):
+    """The usual start of a network for pictures: from [-1, 1] to its own size and scale.
+
+    The defaults of `mean` and `std` are those of ImageNet, which most published weights expect.
+    """
+
+    def __init__(
+        self,
+        size: int | None = None,
+        mean: tuple[float, ...] = (0.485, 0.456, 0.406),
+        std: tuple[float, ...] = (0.229, 0.224, 0.225),
+    ) -> None:
+        super().__init__()
+        self.size = size
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, 1 or channels, h, w] -> [batch, channels, size, size]."""
+        if self.size is not None:
+            x = nn.functional.interpolate(
+                x, size=(self.size, self.size), mode="bilinear", antialias=True
+            )
+        out: Tensor = ((x + 1) / 2 - self.get_buffer("mean")) / self.get_buffer("std")
+        return out
+
+
+def tensor_in(out: object) -> Tensor:
+    """The tensor that a network means: itself, the first of several, or a named one."""
+    if isinstance(out, Tensor):
+        return out
+    if isinstance(out, Mapping):
+        named = [out[name] for name in OUTPUTS if out.get(name) is not None]
+        return tensor_in((named or list(out.values()))[0])
+    if isinstance(out, tuple | list) and out:
+        return tensor_in(out[0])
+    raise ConfigError(f"the network gives a {type(out).__name__} instead of a tensor")
+
+
+def vectors(out: object) -> Tensor:
+    """One vector for each sample: the mean over places of a picture, or over words of a text."""
+    tensor = tensor_in(out)
+    if tensor.ndim == 2:
+        return tensor
+    if tensor.ndim == 3:
+        return tensor.mean(1)
+    if tensor.ndim > 3:
+        return tensor.flatten(2).mean(2)
+    raise ConfigError(f"the network gives {tuple(tensor.shape)} instead of a vector per sample")
+
+
+def load_weights(network: nn.Module, path: Path, head: str | None = None) -> None:
+    """Start from the weights in a safetensors file; those of `head`, which was taken off, are left.
+
+    All others must be there and fit: half a network would train, and nobody would know.
+    """
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path} is not a readable safetensors file: {error}") from None
+    if head is not None:
+        found = {name: t for name, t in found.items() if not name.startswith(f"{head}.")}
+    own = network.state_dict()
+    problems = [f"{name} is missing" for name in own if name not in found]
+    problems += [f"{name} is not in the network" for name in found if name not in own]
+    problems += [
+        f"{name} is {list(found[name].shape)}, not {list(own[name].shape)}"
+        for name in own
+        if name in found and own[name].shape != found[name].shape
+    ]
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise ConfigError(
+            f"{path} does not fit {type(network).__name__}: {'; '.join(problems[:3])}{more}"
+        )
+    network.load_state_dict(found)
+
+
+def _without(network: nn.Module, head: str) -> nn.Module:
+    """The network with its last layer taken off."""
+    network.set_submodule(head, nn.Identity())
+    return network

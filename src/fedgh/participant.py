@@ -1,0 +1,50 @@
+"""What one party brings to a federation: any network, any data. Neither ever leaves it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from fedgh.data.own import IMAGE_SIZE, Data, source_of
+from fedgh.data.sources import Source
+from fedgh.models.adapt import Brought, Transform
+
+
+@dataclass(frozen=True)
+class Participant:
+    """A network and data, for a `Federation` in one program or for one between machines.
+
+    A network that classifies gives away its representation: what goes into its last linear layer.
+    `layer` names another one, and a projection is added where the width differs from the others'.
+    uint8 inputs [n, c, h, w] are images, which reach `transform` and the network as floats in
+    [-1, 1]; all others become float32.
+    """
+
+    network: nn.Module
+    data: Data
+    name: str = ""
+    layer: str | None = None  # whose output is the representation
+    transform: Transform | None = None  # between the data and the network, for every batch
+    weights: Path | str | None = None  # a safetensors file for the network to start from
+    frozen: bool = False  # the network stays as it is; only a projection and the header train
+    image_size: int = IMAGE_SIZE  # to which pictures of any size are scaled
+
+    def source(self, classes: Sequence[str] | None = None) -> Source:
+        """The data as tensors, their labels among `classes`."""
+        return source_of(self.data, classes, self.image_size)
+
+    def extractor(
+        self, shape: tuple[int, ...], classes: int, rep_dim: int | None = None
+    ) -> Brought:
+        """The network as an extractor of inputs of that shape."""
+        return Brought(
+            self.network,
+            shape,
+            self.layer,
+            self.transform,
+            self.weights,
+            self.frozen,
+            classes,
+            rep_dim,
+        )

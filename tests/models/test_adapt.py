@@ -1,0 +1,181 @@
+"""Any network becomes an extractor: its representation is found, projected, frozen, loaded."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fedgh.errors import ConfigError
+from fedgh.models import extractor
+from fedgh.models.adapt import Brought, Pixels, adapt
+
+SHAPE = (3, 8, 8)
+
+
+class Classifier(nn.Module):
+    """As most published networks are built: features, pooling, and a classifier at the end."""
+
+    def __init__(self, head: str = "fc", classes: int = 5) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU())
+        self.add_module(head, nn.Linear(6, classes))
+        self.last = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.get_submodule(self.last)(self.features(x).mean((2, 3)))
+        return out
+
+
+def batch(n: int = 4, shape: tuple[int, ...] = SHAPE) -> Tensor:
+    return torch.randn(n, *shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("network", "head", "width"),
+    [
+        (Classifier("fc", 1000), "fc", 6),
+        (Classifier("classifier", 1000), "classifier", 6),
+        (Classifier("scores", 5), "scores", 6),  # as wide as there are classes
+        (Classifier("scores", 7), None, 7),
+        (Classifier("fc", 9), None, 9),  # as wide as was agreed
+        (nn.Sequential(nn.Flatten(), nn.Linear(192, 20), nn.ReLU(), nn.Linear(20, 5)), "3", 20),
+        (nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.ReLU()), None, 5),
+        (nn.Sequential(nn.Flatten(), nn.LazyLinear(20), nn.ReLU(), nn.LazyLinear(5)), "3", 20),
+        (nn.Conv2d(3, 12, 3), None, 12),
+    ],
+)
+def test_the_representation_is_found(network: nn.Module, head: str | None, width: int) -> None:
+    found = Brought(network, SHAPE, classes=5, rep_dim=9)
+    assert (found.head, found.width) == (head, width)
+    assert found(SHAPE, 16)(batch()).shape == (4, 16)
+
+
+def test_what_goes_into_the_head_is_what_comes_out() -> None:
+    network = Classifier().eval()
+    found = adapt(network, SHAPE, 6).eval()
+    expected = network.features(batch()).mean((2, 3))
+    assert found(batch()).equal(expected)
+    assert not any("fc" in name for name in found.state_dict())
+    assert network.fc is not None, "the network that was given is left alone"
+
+
+def test_a_layer_may_be_named() -> None:
+    network = Classifier().eval()
+    found = Brought(network, SHAPE, layer="features.0")
+    assert found.width == 6
+    expected = network.features[0](batch()).flatten(2).mean(2)
+    assert torch.allclose(found(SHAPE, 6).eval()(batch()), expected)
+    with pytest.raises(ConfigError, match=r"has no layer 'features.9'; the last are .*fc"):
+        Brought(network, SHAPE, layer="features.9")(SHAPE, 6)
+
+
+def test_a_frozen_network_stays_as_it_is() -> None:
+    model = adapt(Classifier(), SHAPE, 4, frozen=True)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    trainable = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert trainable == ["projection.weight", "projection.bias"]
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    model.train()
+    model(batch()).square().sum().backward()
+    optimizer.step()
+    changed = {
+        name for name, tensor in model.state_dict().items() if not tensor.equal(before[name])
+    }
+    assert changed == set(trainable), "not even the statistics of the batch normalisation"
+
+
+def test_weights_come_from_a_file(tmp_path: Path) -> None:
+    trained = Classifier(classes=1000).eval()
+    path = tmp_path / "weights.safetensors"
+    save_file(trained.state_dict(), path)
+    # Its classifier has other classes than ours: it is taken off before.
+    found = adapt(Classifier(classes=5), SHAPE, 6, weights=path).eval()
+    assert found(batch()).equal(trained.features(batch()).mean((2, 3)))
+    state = trained.state_dict()
+    state["features.0.weight"] = torch.zeros(6, 3, 5, 5)
+    del state["features.0.bias"]
+    save_file({**state, "extra": torch.zeros(1)}, path)
+    with pytest.raises(
+        ConfigError, match=r"features.0.bias is missing; extra is not in .*\[6, 3, 5"
+    ):
+        adapt(Classifier(), SHAPE, 6, weights=path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(ConfigError, match="not a readable safetensors file"):
+        adapt(Classifier(), SHAPE, 6, weights=path)
+
+
+def test_pixels_are_brought_to_what_a_network_expects() -> None:
+    white = torch.ones(2, 3, 8, 8)
+    out = Pixels(size=16)(white)
+    assert out.shape == (2, 3, 16, 16)
+    expected = (1 - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])
+    assert torch.allclose(out[0, :, 5, 5], expected)
+    assert Pixels()(torch.ones(2, 1, 8, 8)).shape == (2, 3, 8, 8), "grey becomes colour"
+    found = Brought(Classifier(), (1, 8, 8), transform=Pixels())
+    assert found(SHAPE, 6)(batch(shape=(1, 8, 8))).shape == (4, 6)
+
+
+def test_mistakes_are_told_in_words() -> None:
+    with pytest.raises(ConfigError, match=r"Classifier fails on inputs of shape \(4,\)"):
+        _ = Brought(Classifier(), (4,)).width
+    with pytest.raises(ConfigError, match="gives a str instead of a tensor"):
+        _ = Brought(Says(), SHAPE).width
+
+
+class Says(nn.Module):
+    def forward(self, x: Tensor) -> str:
+        return "cat"
+
+
+def test_the_fingerprint_is_that_of_the_weights() -> None:
+    one = Classifier()
+    assert Brought(one, SHAPE).digest == Brought(one, SHAPE).digest
+    assert Brought(one, SHAPE).digest != Brought(Classifier(), SHAPE).digest
+
+
+def test_networks_of_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        image_size=8,
+        patch_size=4,
+        num_labels=3,
+    )
+    for network in (transformers.ViTModel(config), transformers.ViTForImageClassification(config)):
+        found = Brought(network, SHAPE)
+        assert found.width == 16
+        assert found(SHAPE, 6)(batch()).shape == (4, 6)
+    transformers.ViTModel(config).save_pretrained(tmp_path / "vit")
+    assert extractor(f"transformers/{tmp_path}/vit")(SHAPE, 6)(batch()).shape == (4, 6)
+    words = transformers.BertModel(
+        transformers.BertConfig(
+            vocab_size=50,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+        )
+    )
+    found = Brought(words, (7,), transform=Tensor.long)
+    assert found(SHAPE, 6)(torch.full((4, 7), 3.0)).shape == (4, 6)
+
+
+@pytest.mark.parametrize(("library", "name"), [("timm", "resnet10t"), ("torchvision", "resnet18")])
+def test_networks_of_other_libraries(library: str, name: str) -> None:
+    try:
+        __import__(library)
+    except (ImportError, RuntimeError) as error:
+        with pytest.raises(ConfigError, match=f"needs {library}: pip install {library}"):
+            extractor(f"{library}/{name}")((3, 32, 32), 6)
+        pytest.skip(f"{library}: {error}")
+    made: Any = extractor(f"{library}/{name}")((3, 32, 32), 6)
+    assert made.eval()(batch(shape=(3, 32, 32))).shape == (4, 6)
+    assert made.body.network is not None
+    with pytest.raises(ConfigError, match=f"{library} cannot make 'resnet19t'"):
+        extractor(f"{library}/resnet19t")((3, 32, 32), 6)
