@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 
 import pytest
 
@@ -102,13 +103,26 @@ def test_what_was_not_checked_is_not_claimed() -> None:
     assert "NOT CHECKED" in words
 
 
-@pytest.mark.parametrize("text", ["", "Traceback", "{}", "[]", '{"dependencies": [1]}'])
 def test_no_answer_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(vulnerabilities, "ask", lambda: "")
+    assert vulnerabilities.main() == 0
+    assert "NOT CHECKED" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["Traceback", "{}", "[]", '{"dependencies": [1]}'])
+def test_an_answer_that_is_none_fails(
     text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(vulnerabilities, "ask", lambda: text)
-    assert vulnerabilities.main() == 0
-    assert "NOT CHECKED" in capsys.readouterr().out
+    assert vulnerabilities.main() == 1
+    assert "the check failed" in capsys.readouterr().out
+
+
+def test_a_check_that_does_not_work_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert vulnerabilities.main() == 1
 
 
 def test_a_registry_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Ask the registry about known vulnerabilities of the locked packages: `make check`.
 
-One that is known fails. Where the registry cannot be reached or knows nothing, that is said, and
-nothing is claimed.
+One that is known fails, and so does a check that does not work. Where the registry cannot be
+reached or knows nothing, that is said, and nothing is claimed.
 """
 
 import json
@@ -14,6 +14,9 @@ from tools.lock import LOCK, locked
 
 PATIENCE = 120
 """Seconds for all packages together."""
+
+UNREACHABLE = ("ConnectionError", "ConnectTimeout", "Max retries exceeded", "ServiceError")
+"""What pip-audit says when it has no way to the registry."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,10 @@ def read(report: str) -> Findings:
 
 
 def ask() -> str:
-    """Have pip-audit write a report; nothing when it cannot."""
+    """Have pip-audit write a report; nothing when the registry does not answer.
+
+    RuntimeError when it is not the registry's fault.
+    """
     command = [sys.executable, "-m", "pip_audit", "--requirement", str(LOCK), "--no-deps"]
     options = ["--disable-pip", "--format", "json", "--progress-spinner", "off", "--timeout", "5"]
     try:
@@ -66,7 +72,9 @@ def ask() -> str:
         )
     except subprocess.TimeoutExpired:
         return ""
-    return done.stdout
+    if done.stdout or any(words in done.stderr for words in UNREACHABLE):
+        return done.stdout
+    raise RuntimeError(f"pip-audit ended with {done.returncode}: {done.stderr.strip()[-500:]}")
 
 
 def main() -> int:
@@ -74,9 +82,13 @@ def main() -> int:
     names = locked(LOCK.read_text(encoding="utf-8"))
     print(f"asking about {len(names)} packages, for at most {PATIENCE} s", flush=True)
     try:
-        good, words = read(ask()).verdict(len(names))
-    except ValueError:
-        good, words = True, "vulnerabilities: NOT CHECKED, the registry cannot be reached"
+        report = ask()
+        if report:
+            good, words = read(report).verdict(len(names))
+        else:
+            good, words = True, "vulnerabilities: NOT CHECKED, the registry cannot be reached"
+    except (RuntimeError, ValueError) as error:
+        good, words = False, f"vulnerabilities: the check failed: {error}"
     print(words)
     return 0 if good else 1
 

@@ -79,9 +79,10 @@ class PrivacySection(_Section):
 
 
 class RunSection(_Section):
-    """How it is computed and looked at. Nothing here changes what is learned.
+    """How it is computed and looked at. Nothing here changes what honest clients learn.
 
-    (Another device rounds differently, and draws its own dropout.)
+    Another device rounds differently, and draws its own dropout. `strikes` and `largest_norm`
+    decide who is still listened to, and who misses the `deadline` is not heard.
     """
 
     engine: Literal["serial", "workers", "ray"] = "workers"

@@ -99,7 +99,7 @@ class Experiment:
             raise MethodError(str(error)) from None
 
     def fingerprint(self) -> str:
-        """The same for two experiments exactly when they would compute the same."""
+        """The same for two experiments exactly when honest clients would compute the same."""
         settings = json.dumps(self.config.portable(), sort_keys=True)
         digest = hashlib.blake2b(settings.encode(), digest_size=16)
         for source in self.sources:

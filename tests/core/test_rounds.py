@@ -106,6 +106,36 @@ def test_a_bad_upload_is_rejected_and_never_seen_by_the_method() -> None:
     assert fed.server["total"].item() == 2
 
 
+def test_what_a_rejected_client_says_of_itself_does_not_count() -> None:
+    def answer(job: Job) -> Reply:
+        usual = Scripted.usual(job)
+        if job.client_id != 2:
+            return replace(usual, metrics=usual.metrics | {"train_loss": 1.0})
+        boasts = dict.fromkeys((*METRICS, "train_loss", "anything"), 1e9)
+        return replace(usual, up=b"garbage", metrics=boasts, seconds={"train": 1e9})
+
+    fed = federation(Scripted(answer))
+    record = fed.round(1)
+    assert (record["accuracy"], record["train_loss"], record["measured"]) == (0.5, 1.0, {})
+    assert record["accuracy_per_client"] == [0.5, 0.5, None, 0.5]
+    assert record["seconds"]["train"] == 0
+    assert fed.state()["trained"].tolist() == [1, 1, 1, 1], "it has trained all the same"
+
+
+def test_a_round_after_which_nobody_would_accept_the_server_changes_nothing() -> None:
+    def answer(job: Job) -> Reply:
+        return Scripted.usual(job, value=3.0 if job.round in (2, 4, 5, 6) else 1.0)
+
+    fed = federation(Scripted(answer), largest_norm=10.0)
+    discarded = [fed.round(number)["discarded"] for number in (1, 2, 3)]
+    assert discarded == [None, "the server's 'total' would have a row of norm 16", None]
+    assert fed.server["total"].item() == 8
+    fed.round(4)
+    fed.round(5)
+    with pytest.raises(RunError, match=r"norm 20, for the 3rd time in a row; lower the server's"):
+        fed.round(6)
+
+
 def test_three_strikes_and_a_client_is_set_aside() -> None:
     def answer(job: Job) -> Reply:
         if job.client_id == 2:
@@ -172,11 +202,12 @@ def test_a_weight_of_nothing_is_rejected() -> None:
 
 def test_the_norm_of_what_is_sent_has_a_bound() -> None:
     fed = federation(
-        Scripted(lambda job: Scripted.usual(job, value=10.0**job.client_id)), largest_norm=100
+        Scripted(lambda job: Scripted.usual(job, value=(1.0, 2.0, 3.0, 101.0)[job.client_id])),
+        largest_norm=100,
     )
     record = fed.round(1)
     assert [item["client"] for item in record["rejected"]] == [3]
-    assert fed.server["total"].item() == 111
+    assert fed.server["total"].item() == 6
 
 
 def test_a_methods_own_numbers_are_averaged_over_those_who_report_them() -> None:

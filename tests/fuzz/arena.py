@@ -99,7 +99,7 @@ def start(name: str) -> Payload:
     server = init_server(name)
     before = Federation.initial_state(TASK, server, METRICS)
     spec = method_of(name).upload_spec(TASK, server)
-    federation = Federation(TASK, method_of(name), Answers(_sent(spec), {}), before)
+    federation = Federation(TASK, method_of(name), Answers(_sent(name, spec), {}), before)
     federation.round(1)
     return federation.state()
 
@@ -113,7 +113,7 @@ def spec_of(name: str) -> wire.Spec:
 @cache
 def honest_uploads(name: str) -> dict[int, bytes]:
     """What the clients send if all are honest."""
-    return _sent(spec_of(name))
+    return _sent(name, spec_of(name))
 
 
 @cache
@@ -123,5 +123,8 @@ def without_hostile(name: str, defence: Defence) -> Payload:
     return play(name, there, defence=defence).server
 
 
-def _sent(spec: wire.Spec) -> dict[int, bytes]:
-    return {client: wire.to_bytes(honest(spec, seed=client)) for client in range(CLIENTS)}
+def _sent(name: str, spec: wire.Spec) -> dict[int, bytes]:
+    payloads = [honest(spec, seed=client) for client in range(CLIENTS)]
+    if name == "fd":  # means of distributions
+        payloads = [{**sent, "means": sent["means"].softmax(1)} for sent in payloads]
+    return {client: wire.to_bytes(sent) for client, sent in enumerate(payloads)}

@@ -1,6 +1,7 @@
 """Weighted means over a stream of uploads, and whole networks as payloads."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -58,5 +59,13 @@ def load_network(network: nn.Module, payload: Payload) -> None:
 
 
 def network_spec(state: Payload) -> wire.Spec:
-    """What a message with such a state looks like."""
+    """What a message with such a state looks like: no variance is negative."""
+    return {
+        name: replace(field, at_least=0 if name.endswith("running_var") else None)
+        for name, field in update_spec(state).items()
+    }
+
+
+def update_spec(state: Payload) -> wire.Spec:
+    """What a message with a change of such a state looks like."""
     return {name: wire.Field(t.dtype, tuple(t.shape)) for name, t in state.items()}

@@ -64,6 +64,9 @@ class Method(ABC):
     def upload_spec(self, task: Task, server: Payload) -> Spec:
         """The tensors an upload has; anything else is rejected."""
 
+    def check_upload(self, payload: Payload, largest_norm: float) -> None:  # noqa: B027
+        """Refuse, by WireError, what is as declared and yet cannot be meant."""
+
     @abstractmethod
     def download_specs(self, client: Client) -> Sequence[Spec]:
         """What a client may be sent: the tensors of one of these; anything else is refused."""

@@ -50,6 +50,7 @@ class Received:
     failed: list[dict[str, Any]] = field(default_factory=list)
     rejected: list[dict[str, Any]] = field(default_factory=list)
     dropped: Dropped = field(default_factory=Dropped)
+    discarded: str | None = None  # why the server is as it was before the round
     seconds: dict[str, float] = field(
         default_factory=lambda: {"train": 0.0, "summarise": 0.0, "evaluate": 0.0}
     )
@@ -146,12 +147,16 @@ class Federation:
             self._receive(jobs, received, on_reply, on_upload), received.dropped
         )
         update = time.perf_counter()
+        before = self.server
         self.server = self.method.server_update(self.server, uploads)
         for _ in uploads:  # a method need not listen to everybody, but everybody finishes
             pass
         server_seconds = time.perf_counter() - update - received.waited
 
+        received.discarded = self._too_large(participants[0])
         self._check_health(number, len(participants), received, evaluate)
+        if received.discarded is not None:
+            self.server = before
         self.bytes_total += received.bytes_up + bytes_down
         return {
             "round": number,
@@ -164,6 +169,7 @@ class Federation:
             "bytes_total": self.bytes_total,
             "wire_bytes": received.wire_bytes,
             "rejected": received.rejected,
+            "discarded": received.discarded,
             "dropped": [
                 {"client": client, "classes": classes}
                 for client, classes in received.dropped.classes.items()
@@ -236,6 +242,7 @@ class Federation:
                 received.rejected.append({"client": reply.client_id, "reason": str(error)})
                 self._strikes[reply.client_id] += 1
                 continue
+            self._note_numbers(reply, received)
             if upload is not None:
                 received.uploads += 1
                 received.bytes_up += wire.nbytes(upload.payload)
@@ -251,14 +258,20 @@ class Federation:
         if self.method.weighs_by_examples and reply.num_examples < 1:
             raise WireError(f"a weight of {reply.num_examples} samples")
         payload = wire.read(reply.up, [spec], self.largest_norm)
+        self.method.check_upload(payload, self.largest_norm)
         return Upload(reply.client_id, reply.num_examples, payload)
 
     def _note(self, reply: Reply, received: Received) -> None:
+        """What is so whatever the upload turns out to be."""
         if reply.error is not None:
             received.failed.append({"client": reply.client_id, "reason": reply.error})
         if reply.up is not None:
             self._stale[reply.client_id] = True
             self._trained[reply.client_id] = reply.round
+        received.wire_bytes += reply.wire_bytes
+
+    def _note_numbers(self, reply: Reply, received: Received) -> None:
+        """What a client says of itself, if nothing that it sent was rejected."""
         if self._scores.keys() <= reply.metrics.keys():
             self._stale[reply.client_id] = False
             for name, scores in self._scores.items():
@@ -268,7 +281,6 @@ class Federation:
                 received.losses.append(value)
             elif name not in self._scores:
                 received.measured.setdefault(name, []).append(value)
-        received.wire_bytes += reply.wire_bytes
         for phase, seconds in reply.seconds.items():
             received.seconds[phase] = received.seconds.get(phase, 0.0) + seconds
 
@@ -282,17 +294,37 @@ class Federation:
             out[f"{name}_per_client"] = _json_numbers(scores) if evaluated else None
         return out
 
+    def _too_large(self, client: int) -> str | None:
+        """Why no client would accept what the server now has to send; None if one would.
+
+        Uploads that are fine one by one may add up to that. A liar should not end the run: the
+        round then changes nothing.
+        """
+        for name, tensor in self.method.broadcast(self.server, client).items():
+            if tensor.is_floating_point():
+                norm = wire.largest_row_norm(tensor)
+                if self.largest_norm < norm < inf:
+                    return f"the server's '{name}' would have a row of norm {norm:.4g}"
+        return None
+
     def _check_health(
         self, number: int, participants: int, received: Received, evaluated: bool
     ) -> None:
         """End a run that cannot get anywhere, before its round is committed."""
-        self._empty_rounds = 0 if received.uploads else self._empty_rounds + 1
+        useful = received.uploads > 0 and received.discarded is None
+        self._empty_rounds = 0 if useful else self._empty_rounds + 1
+        often = self._empty_rounds >= MOST_EMPTY_ROUNDS
+        again = f", for the {MOST_EMPTY_ROUNDS}rd time in a row" if often else ""
         everybody = participants == self.task.num_clients
-        if self._empty_rounds >= (1 if everybody else MOST_EMPTY_ROUNDS):
+        if not received.uploads and (everybody or often):
             raise RunError(
-                f"round {number}: all {participants} participants failed"
-                + ("" if everybody else f", for the {MOST_EMPTY_ROUNDS}rd time in a row")
+                f"round {number}: all {participants} participants failed{again}"
                 + received.first_problem()
+            )
+        if received.discarded is not None and often:
+            raise RunError(
+                f"round {number}: {received.discarded}{again}; lower the server's learning rate, "
+                "or raise run.largest_norm"
             )
         if received.uploads < self.quorum * participants:
             raise RunError(

@@ -115,7 +115,7 @@ def _shape(field: Field) -> tuple[int | str, ...]:
 
 def _check_values(name: str, tensor: Tensor, field: Field, largest_norm: float) -> None:
     if tensor.is_floating_point():
-        norm = _largest_row_norm(tensor)
+        norm = largest_row_norm(tensor)
         if not norm < inf:
             raise WireError(f"'{name}' has values that are not finite")
         if norm > largest_norm:
@@ -131,7 +131,7 @@ def _check_values(name: str, tensor: Tensor, field: Field, largest_norm: float) 
             raise WireError(f"'{name}' names a class twice")
 
 
-def _largest_row_norm(tensor: Tensor) -> float:
+def largest_row_norm(tensor: Tensor) -> float:
     """Of what a class, a neuron or a filter has; in double precision, where no float overflows."""
     if tensor.numel() == 0:
         return 0.0

@@ -26,6 +26,7 @@ from fedgh.core.classwise import (
 from fedgh.core.local import class_means, sgd_epochs
 from fedgh.core.method import Method, Sharing
 from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
+from fedgh.errors import WireError
 
 
 def distillation(logits: Tensor, y: Tensor, targets: Tensor, filled: Tensor) -> Tensor:
@@ -106,6 +107,12 @@ class FD(Method):
     def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
         """One mean output for each local class."""
         return for_each_class(task, means=_outputs(task))
+
+    def check_upload(self, payload: Payload, largest_norm: float) -> None:
+        """A mean of distributions is one: its parts add up to 1."""
+        off = (payload["means"].double().sum(1) - 1).abs()
+        if bool((off > 0.01).any()):
+            raise WireError(f"'means' has a row that adds up to 1 ± {float(off.max()):.3g}")
 
     def download_specs(self, client: Client) -> list[wire.Spec]:
         """Mean outputs for some classes."""

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fedgh.core import wire
-from fedgh.core.average import WeightedMean, load_network, network_spec, network_state
+from fedgh.core.average import WeightedMean, load_network, network_state, update_spec
 from fedgh.core.local import sgd_epochs
 from fedgh.core.losses import distill
 from fedgh.core.method import Method
 from fedgh.core.types import Client, Payload, SplitModel, Task, Upload, part, prefixed
+from fedgh.errors import WireError
 from fedgh.models import shared_model
 
 LEFT, RIGHT = ".left", ".right"
@@ -65,7 +66,7 @@ def compressed_spec(update: Payload) -> wire.Spec:
     spec: dict[str, wire.Field] = {}
     for name, tensor in update.items():
         if tensor.ndim < 2:
-            spec |= network_spec({name: tensor})
+            spec[name] = wire.Field(tensor.dtype, tuple(tensor.shape))
         else:
             outputs, inputs = tensor.flatten(1).shape
             rank = wire.Dim(f"rank of {name}", min(outputs, inputs))
@@ -169,11 +170,18 @@ class FedKD(Method):
         """An update, compressed."""
         return compressed_spec(part(server, "sum."))
 
+    def check_upload(self, payload: Payload, largest_norm: float) -> None:
+        """The norms of factors say little about that of their product."""
+        for name, tensor in expand(payload).items():
+            norm = wire.largest_row_norm(tensor)
+            if norm > largest_norm:
+                raise WireError(f"'{name}' has a row of norm {norm:.4g}, above {largest_norm:g}")
+
     def download_specs(self, client: Client) -> list[wire.Spec]:
         """Nothing in the first round; later an update, or the sum of all."""
         whole = network_state(shared_model(self.shared, client.task))
         return [
             {},
             compressed_spec(prefixed("last.", whole)),
-            network_spec(prefixed("sum.", whole)),
+            update_spec(prefixed("sum.", whole)),
         ]

@@ -118,6 +118,8 @@ def _problems(runs: Sequence[NamedRun]) -> Section | None:
 def _problems_of(round: Round) -> Iterator[list[Value]]:
     for problem in round.failed:
         yield [problem.client, "failed", problem.reason]
+    if round.discarded is not None:
+        yield ["server", "round discarded", round.discarded]
     for problem in round.rejected:
         aside = "; set aside" if problem.client in round.set_aside else ""
         yield [problem.client, "upload rejected", problem.reason + aside]

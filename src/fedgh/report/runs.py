@@ -55,6 +55,7 @@ class Round(_Checked):
     wire_bytes: Bytes = 0
     failed: list[Problem]
     rejected: list[Problem]
+    discarded: str | None = None
     dropped: list[LeftOut] = []
     set_aside: list[int] = []
     seconds: dict[str, Seconds]

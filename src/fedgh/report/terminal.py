@@ -128,6 +128,12 @@ class Live:
                 style="yellow",
                 markup=False,
             )
+        if record["discarded"] is not None:
+            self.console.print(
+                f"round {record['round']} is discarded: {record['discarded']}",
+                style="yellow",
+                markup=False,
+            )
         for client in sorted(set(record["set_aside"]) - self._aside):
             self.console.print(
                 f"round {record['round']}: client {client} is set aside: too many of its uploads "

@@ -1,0 +1,40 @@
+"""What is as declared and still no honest client sends."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedgh.core import wire
+from fedgh.core.average import network_spec, network_state, update_spec
+from fedgh.errors import WireError
+from fedgh.methods.fd import FD
+from fedgh.methods.fedkd import LEFT, RIGHT, FedKD, compress
+
+
+def test_a_variance_is_not_negative() -> None:
+    state = network_state(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    wire.check(state, network_spec(state))
+    hostile = {**state, "1.running_var": torch.tensor([1.0, -1.0])}
+    with pytest.raises(WireError, match=r"'1.running_var' has values below 0"):
+        wire.check(hostile, network_spec(state))
+    wire.check(hostile, update_spec(state))  # a change may well be negative
+
+
+def test_mean_outputs_add_up_to_one() -> None:
+    rows = torch.randn(3, 100).softmax(1)
+    FD().check_upload({"means": rows}, 1000.0)
+    for hostile in (torch.ones(1, 100), torch.zeros(1, 100), rows * 1.02):
+        with pytest.raises(WireError, match="a row that adds up to 1 ±"):
+            FD().check_upload({"means": hostile}, 1000.0)
+
+
+def test_factors_of_allowed_norms_have_a_product_of_any_norm() -> None:
+    factors = compress({"weight": torch.randn(4, 6)}, energy=1.0)
+    FedKD().check_upload(factors, 100.0)
+    hostile = {
+        f"weight{LEFT}": torch.full((4, 4), 40.0),
+        f"weight{RIGHT}": torch.full((4, 6), 40.0),
+    }
+    assert max(map(wire.largest_row_norm, hostile.values())) < 100
+    with pytest.raises(WireError, match=r"'weight' has a row of norm 1.568e\+04, above 100"):
+        FedKD().check_upload(hostile, 100.0)
