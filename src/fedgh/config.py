@@ -64,7 +64,7 @@ class DataSection(_Section):
 class ModelSection(_Section):
     """The extractors, dealt round-robin over the clients, and the width they share."""
 
-    zoo: NameList = Field(["cnn1", "cnn2", "cnn3", "cnn4", "cnn5"], min_length=1)  # names
+    zoo: NameList = Field(["cnn1", "cnn2", "cnn3", "cnn4", "cnn5"], min_length=1)  # dealt in turn
     rep_dim: int = Field(500, ge=1)  # numbers in a representation
 
 

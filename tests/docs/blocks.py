@@ -58,6 +58,4 @@ def commands(block: Block) -> Iterator[Command]:
 def _block(page: str, text: str, found: re.Match[str]) -> Block:
     before = text[: found.start()]
     said = NAMED.search(before.rstrip().rpartition("\n\n")[2].replace("\n", " "))
-    return Block(
-        page, before.count("\n") + 1, found[2], found[3], said[1] if said else None
-    )
+    return Block(page, before.count("\n") + 1, found[2], found[3], said[1] if said else None)

@@ -60,6 +60,5 @@ def test_a_notebook_becomes_a_page(tmp_path: Path) -> None:
         "```text\nbold\n```",
         f"![what the code above has drawn](data:image/png;base64,{picture})",
         "![what the code above has drawn](data:image/svg+xml;base64,PHN2Zy8+)",
-        "````text\n```4\n````",
-        "[This page as a notebook](tour.ipynb)\n",
+        "````text\n```4\n````\n",
     ]

@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Annotated, Literal
 
 import pytest
@@ -14,8 +14,9 @@ from fedgh.methods import METHODS
 from tests.docs.blocks import ROOT
 from tools.site import api, commands, settings
 
-SECTIONS = {name: field.annotation for name, field in Config.model_fields.items()}
+SECTIONS = {name: found.annotation for name, found in Config.model_fields.items()}
 SECTIONS.pop("method")
+NAMED = "A named experiment or a TOML file."
 
 
 class Example(BaseModel):
@@ -28,7 +29,7 @@ class Example(BaseModel):
 
 @dataclass
 class Other:
-    names: Annotated[list[str], Field(min_length=1)] = Field(default_factory=list)
+    names: Annotated[list[str], Field(min_length=1)] = field(default_factory=list)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,13 @@ def test_every_command_and_option_is_there() -> None:
     assert len(headings) == len(set(headings))
     assert {"run", "resume", "list", "data fetch", "flower join", "version"} <= set(headings)
     run = page.partition("## fedgh run")[2].partition("\n## ")[0]
-    for words in ("`--set` `SECTION.KEY=VALUE`", "`--quiet`, `-q`", "`[NAME|FILE.toml]`", "`demo`"):
+    for words in (
+        "`--set` `SECTION.KEY=VALUE`",
+        "`--quiet`, `-q`",
+        "`[NAME|FILE.toml]`",
+        "`demo`",
+        NAMED,
+    ):
         assert words in run
 
 

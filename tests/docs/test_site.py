@@ -1,4 +1,4 @@
-"""The site is built without a warning, needs nothing from elsewhere, and can be searched offline."""
+"""The site is built without a warning, needs nothing from elsewhere, and is searched offline."""
 
 import re
 import shutil

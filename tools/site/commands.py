@@ -9,9 +9,9 @@ from fedgh.cli import app
 
 HEAD = """# Commands
 
-Every command says the same with `--help`. A mistake ends with one line that says what to do about it,
-and exit code 2 when the command or the configuration is wrong, 1 when something else is; Ctrl-C ends
-with 130 and a word on how to go on.
+Every command says the same with `--help`. A mistake ends with one line that says what to do about
+it, and exit code 2 when the command or the configuration is wrong, 1 when something else is;
+Ctrl-C ends with 130 and a word on how to go on.
 """
 
 
@@ -49,14 +49,18 @@ def _section(context: click.Context) -> str:
 
 
 def _row(parameter: click.Parameter, context: click.Context) -> str:
-    names = [*parameter.opts, *parameter.secondary_opts]
-    value = parameter.make_metavar(context)
-    switch = getattr(parameter, "is_flag", False)
-    if isinstance(parameter, click.Argument):
-        shown = f"`{value}`"
-    else:
-        shown = ", ".join(f"`{name}`" for name in names) + ("" if switch else f" `{value}`")
-    return f"| {shown} | {getattr(parameter, 'help', None) or ''} | {_default(parameter)} |"
+    names = [] if isinstance(parameter, click.Argument) else parameter.opts
+    value = parameter.make_metavar(context).removesuffix(" RANGE")
+    shown = ", ".join(f"`{name}`" for name in [*names, *parameter.secondary_opts])
+    if not getattr(parameter, "is_flag", False):
+        shown += f" `{value}`"
+    return f"| {shown.strip()} | {_help(parameter, context)} | {_default(parameter)} |"
+
+
+def _help(parameter: click.Parameter, context: click.Context) -> str:
+    """As it is written at the command: with some versions of click, arguments lose theirs."""
+    said = context.command.callback.__annotations__[parameter.name].__metadata__
+    return str(next(part.help for part in said if hasattr(part, "help")) or "")
 
 
 def _default(parameter: click.Parameter) -> str:

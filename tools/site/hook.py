@@ -28,8 +28,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     entries = config.nav or []
     results = next(entry["Results"] for entry in entries if "Results" in entry)
     results += [path for path in found if path not in results]
-    notebooks = [path.with_suffix(".md").relative_to(docs).as_posix() for path in _notebooks(docs)]
-    if notebooks:
+    if notebooks := list(_notebooks(docs)):
         guides = next(entry["Guides"] for entry in entries if "Guides" in entry)
         guides.append({"Notebooks": notebooks})
     return config
@@ -44,9 +43,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, uri, content=page()))
     for asset in sorted(ASSETS.iterdir()):
         files.append(File.generated(config, f"assets/{asset.name}", abs_src_path=str(asset)))
-    for path in _notebooks(docs):
-        uri = path.with_suffix(".md").relative_to(docs).as_posix()
-        files.append(File.generated(config, uri, content=notebook.page(path)))
+    for uri, source in _notebooks(docs).items():
+        files.append(File.generated(config, uri, content=notebook.page(source)))
     wanted = _linked(files, docs)
     for file in list(files):
         is_result = file.src_uri.startswith("results/") and not file.is_documentation_page()
@@ -61,26 +59,27 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
     """Links as they work in the site."""
-    uri = page.file.src_uri
+    uri, docs = page.file.src_uri, Path(config.docs_dir)
     if uri in GENERATED:
         return markdown
-    return moved(_source(uri, Path(config.docs_dir)), uri, markdown)
+    text = moved(_source(uri, docs), uri, markdown)
+    own = _notebooks(docs).get(uri)
+    return f"{text}\n[This page as a notebook]({own.name})\n" if own else text
 
 
 def _linked(files: Files, docs: Path) -> set[str]:
     """The files of the repository that any page links to."""
     pages = [file for file in files.documentation_pages() if file.src_uri not in GENERATED]
     return {
-        path
-        for file in pages
-        for path in linked(_source(file.src_uri, docs), file.content_string)
+        path for file in pages for path in linked(_source(file.src_uri, docs), file.content_string)
     }
 
 
 def _source(uri: str, docs: Path) -> str:
-    notebooks = {path.with_suffix(".md").relative_to(docs).as_posix() for path in _notebooks(docs)}
-    return in_repository(uri, frozenset(notebooks))
+    return in_repository(uri, _notebooks(docs))
 
 
-def _notebooks(docs: Path) -> list[Path]:
-    return sorted(docs.glob("notebooks/*.ipynb"))
+def _notebooks(docs: Path) -> dict[str, Path]:
+    """The pages that are made from notebooks, and these."""
+    found = sorted(docs.glob("notebooks/*.ipynb"))
+    return {path.with_suffix(".md").relative_to(docs).as_posix(): path for path in found}

@@ -13,8 +13,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 def page(path: Path) -> str:
     """Markdown of the whole notebook; pictures are part of it."""
     cells = nbformat.read(path, as_version=4).cells
-    parts = [part for cell in cells for part in _cell(cell)]
-    return "\n\n".join([*parts, f"[This page as a notebook]({path.name})"]) + "\n"
+    return "\n\n".join(part for cell in cells for part in _cell(cell)) + "\n"
 
 
 def _cell(cell: Any) -> list[str]:

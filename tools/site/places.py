@@ -3,6 +3,7 @@
 Links are written as they work in the repository; pages and what they link to may move in the site.
 """
 
+from collections.abc import Container
 from posixpath import dirname, join, normpath, relpath
 
 from tools.site import links
@@ -27,7 +28,7 @@ def in_site(path: str) -> str:
     return f"files/{path}"
 
 
-def in_repository(uri: str, notebooks: frozenset[str]) -> str:
+def in_repository(uri: str, notebooks: Container[str]) -> str:
     """The file behind a page of the site; `notebooks` are the pages that are made from one."""
     outside = {place: path for path, place in OUTSIDE.items()}
     if uri in outside:

@@ -13,9 +13,10 @@ from fedgh.methods import METHODS
 
 HEAD = """# Configuration
 
-An experiment is a TOML file. A key that it leaves out has its default; `--set section.key=value` changes any
-key on the command line, and `fedgh run` writes all of them, as they were used, into `config.toml` of the run
-folder. A key that does not exist, or a value that makes no sense, is refused before anything runs.
+An experiment is a TOML file. A key that it leaves out has its default; `--set section.key=value`
+changes any key on the command line, and `fedgh run` writes all of them, as they were used, into
+`config.toml` of the run folder. A key that does not exist, or a value that makes no sense, is
+refused before anything runs.
 """
 
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
@@ -75,8 +76,8 @@ def kind(schema: dict[str, Any]) -> str:
     if schema.get("format") == "path":
         return "path"
     if schema["type"] == "array":
-        return f"list of {kind(schema['items'])}"
-    bounds = [f"{sign} {schema[name]:g}" for name, sign in BOUNDS.items() if name in schema]
+        return f"list of {kind(schema['items'])}".replace("number", "numbers")
+    bounds = [f"{sign} {schema[name]}" for name, sign in BOUNDS.items() if name in schema]
     return ", ".join([WORDS[schema["type"]], *bounds])
 
 
