@@ -40,6 +40,7 @@ def test_the_tables_name_only_what_is_there() -> None:
     everything = [block for found in BLOCKS.values() for block in found]
     typed = {c.text for b in everything if b.language == "console" for c in commands(b)}
     assert set(NOT_RUN) <= typed
+    assert set(GIVEN) <= set(PAGES)
     for page, words in BLOCKS_ELSEWHERE:
         assert sum(words in block.text for block in BLOCKS[page]) == 1
 
