@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test fuzz test-faults test-slow check setup bench clean
+.PHONY: run test fuzz test-faults test-slow check docs setup bench clean
 
 run: $(VENV)/run.done  ## train FedGH on the embedded digits
 	$(BIN)/fedgh run demo
@@ -26,13 +26,16 @@ check: $(VENV)/dev.done  ## style, types, and the packages we depend on
 	$(BIN)/python -m tools.licences
 	$(BIN)/python -m tools.vulnerabilities
 
+docs: $(VENV)/dev.done  ## the documentation as a site that needs no network: site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 setup: $(VENV)/dev.done  ## everything a contributor needs, in .venv
 
 bench: $(VENV)/dev.done  ## speed and scale beside the limit of the machine; QUICK=1 for less
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
 
 clean:
-	rm -rf $(VENV) dist
+	rm -rf $(VENV) dist site
 
 # requirements.lock constrains every version; pyproject.toml says what is needed.
 $(VENV)/run.done: pyproject.toml requirements.lock

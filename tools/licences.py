@@ -31,6 +31,7 @@ CLASSIFIED = {
 """The classifiers of the registry, in the words of SPDX."""
 
 REVIEWED = {
+    "asttokens": "Apache-2.0",
     "dp-accounting": "Apache-2.0",
     "protobuf": "BSD-3-Clause",
     "pysocks": "BSD-3-Clause",

@@ -33,21 +33,21 @@ class _Section(BaseModel):
 class FederationSection(_Section):
     """Who takes part, for how long."""
 
-    clients: int = Field(10, ge=1)
-    rounds: int = Field(10, ge=1, lt=2**31)
+    clients: int = Field(10, ge=1)  # in the whole federation
+    rounds: int = Field(10, ge=1, lt=2**31)  # from start to end
     participation: float = Field(1.0, gt=0, le=1)  # share of the clients in each round
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0)  # of the partition, weights, batches and all else
     target: float | None = Field(None, gt=0, le=1)  # accuracy whose cost is reported
 
 
 class DataSection(_Section):
     """Which data, and how they are dealt to the clients."""
 
-    name: str = "digits"
+    name: str = "digits"  # one of `fedgh list datasets`
     dir: Path | None = None  # holds the official files; else $FEDGH_DATA, else the user cache
     path: Path | None = None  # your own file (npz) or folder (image-folder)
     image_size: int = Field(32, ge=1)  # what the images of a folder are scaled to
-    partition: Literal["classes", "dirichlet", "iid"] = "classes"
+    partition: Literal["classes", "dirichlet", "iid"] = "classes"  # who gets which samples
     classes_per_client: int = Field(2, ge=1)  # for "classes"
     alpha: float = Field(0.5, gt=0)  # for "dirichlet"
     classes: NameList | None = None  # for "private": the names of all classes
@@ -64,16 +64,16 @@ class DataSection(_Section):
 class ModelSection(_Section):
     """The extractors, dealt round-robin over the clients, and the width they share."""
 
-    zoo: NameList = Field(["cnn1", "cnn2", "cnn3", "cnn4", "cnn5"], min_length=1)
-    rep_dim: int = Field(500, ge=1)
+    zoo: NameList = Field(["cnn1", "cnn2", "cnn3", "cnn4", "cnn5"], min_length=1)  # dealt in turn
+    rep_dim: int = Field(500, ge=1)  # numbers in a representation
 
 
 class PrivacySection(_Section):
     """What uploads may tell about a client's samples; see `privacy.mechanism`."""
 
-    protects: Literal["nothing", "sample", "client"] = "nothing"
+    protects: Literal["nothing", "sample", "client"] = "nothing"  # what is hidden among others
     epsilon: float = Field(8.0, gt=0, le=1000)  # of a client that takes part in every round
-    delta: float = Field(1e-5, ge=1e-100, lt=1)
+    delta: float = Field(1e-5, ge=1e-100, lt=1)  # the chance with which ε may not hold
     clip: float = Field(10.0, gt=0)  # the largest L2 norm of one sample's vector
     counts: Literal["public", "secret"] = "public"  # the samples of each class, for "sample"
 
@@ -85,14 +85,14 @@ class RunSection(_Section):
     decide who is still listened to, and who misses the `deadline` is not heard.
     """
 
-    engine: Literal["serial", "workers", "ray"] = "workers"
+    engine: Literal["serial", "workers", "ray"] = "workers"  # where the clients run
     workers: int = Field(0, ge=0)  # processes; 0 = one per core, or per graphics card
     address: str = "local"  # of a Ray cluster; "auto" = the one this machine belongs to
-    device: Literal["cpu", "cuda", "mps", "auto"] = "cpu"
+    device: Literal["cpu", "cuda", "mps", "auto"] = "cpu"  # where their models are
     memory: float = Field(4.0, gt=0)  # GiB of clients kept in memory; the others wait in files
     eval_every: int = Field(1, ge=1)  # rounds between evaluations; the last is always evaluated
     evaluate: Literal["all", "trained"] = "all"  # whose mean: all clients, or those that took part
-    checkpoint_every: int = Field(1, ge=1)
+    checkpoint_every: int = Field(1, ge=1)  # rounds between checkpoints
     quorum: float = Field(0.0, ge=0, le=1)  # share of a round's participants that must answer
     strikes: int = Field(3, ge=0)  # rejected uploads after which a client is set aside; 0 = never
     largest_norm: float = Field(1000.0, gt=0)  # of a row in what is sent, either way

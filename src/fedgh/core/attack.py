@@ -17,8 +17,8 @@ class Attack:
         extra="forbid", strict=True, allow_inf_nan=False
     )
 
-    clients: Annotated[int, Field(ge=0)] = 0
-    kind: Literal["flip", "noise", "scale"] = "flip"
+    clients: Annotated[int, Field(ge=0)] = 0  # how many of them lie
+    kind: Literal["flip", "noise", "scale"] = "flip"  # other labels, noise, or longer means
     strength: Annotated[float, Field(gt=0)] = 10.0  # of "noise" and "scale": times the honest norm
 
     def poisoned(self, client: Client, upload: Payload) -> Payload:

@@ -68,15 +68,15 @@ class LocalTraining:
         extra="forbid", strict=True, allow_inf_nan=False
     )
 
-    epochs: Annotated[int, Field(ge=1)] = 1
-    batch_size: Annotated[int, Field(ge=1)] = 64
-    lr: Annotated[float, Field(gt=0)] = 0.01
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    epochs: Annotated[int, Field(ge=1)] = 1  # passes over the own data in a round
+    batch_size: Annotated[int, Field(ge=1)] = 64  # samples in a step
+    lr: Annotated[float, Field(gt=0)] = 0.01  # learning rate
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # does not outlive a round
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0  # of all weights
     clip: Annotated[float, Field(ge=0)] = 0.0  # largest gradient norm; 0 = no clipping
     augment: Annotated[list[Augmentation], BeforeValidator(_split_commas)] = field(
         default_factory=list
-    )
+    )  # random changes to training images
 
 
 class SplitModel(nn.Module):

@@ -27,7 +27,7 @@ class FedGH(Method):
     name: ClassVar[str] = "fedgh"
     shares: ClassVar[Sharing] = "class means"
 
-    server_lr: Annotated[float, Field(ge=0)] = 0.01
+    server_lr: Annotated[float, Field(ge=0)] = 0.01  # of the header; 0 freezes it
     server_batch: Literal["pair", "client"] = "pair"  # one step per pair, or per client
     server_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the pairs of a round
 

@@ -87,9 +87,9 @@ class FedKD(Method):
     name: ClassVar[str] = "fedkd"
     weighs_by_examples: ClassVar[bool] = True
 
-    energy_start: Annotated[float, Field(gt=0, le=1)] = 0.95
-    energy_end: Annotated[float, Field(gt=0, le=1)] = 0.98
-    shared: str = "cnn5"
+    energy_start: Annotated[float, Field(gt=0, le=1)] = 0.95  # kept of each matrix in round 1
+    energy_end: Annotated[float, Field(gt=0, le=1)] = 0.98  # and in the last round
+    shared: str = "cnn5"  # the extractor of the mentee
 
     def energy(self, round: int, rounds: int) -> float:
         """The share kept in a round, the last of which keeps `energy_end`."""

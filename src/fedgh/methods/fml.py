@@ -42,7 +42,7 @@ class FML(Method):
 
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the labels for the private model
     beta: Annotated[float, Field(ge=0, le=1)] = 0.5  # and for the shared one
-    shared: str = "cnn5"
+    shared: str = "cnn5"  # the extractor of the shared model
 
     def init_server(
         self, task: Task, models: Sequence[SplitModel], rng: torch.Generator

@@ -24,7 +24,7 @@ class Standalone(Method):
     name: ClassVar[str] = "standalone"
     shares: ClassVar[Sharing] = "nothing"
 
-    reset_header: bool = False
+    reset_header: bool = False  # to a new random one, every round
 
     def client_update(self, client: Client, down: Payload) -> Payload:
         """Train on the local data; share nothing."""

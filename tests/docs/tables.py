@@ -1,0 +1,61 @@
+"""What the tests change in what the pages show, and what they do not run, with the reason."""
+
+SMALL_FIRST = ["run.engine=serial", "model.zoo=perceptron", "model.rep_dim=16", "local.lr=0.05"]
+"""Settings put before those of a page: what the page says itself counts."""
+
+SMALL_LAST = ["federation.rounds=1", "local.epochs=1"]
+"""Settings put after them."""
+
+SMALL = {
+    "run": [],
+    "partition": [],
+    "flower init": [],
+    "compare": ["--seeds", "0", "--rounds", "1"],
+    "tune": ["--seeds", "0", "--rounds", "1"],
+    "reproduce": ["--budget", "smoke", "--seeds", "0", "--only", "fedgh"],
+}
+"""The commands that train or take settings, and what else is put after them."""
+
+HARMLESS = {"echo"}
+"""What a shell may run, beside `cd` and `fedgh`."""
+
+A_MACHINE = "sets up an environment; .ci/run does it"
+A_SERVER = "a server on its own machine; tests/flower/test_deployment.py starts the same scripts"
+MINUTES = "takes minutes"
+PROCESSES = "starts many processes; tests/flower/test_deployment.py does the same"
+NETWORK = "needs the network"
+
+NOT_RUN = {
+    "make run": A_MACHINE,
+    "make setup": A_MACHINE,
+    "make test": "runs this test",
+    "make test-slow": MINUTES,
+    "make test-faults": MINUTES,
+    "make fuzz": MINUTES,
+    "make check": A_MACHINE,
+    "make docs": "tests/docs/test_site.py builds the site",
+    "FEDGH_DATA=... make bench": MINUTES,
+    "pip install 'fedgh[flower]'": NETWORK,
+    "pip install '.[report]'": NETWORK,
+    "fedgh flower up federation": PROCESSES,
+    "fedgh flower up rehearsal": PROCESSES,
+    "sh server/superlink.sh": A_SERVER,
+    "sh server/superexec.sh": A_SERVER,
+    "nginx -p \"$PWD/server\" -c nginx.conf -g 'daemon off;'": "needs nginx; no test does it",
+    "sh server/register.sh": "asks a SuperLink; tests register keys by server/flwr.sh",
+    "fedgh flower join .": "asks a SuperLink; tests/flower/test_deployment.py joins",
+    "sh server/train.sh my-run": A_SERVER,
+    "sh server/flwr.sh log RUN-ID federation --show": A_SERVER,
+    "sh rehearse.sh": "tests/flower/test_examples.py runs both sites in one process",
+}
+"""Commands that no test types. Each must be on some page."""
+
+PHOTOS = {f"photos/{name}/{number}.png" for name in "abcde" for number in range(30)}
+
+GIVEN = {"README.md": PHOTOS}
+"""Images that a page takes for granted."""
+
+BLOCKS_ELSEWHERE = {
+    ("docs/deploy.md", "newest = max("): "needs trained states: tests/flower/test_examples.py",
+}
+"""Blocks that are run by another test: a page, and words of the block."""

@@ -1,0 +1,26 @@
+"""The examples of the documents do what their pages say, and not only run."""
+
+from pathlib import Path
+
+import pytest
+
+from fedgh import config, experiment, training
+from fedgh.sweep import plan_comparison, run_trials
+from tests.docs.blocks import blocks
+from tests.docs.reader import Reader
+from tests.tiny import QUICK
+
+
+def test_the_ninth_method_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = (b for b in blocks("docs/add-a-method.md") if b.language == "python")
+    reader = Reader(tmp_path, monkeypatch)
+    reader.follow(code)
+    name = "median_header:MedianHeader"
+    settings = config.load("demo", [*QUICK, f"method.name={name}", "method.momentum=0.5"])
+    assert config.parse(settings.to_table()) == settings
+    one = training.run(experiment.prepare(settings), tmp_path / "one")
+    assert one.records()[-1]["train_loss"] < one.records()[0]["train_loss"]
+    trials = plan_comparison("demo", f"fedgh,{name}:momentum=0.5", [0], QUICK)
+    outcome = run_trials(trials, tmp_path / "two")
+    assert outcome.runs[1][1].records()[-1]["accuracy"] == one.records()[-1]["accuracy"]
+    reader.leave()

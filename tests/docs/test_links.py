@@ -1,0 +1,55 @@
+"""Links work in the repository; the site moves them (and MkDocs checks them there)."""
+
+import pytest
+
+from tests.docs.blocks import PAGES, ROOT
+from tools.site import links
+from tools.site.places import in_site, linked, moved
+
+TEXT = """
+See [one](a.md#part), ![two](../pic.svg "A title"), [three](https://x.org/a.md), [four](#here).
+```python
+x = y[0](not_a_link.md)
+```
+[five](b/c.md)
+"""
+
+
+def test_links_are_found_outside_of_code() -> None:
+    assert list(links.paths(TEXT)) == ["a.md", "../pic.svg", "b/c.md"]
+
+
+def test_links_keep_their_anchors_and_the_rest_is_not_touched() -> None:
+    changed = links.replaced(TEXT, str.upper)
+    assert "[one](A.MD#part)" in changed
+    assert '![two](../PIC.SVG "A title")' in changed
+    assert changed.lower() == TEXT.lower()
+    assert "not_a_link.md" in changed
+
+
+@pytest.mark.parametrize(
+    ("path", "uri"),
+    [
+        ("docs/results/README.md", "results/README.md"),
+        ("SECURITY.md", "project/security.md"),
+        ("docs/notebooks/tour.ipynb", "notebooks/tour.md"),
+        ("benchmarks/results/latest.json", "files/benchmarks/results/latest.json"),
+    ],
+)
+def test_every_file_has_a_place(path: str, uri: str) -> None:
+    assert in_site(path) == uri
+
+
+def test_a_page_that_moves_takes_its_links_along() -> None:
+    text = "[a](docs/audit.md#x) [b](docs/images/report.png) [c](CONTRIBUTING.md)"
+    assert moved("README.md", "project/readme.md", text) == (
+        "[a](../audit.md#x) [b](../images/report.png) [c](contributing.md)"
+    )
+    assert moved("docs/deploy.md", "deploy.md", "[s](../SECURITY.md)") == "[s](project/security.md)"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_to_a_file(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    missing = [path for path in linked(page, text) if not (ROOT / path).is_file()]
+    assert not missing

@@ -1,0 +1,110 @@
+"""The reference is made from the code: nothing is missing, defaults are the real ones."""
+
+import json
+import re
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+
+import fedgh
+from fedgh.config import Config
+from fedgh.methods import METHODS
+from tests.docs.blocks import ROOT
+from tools.site import api, commands, settings
+
+SECTIONS = {name: found.annotation for name, found in Config.model_fields.items()}
+SECTIONS.pop("method")
+NAMED = "A named experiment or a TOML file."
+
+
+class Example(BaseModel):
+    count: int = Field(3, ge=1, lt=9)  # of things
+    kind: Literal["a", "b"] = "a"
+    share: float | None = None
+    """Between none
+    and all."""
+
+
+@dataclass
+class Other:
+    names: Annotated[list[str], Field(min_length=1)] = field(default_factory=list)
+
+
+@pytest.mark.parametrize(
+    ("model", "key", "kind"),
+    [
+        (Example, "count", "whole number, ≥ 1, < 9"),
+        (Example, "kind", "`a`, `b`"),
+        (Example, "share", "number"),
+        (Other, "names", "list of text"),
+    ],
+)
+def test_a_key_is_described_in_words(model: type, key: str, kind: str) -> None:
+    assert settings.kind(settings.keys(model)[key]) == kind
+
+
+def test_the_source_says_what_a_key_is_for() -> None:
+    said = {"count": "of things", "kind": "", "share": "Between none and all."}
+    assert settings.descriptions(Example) == said
+
+
+def table(section: str) -> dict[str, tuple[str, str]]:
+    """The rows of a section of the page: key, default and description."""
+    heading = re.escape(section)
+    (text,) = re.findall(rf"^##+ {heading}\n(.*?)(?=^##|\Z)", settings.page(), re.DOTALL | re.M)
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (.*?) \| (.*?) \|$", text, re.M)
+    return {key: (default.strip("`"), said) for key, default, said in rows}
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_key_is_there_with_its_default_and_a_word(section: str) -> None:
+    rows = table(f"[{section}]")
+    empty = getattr(Config(), section)
+    assert set(rows) == set(settings.keys(SECTIONS[section]))
+    for key, (default, said) in rows.items():
+        value = json.loads(default) if default else None
+        assert value == getattr(empty, key), key
+        assert said, f"{section}.{key} has no comment"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_setting_of_a_method_is_there(name: str) -> None:
+    rows = table(name)
+    defaults = {f.name: f.default for f in fields(METHODS[name]) if f.default is not MISSING}
+    assert {key: json.loads(default) for key, (default, _) in rows.items()} == defaults
+    assert all(said for _, said in rows.values())
+
+
+def test_every_command_and_option_is_there() -> None:
+    page = commands.page()
+    headings = re.findall(r"^## fedgh (.+)$", page, re.M)
+    assert len(headings) == len(set(headings))
+    assert {"run", "resume", "list", "data fetch", "flower join", "version"} <= set(headings)
+    run = page.partition("## fedgh run")[2].partition("\n## ")[0]
+    for words in (
+        "`--set` `SECTION.KEY=VALUE`",
+        "`--quiet`, `-q`",
+        "`[NAME|FILE.toml]`",
+        "`demo`",
+        NAMED,
+    ):
+        assert words in run
+
+
+def test_the_readme_names_every_command_and_every_key() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (synopsis,) = re.findall(r"^## Commands\n\n```text\n(.*?)```", readme, re.DOTALL | re.M)
+    for name in re.findall(r"^## fedgh (\w+)", commands.page(), re.M):
+        assert f"fedgh {name}" in synopsis or name == "version", name
+    for section, model in SECTIONS.items():
+        (row,) = re.findall(rf"^\| `{section}` \|(.*)\|$", readme, re.M)
+        for key in settings.keys(model):
+            assert f"`{key}`" in row, f"{section}.{key}"
+
+
+def test_every_public_name_is_there() -> None:
+    page = api.page()
+    for name in fedgh.__all__:
+        assert f"::: fedgh.{name}\n" in page or name == "__version__"

@@ -1,0 +1,28 @@
+// Browsers start no Worker from file://, and the search is one. This one runs in a hidden frame.
+if (location.protocol === "file:") {
+  window.IFrameWorker = class extends EventTarget {
+    constructor(url) {
+      super()
+      const frame = document.createElement("iframe")
+      frame.hidden = true
+      document.body.append(frame)
+      this.inside = frame.contentWindow
+      this.inside.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }))
+      this.ready = new Promise((loaded, failed) => {
+        const script = this.inside.document.createElement("script")
+        script.onload = loaded
+        script.onerror = failed
+        script.src = url
+        this.inside.document.body.append(script)
+      })
+    }
+
+    async postMessage(data) {
+      await this.ready
+      this.inside.dispatchEvent(new MessageEvent("message", { data }))
+    }
+
+    terminate() {}
+  }
+  window.Worker = window.IFrameWorker
+}

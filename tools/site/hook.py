@@ -1,0 +1,85 @@
+"""What MkDocs calls while it builds the site (`hooks` in mkdocs.yml). Nothing is written here.
+
+Pages from outside docs/, the reference and the notebooks are added in memory, links are put right,
+and of docs/results only what a page shows or links to is published: not the run folders.
+"""
+
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from tools.site import api, commands, notebook, settings
+from tools.site.places import OUTSIDE, in_repository, in_site, linked, moved
+
+GENERATED = {
+    "reference/commands.md": commands.page,
+    "reference/configuration.md": settings.page,
+    "reference/python.md": api.page,
+}
+ASSETS = Path(__file__).parent / "assets"
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Every result and every notebook has its place in the navigation."""
+    docs = Path(config.docs_dir)
+    found = sorted(path.relative_to(docs).as_posix() for path in docs.glob("results/**/*.md"))
+    entries = config.nav or []
+    results = next(entry["Results"] for entry in entries if "Results" in entry)
+    results += [path for path in found if path not in results]
+    if notebooks := list(_notebooks(docs)):
+        guides = next(entry["Guides"] for entry in entries if "Guides" in entry)
+        guides.append({"Notebooks": notebooks})
+    return config
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Add what is not in docs/, leave out what nobody looks at."""
+    root, docs = Path(config.config_file_path).parent, Path(config.docs_dir)
+    for path, uri in OUTSIDE.items():
+        files.append(File.generated(config, uri, abs_src_path=str(root / path)))
+    for uri, page in GENERATED.items():
+        files.append(File.generated(config, uri, content=page()))
+    for asset in sorted(ASSETS.iterdir()):
+        files.append(File.generated(config, f"assets/{asset.name}", abs_src_path=str(asset)))
+    for uri, source in _notebooks(docs).items():
+        files.append(File.generated(config, uri, content=notebook.page(source)))
+    wanted = _linked(files, docs)
+    for file in list(files):
+        is_result = file.src_uri.startswith("results/") and not file.is_documentation_page()
+        if is_result and f"docs/{file.src_uri}" not in wanted:
+            files.remove(file)
+    for path in sorted(wanted):
+        uri = in_site(path)
+        if (root / path).is_file() and uri.startswith("files/"):
+            files.append(File.generated(config, uri, abs_src_path=str(root / path)))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
+    """Links as they work in the site."""
+    uri, docs = page.file.src_uri, Path(config.docs_dir)
+    if uri in GENERATED:
+        return markdown
+    text = moved(_source(uri, docs), uri, markdown)
+    own = _notebooks(docs).get(uri)
+    return f"{text}\n[This page as a notebook]({own.name})\n" if own else text
+
+
+def _linked(files: Files, docs: Path) -> set[str]:
+    """The files of the repository that any page links to."""
+    pages = [file for file in files.documentation_pages() if file.src_uri not in GENERATED]
+    return {
+        path for file in pages for path in linked(_source(file.src_uri, docs), file.content_string)
+    }
+
+
+def _source(uri: str, docs: Path) -> str:
+    return in_repository(uri, _notebooks(docs))
+
+
+def _notebooks(docs: Path) -> dict[str, Path]:
+    """The pages that are made from notebooks, and these."""
+    found = sorted(docs.glob("notebooks/*.ipynb"))
+    return {path.with_suffix(".md").relative_to(docs).as_posix(): path for path in found}
