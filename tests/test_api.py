@@ -13,6 +13,6 @@ def test_every_public_name_is_there() -> None:
         _ = fedgh.nothing
 
 
-def test_asking_for_help_does_not_import_torch() -> None:
-    code = "import sys, fedgh.cli; sys.exit('torch' in sys.modules)"
+def test_asking_for_help_does_not_import_what_is_slow() -> None:
+    code = "import sys, fedgh.cli; sys.exit(bool({'torch', 'pandas'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedgh.data.sources import Source
     from fedgh.errors import FedghError
     from fedgh.experiment import Experiment, prepare
+    from fedgh.trained import Trained
     from fedgh.training import resume, run
 
 __version__ = version("fedgh")
@@ -34,6 +35,7 @@ _HOME = {
     "Source": "fedgh.data.sources",
     "SplitModel": "fedgh.core.types",
     "Task": "fedgh.core.types",
+    "Trained": "fedgh.trained",
     "Upload": "fedgh.core.types",
     "load": "fedgh.config",
     "prepare": "fedgh.experiment",
@@ -52,6 +54,7 @@ __all__ = [
     "Source",
     "SplitModel",
     "Task",
+    "Trained",
     "Upload",
     "__version__",
     "load",

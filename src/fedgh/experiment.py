@@ -50,6 +50,12 @@ class Experiment:
         return shapes.pop() if len(shapes) == 1 else ()
 
     @property
+    def input_dtype(self) -> str:
+        """uint8 or float32; empty when clients have inputs of both."""
+        dtypes = {str(source.x.dtype).removeprefix("torch.") for source in self.sources}
+        return dtypes.pop() if len(dtypes) == 1 else ""
+
+    @property
     def task(self) -> Task:
         """What everybody in this federation knows."""
         return Task(
@@ -116,6 +122,7 @@ class Experiment:
             "samples": sum(map(len, self.sources)),
             "classes": list(self.source.class_names),
             "shape": list(self.input_shape),
+            "dtype": self.input_dtype,
             "fingerprint": self.fingerprint(),
         }
 

@@ -1,18 +1,26 @@
 """A run again, from its folder: the experiment, and the clients as the last round left them.
 
-As resuming does, this loads the data and imports the networks that the configuration names.
+As resuming does, this imports the networks that the configuration names.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from fedgh import config as configs
+from fedgh import experiment as experiments
+from fedgh.config import Config
 from fedgh.core.checkpoint import ClientFiles, check_clients
 from fedgh.core.runs import RunFolder
 from fedgh.core.types import Client
+from fedgh.data import partition
 from fedgh.data.fetch import OFFICIAL, find
-from fedgh.engines.host import Blueprint
-from fedgh.errors import RunError
-from fedgh.experiment import Experiment, prepare
+from fedgh.data.sources import Source
+from fedgh.engines.host import Blueprint, one_line
+from fedgh.errors import ConfigError, FedghError, RunError, printable
+from fedgh.experiment import Experiment
+from fedgh.models import Extractor, extractor
 
 
 @dataclass(frozen=True)
@@ -27,18 +35,42 @@ class Checkpoint:
 
     def client(self, number: int) -> Client:
         """One of those that took part, with its final model."""
-        client = self.blueprint.make(number)
         saved = self._files.load(number)
         assert saved is not None, "its state was checked"
-        client.load(saved)
+        try:
+            client = self.blueprint.make(number)
+            client.load(saved)
+        except FedghError:
+            raise
+        except Exception as error:  # a user's network may have changed, and may raise anything
+            raise RunError(
+                f"the state of client {number} does not fit its network as it is now: "
+                f"{printable(one_line(error))}"
+            ) from None
         return client
 
 
-def load(folder: RunFolder) -> Checkpoint:
-    """What a run has left; RunError says what is missing."""
-    if (folder.path / "flower.json").exists():
-        raise RunError("the models and their test data are with the participants")
-    experiment = _prepare(folder)
+def load(
+    folder: RunFolder, prepare: Callable[[Config], Experiment] = experiments.prepare
+) -> Checkpoint:
+    """What a run has left; RunError says what is missing.
+
+    A run that was made with its own source or extractors needs a `prepare` that supplies them
+    again.
+    """
+    _check_models_are_here(folder)
+    return _left(folder, _prepare(folder, prepare))
+
+
+def load_models(folder: RunFolder) -> Checkpoint:
+    """The same from the folder alone: its clients have their models, and no data."""
+    _check_models_are_here(folder)
+    if not {"shape", "dtype"} <= folder.identity().keys():
+        return load(folder)  # a run from before folders said it: its data do
+    return _left(folder, _without_data(folder))
+
+
+def _left(folder: RunFolder, experiment: Experiment) -> Checkpoint:
     round, state = folder.committed()
     trained = state["trained"].tolist()
     check_clients(folder.checkpoint, round, trained)
@@ -47,8 +79,17 @@ def load(folder: RunFolder) -> Checkpoint:
     return Checkpoint(experiment, experiment.blueprint(), round, took_part, files)
 
 
-def _prepare(folder: RunFolder) -> Experiment:
-    config = configs.load(folder.config)
+def _check_models_are_here(folder: RunFolder) -> None:
+    if not folder.config.is_file():
+        raise RunError(f"{folder.path} is not a run folder (it has no config.toml)")
+    if (folder.path / "flower.json").exists():
+        raise RunError("the models and their test data are with the participants")
+    if not folder.checkpoint.is_dir():
+        raise RunError(f"{folder.path} has no checkpoint/: its models are not here")
+
+
+def _prepare(folder: RunFolder, prepare: Callable[[Config], Experiment]) -> Experiment:
+    config = _config(folder)
     data = config.data
     if data.name in OFFICIAL and find(data.name, data.dir) is None:
         raise RunError(f"{data.name} is not on this machine (fedgh data fetch {data.name})")
@@ -58,3 +99,42 @@ def _prepare(folder: RunFolder) -> Experiment:
     if experiment.fingerprint() != folder.identity()["fingerprint"]:
         raise RunError("the data it was trained on are not the ones that its configuration names")
     return experiment
+
+
+def _config(folder: RunFolder, overrides: Sequence[str] = ()) -> Config:
+    try:
+        return configs.load(folder.config, overrides)
+    except ConfigError as error:
+        raise ConfigError(f"{folder.path}: {'; '.join(str(error).splitlines())}") from None
+
+
+def _without_data(folder: RunFolder) -> Experiment:
+    """An experiment whose clients have no samples, and nothing that only training needs."""
+    needless = ["run.device=cpu", "run.global_accuracy=false", "privacy.protects=nothing"]
+    config = _config(folder, needless)
+    if config.data.name == "private":
+        raise RunError("the models are with the participants")
+    known = folder.identity()
+    if config.data.name == "own" or not (known["shape"] and known["dtype"]):
+        raise RunError(
+            f"the data and networks of {folder.path} were given in Python; use its models in the "
+            "program that gave them"
+        )
+    try:
+        none = torch.empty(0, *known["shape"], dtype=_DTYPES[known["dtype"]])
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        raise RunError(
+            f"{folder.path / 'data.json'} is not what a run writes: shape, dtype"
+        ) from None
+    source = Source(known["name"], none, torch.empty(0), tuple(map(str, known["classes"])))
+    nobodys = partition.nothing(config.federation.clients)
+    networks = tuple(_when_needed(name) for name in config.model.zoo)
+    return Experiment(config, (source,), nobodys, networks)
+
+
+_DTYPES = {"uint8": torch.uint8, "float32": torch.float32}
+
+
+def _when_needed(name: str) -> Extractor:
+    """The network of that name, found only when a client that has it is made."""
+    return lambda shape, rep_dim: extractor(name)(shape, rep_dim)

@@ -196,7 +196,8 @@ def _check_same(experiment: Experiment, folder: RunFolder) -> None:
             f"{folder.path} was started with other data or settings than are there now; put them "
             "back (a run that was started from Python with its own data is resumed from Python)"
         )
-    if known != experiment.identity() or folder.clients() != experiment.clients():
+    same = known.items() <= experiment.identity().items()  # runs from before said less of it
+    if not same or folder.clients() != experiment.clients():
         raise RunError(
             f"{folder.path}: data.json or clients.json is not as the run wrote it; put it back "
             "from a copy"

@@ -63,7 +63,7 @@ def test_of_many_clients_some(
     ("damage", "reason"),
     [
         ("summary.json", "has not finished"),
-        ("checkpoint", "cannot be read"),
+        ("checkpoint", "has no checkpoint/"),
         ("client", "lacks the state of client 0"),
         ("flower.json", "with the participants"),
         ("data.json", "not the ones that its configuration names"),

@@ -175,7 +175,7 @@ def test_a_page_says_why_a_chart_is_missing(folders: list[Path], tmp_path: Path)
     file = next((path / "means").iterdir())
     file.write_bytes(b"nonsense")
     made = run_page(name_runs([path]), confusion.measure).content()
-    assert "server.safetensors cannot be read" in made["main"]
+    assert "has no checkpoint/: its models are not here" in made["main"]
     assert f"means/{file.name} cannot be read" in made["main"]
 
     def own_code(_: object) -> None:

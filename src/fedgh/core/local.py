@@ -108,6 +108,12 @@ def gradient(client: Client, loss: Loss, parameters: Sequence[nn.Parameter]) -> 
     return Gradient(total, mean, max(0.0, squares - float(mean @ mean)), batches)
 
 
+def eval_mode(client: Client) -> None:
+    """Put all networks of a client into the mode in which they are judged."""
+    for module in (client.model, *client.modules.values()):
+        module.eval()
+
+
 Of = Callable[[Tensor], Tensor]
 """From a batch x to a vector for each sample."""
 
@@ -161,7 +167,7 @@ def class_statistics(client: Client, of: Of | None = None, largest: float = math
 @torch.inference_mode()
 def outputs(client: Client, of: Callable[[Tensor], Tensor], on: Examples) -> Tensor:
     """What `of(x)` is for each sample, in order and in main memory."""
-    client.model.eval()
+    eval_mode(client)
     return torch.cat([of(x).cpu() for x, _ in in_order(on, client.device)])
 
 
@@ -188,8 +194,7 @@ def confusion(client: Client, predict: Predict, on: Examples) -> Tensor:
 
 def _predictions(client: Client, predict: Predict, on: Examples) -> Iterator[tuple[Tensor, Tensor]]:
     """What the client's model takes each sample for, and what it is, batch by batch."""
-    for module in (client.model, *client.modules.values()):
-        module.eval()
+    eval_mode(client)
     with client.timed("evaluate"):
         for x, y in in_order(on, client.device):
             yield predict(client, x).argmax(1), y

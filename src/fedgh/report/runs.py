@@ -48,6 +48,7 @@ class Round(_Checked):
     participants: list[int]
     accuracy: float | None
     accuracy_per_client: list[float | None] | None
+    evaluation_accuracy: float | None = None
     train_loss: float | None
     bytes_up: Bytes
     bytes_down: Bytes
@@ -74,6 +75,7 @@ class ClientInfo(_Checked):
     """Who a client is."""
 
     client: int
+    name: str | None = None
     extractor: str
     classes: dict[str, int]  # samples of each; empty when they are the participant's secret
 
@@ -89,6 +91,10 @@ class _Named(_Checked):
     name: str
 
 
+class _Model(_Checked):
+    rep_dim: int = 500
+
+
 class _Privacy(_Checked):
     protects: Literal["nothing", "sample", "client"] = "nothing"
     epsilon: float = 0.0
@@ -100,12 +106,14 @@ class _Privacy(_Checked):
 class _Settings(_Checked):
     federation: _Federation
     method: _Named
+    model: _Model = _Model()
     privacy: _Privacy = _Privacy()
 
 
 class _Identity(_Checked):
     name: str
     classes: list[str]
+    shape: list[int] = []  # empty when clients have inputs of different shapes
 
 
 @dataclass(frozen=True)
@@ -130,6 +138,12 @@ class NamedRun:
         """The rounds after which the clients were judged."""
         return [round for round in self.rounds if round.accuracy is not None]
 
+    @property
+    def accuracies(self) -> dict[int, float]:
+        """The last accuracy of every client that was judged, by its number."""
+        last = self.evaluated[-1].accuracy_per_client if self.evaluated else None
+        return {client: score for client, score in enumerate(last or []) if score is not None}
+
     @cached_property
     def clients(self) -> list[ClientInfo]:
         """Who takes part."""
@@ -137,7 +151,7 @@ class NamedRun:
 
     @cached_property
     def identity(self) -> _Identity:
-        """The name of its data and the names of the classes."""
+        """The name of its data, the names of the classes, the shape of an input."""
         return self._check(_Identity, self.folder.identity(), "data.json")
 
     @cached_property
