@@ -88,6 +88,18 @@ class BudgetName(StrEnum):
     paper = "paper"
 
 
+class ExportFormat(StrEnum):
+    """How a model is written."""
+
+    safetensors = "safetensors"
+    onnx = "onnx"
+    torch_export = "torch-export"
+
+
+TrainedRun = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A run folder with its checkpoint.")
+]
+OneClient = Annotated[str, typer.Option(metavar="K", help="Whose model: its number, or its name.")]
 Engine = Annotated[EngineName | None, typer.Option(help="Where the clients run.")]
 Workers = Annotated[int | None, typer.Option(min=0, help="Worker processes; 0 = one per core.")]
 
@@ -163,6 +175,79 @@ def report(
     say(console, f"report     {page}")
     if figures is not None:
         say(console, f"figures    {figures}")
+
+
+@app.command()
+def clients(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]) -> None:
+    """Show who took part in a run, with which network and classes, and how well it does."""
+    from fedgh.report.clients import client_sheet
+    from fedgh.report.runs import name_runs
+    from fedgh.report.terminal import print_whole, say, sheet
+
+    console = Console()
+    (named,) = name_runs([run])
+    table = client_sheet(named)
+    print_whole(console, sheet(table))
+    if table.note:
+        say(console, table.note)
+
+
+@app.command()
+def predict(
+    run: TrainedRun,
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH...", help="Images, folders of them, .npy or .npz (x) files."),
+    ],
+    client: OneClient,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write it there.")] = None,
+) -> None:
+    """Say what a client's model takes images or arrays for."""
+    from dataclasses import replace
+
+    from fedgh.core.disk import write_atomic
+    from fedgh.predict import predict
+    from fedgh.report.terminal import MOST_ROWS, print_whole, say, sheet
+    from fedgh.trained import Trained
+
+    console = Console()
+    with console.status("predicting"):
+        table = predict(Trained.load(run).clients[client], paths)
+    if csv is not None:
+        write_atomic(csv, table.csv().encode())
+    print_whole(console, sheet(replace(table, rows=table.rows[:MOST_ROWS])))
+    if len(table.rows) > MOST_ROWS:
+        say(console, f"{len(table.rows) - MOST_ROWS} more rows; --csv FILE writes all")
+    say(console, table.note)
+
+
+@app.command()
+def export(
+    run: TrainedRun,
+    client: OneClient,
+    format_: Annotated[ExportFormat, typer.Option("--format", help="Of the file.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Else RUN/export/client-K with an ending.")
+    ] = None,
+) -> None:
+    """Write a client's model for other programs, and check that it still says the same."""
+    from fedgh.export import FORMATS
+    from fedgh.report.terminal import human_bytes, say
+    from fedgh.trained import Trained
+
+    console = Console()
+    with console.status("exporting"):
+        trained = Trained.load(run, data=True).clients[client]
+        ending = FORMATS[format_.value].ending
+        path = out or run / "export" / f"client-{trained.number}{ending}"
+        done = trained.export(path, format_.value)
+    whose = "of its own test samples" if done.own else "random inputs, since its data are not here"
+    say(
+        console,
+        f"written    {done.path} ({human_bytes(done.path.stat().st_size)})\n"
+        f"checked    on {done.samples} {whose}: logits differ by at most {done.difference:.1e} of "
+        "the largest",
+    )
 
 
 @app.command()

@@ -22,9 +22,11 @@ from fedgh.errors import FedghError
 from fedgh.experiment import prepare
 from fedgh.flower.session import Session
 from fedgh.privacy.ledger import Ledger
+from fedgh.report.clients import client_sheet
 from fedgh.report.means_chart import SPEC, Projection, project
 from fedgh.report.runs import NamedRun
 from fedgh.summary import check_finished
+from fedgh.trained import Trained
 from tests.engines.test_engines import interrupted
 from tests.fuzz import payloads
 from tests.fuzz.budget import fuzz
@@ -187,7 +189,7 @@ def look_at(folder: Path) -> None:
     run = NamedRun("run", RunFolder(folder))
     asked = [
         lambda: (run.rounds, run.evaluated, run.result),
-        lambda: run.clients,
+        lambda: (run.clients, client_sheet(run)),
         lambda: run.identity,
         lambda: (run.config, run.settings),
         lambda: confusion.read(run.folder),
@@ -206,6 +208,25 @@ def test_a_damaged_folder_is_read_or_refused(place: Path, damage: tuple[str, int
     file = place / "finished" / name
     with holding(file, damaged(file.read_bytes(), seed, what)):
         look_at(place / "finished")
+
+
+@fuzz(0.01, damage=damages())
+def test_the_models_of_a_damaged_folder_are_used_or_refused(
+    place: Path, damage: tuple[str, int, Any]
+) -> None:
+    name, seed, what = damage
+    file = place / "crashed" / name
+    if not file.exists():
+        return
+
+    def use() -> list[str]:
+        trained = Trained.load(place / "crashed")
+        assert len(trained.history) >= ROUNDS - 1
+        return trained.clients[0].predict(np.zeros((2, 4)))
+
+    with holding(file, damaged(file.read_bytes(), seed, what)):
+        found = attempt(FedghError, use)
+    assert len(found) == 2 if isinstance(found, list) else "\n" not in found.why
 
 
 @st.composite

@@ -9,6 +9,7 @@ means/          class means that the server received, of a few rounds
 checkpoint/     the last completed round
 report.html     all of it as a page
 confusion.json  which classes the models take for which, measured for that page
+export/         models for other programs, once `fedgh export` has written some
 audit.json      what attackers learn from class means, once `fedgh audit` has looked
 tensorboard/    the same numbers for TensorBoard, with run.tensorboard
 """

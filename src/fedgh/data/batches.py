@@ -9,6 +9,8 @@ from fedgh.core.types import CPU, Augmentation, Examples
 from fedgh.data.augment import erase, flip, random_crop
 
 INFERENCE_BATCH = 512
+BYTE_SCALE, BYTE_OFFSET = 1 / 127.5, -1.0
+"""From a byte to what a network receives: byte * scale + offset."""
 
 
 def to_input(x: Tensor) -> Tensor:
@@ -18,7 +20,7 @@ def to_input(x: Tensor) -> Tensor:
     something that clients of a federation do not have.
     """
     if x.dtype == torch.uint8:
-        x = x.float().mul_(1 / 127.5).sub_(1)
+        x = x.float().mul_(BYTE_SCALE).add_(BYTE_OFFSET)
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
 

@@ -148,35 +148,52 @@ def fashion_mnist(where: Where) -> Source:
 
 def image_folder(where: Where) -> Source:
     """Your images: one sub-folder per class under `data.path`, scaled to `data.image_size`."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise DataError(
-            "reading an image folder needs Pillow: pip install 'fedgh[images]'"
-        ) from None
     what = "a folder with one sub-folder of images per class"
     root = _own_path(where, "image-folder", what)
     if not root.is_dir():
         raise DataError(f"data.path: {root} should be {what}")
     classes = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
-    size = (where.image_size, where.image_size)
+    shape = (3, where.image_size, where.image_size)
     images, labels = [], []
     for label, name in enumerate(classes):
-        for file in sorted((root / name).rglob("*")):
-            if file.suffix.lower() not in IMAGE_ENDINGS:
-                continue
-            try:
-                with Image.open(file) as image:
-                    images.append(np.asarray(image.convert("RGB").resize(size)))
-            except Exception as error:  # whatever a decoder makes of such bytes
-                raise DataError(f"{file} is not a readable image: {_words(error)}") from None
+        for file in images_in(root / name):
+            images.append(read_image(file, shape))
             labels.append(label)
         if label not in labels[-1:]:
             raise DataError(f"{root / name} has no images; fill it or remove it")
     if not images:
         raise DataError(f"{root} has no sub-folders with images; put class A's into {root}/A/")
-    x = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
-    return Source("image-folder", x, torch.tensor(labels), tuple(classes))
+    return Source("image-folder", torch.stack(images), torch.tensor(labels), tuple(classes))
+
+
+def images_in(folder: Path) -> list[Path]:
+    """The image files in a folder and those within it, by name."""
+    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_ENDINGS)
+
+
+def read_image(file: Path, shape: tuple[int, ...]) -> Tensor:
+    """An image, scaled to a shape (channels, height, width): grey, or red, green and blue."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DataError("reading images needs Pillow: pip install 'fedgh[images]'") from None
+    channels, height, width = shape
+    mode = "L" if channels == 1 else "RGB"
+    try:
+        with Image.open(file) as image:
+            pixels = np.array(image.convert(mode).resize((width, height)))
+    except Exception as error:  # whatever a decoder makes of such bytes
+        raise DataError(f"{file} is not a readable image: {_words(error)}") from None
+    return torch.from_numpy(pixels).view(height, width, channels).permute(2, 0, 1)
+
+
+def read_npz(path: Path) -> dict[str, Any]:
+    """What a .npz file holds: arrays, if nobody put something else into it."""
+    try:
+        with path.open("rb") as raw, np.lib.npyio.NpzFile(raw, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except Exception as error:  # whatever zipfile, its decompressors and numpy make of such bytes
+        raise DataError(f"{path} is not a readable .npz file: {_words(error)}") from None
 
 
 def npz(where: Where) -> Source:
@@ -186,11 +203,7 @@ def npz(where: Where) -> Source:
     taken as float32. Labels may be any integers or strings; sorted, they become classes 0, 1, ...
     """
     path = _own_path(where, "npz", "a .npz file with arrays x and y")
-    try:
-        with path.open("rb") as raw, np.lib.npyio.NpzFile(raw, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except Exception as error:  # whatever zipfile, its decompressors and numpy make of such bytes
-        raise DataError(f"{path} is not a readable .npz file: {_words(error)}") from None
+    arrays = read_npz(path)
     inputs, labels = arrays.get("x"), arrays.get("y")
     if not (isinstance(inputs, np.ndarray) and isinstance(labels, np.ndarray)):
         found = _words(", ".join(arrays) or "nothing")

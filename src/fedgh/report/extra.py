@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from fedgh.errors import ConfigError
 
 PACKAGES = {
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "privacy": ("dp_accounting",),
     "report": ("altair", "vl_convert"),
     "tensorboard": ("tensorboard",),

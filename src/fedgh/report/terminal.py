@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -20,12 +21,16 @@ from rich.text import Text
 
 from fedgh.core.runs import Record, RunFolder
 from fedgh.core.types import Reply
+from fedgh.errors import printable
 from fedgh.experiment import Experiment
 from fedgh.paper.sheets import Sheet
 from fedgh.statistics import Row
 
 MOST_CLIENTS = 40
 """Rows of a client table or picture; more of them nobody reads in a terminal."""
+
+MOST_ROWS = 200
+"""Rows of any other table that may be long."""
 
 MOST_NAMES = 6
 SHADES = " ░▒▓█"
@@ -165,7 +170,7 @@ def result(run: RunFolder) -> Table:
         table.add_row(
             str(client["client"]),
             Text(client["extractor"]),
-            Text(_few(list(client["classes"]))),
+            Text(few(list(client["classes"]))),
             str(_samples(client) or "-"),
             *(percent(last[f"{key}_per_client"][client["client"]]) for key in columns),
         )
@@ -265,12 +270,13 @@ def search(table: list[Row]) -> Table:
 
 def sheet(table: Sheet) -> Table:
     """A table of a study."""
-    out = Table(title=table.title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    title = escape(printable(table.title))
+    out = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in table.columns:
         out.add_column(Text(column.title), no_wrap=True)
     for row in table.rows:
         shown = zip(table.columns, row, strict=True)
-        out.add_row(*(Text(column.show(cell)) for column, cell in shown))
+        out.add_row(*(Text(printable(column.show(cell))) for column, cell in shown))
     return out
 
 
@@ -363,6 +369,7 @@ def _samples(client: Record) -> int:
     return int(client["train"] + client["evaluation"] + client["test"])
 
 
-def _few(names: list[str]) -> str:
+def few(names: list[str]) -> str:
+    """The first of these names, and how many they are if those are not all."""
     more = f", ... ({len(names)})" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + more

@@ -1,0 +1,70 @@
+"""Who the clients of a run are, as a table: from the words in its folder, running none of them."""
+
+import math
+
+import torch
+
+from fedgh.core.types import Task
+from fedgh.models import EXTRACTORS, split_model
+from fedgh.paper.sheets import Cell, Column, Sheet
+from fedgh.report.runs import ClientInfo, NamedRun
+from fedgh.report.terminal import MOST_CLIENTS, few, percent
+
+COLUMNS = (
+    Column("client"),
+    Column("network"),
+    Column("parameters", digits=0),
+    Column("classes"),
+    Column("samples", digits=0),
+    Column("last round", digits=0),
+    Column("accuracy"),
+)
+
+
+def client_sheet(run: NamedRun) -> Sheet:
+    """A row for each client; what the folder does not say is a dash."""
+    shown = run.clients[:MOST_CLIENTS]
+    sizes = {name: _parameters(run, name) for name in {client.extractor for client in shown}}
+    last, scores = _last_rounds(run), run.accuracies
+    rows: list[list[Cell]] = [
+        [
+            _called(client),
+            client.extractor,
+            sizes[client.extractor],
+            few(list(client.classes)) or None,
+            sum(client.classes.values()) or None,
+            last.get(client.client),
+            percent(scores.get(client.client)),
+        ]
+        for client in shown
+    ]
+    more = len(run.clients) - len(shown)
+    note = f"{more} more clients are in clients.json" if more else ""
+    return Sheet("clients", f"{run.label}: {run.settings.method.name}", COLUMNS, rows, note)
+
+
+def _called(client: ClientInfo) -> str:
+    return f"{client.client} {client.name}" if client.name else str(client.client)
+
+
+def _last_rounds(run: NamedRun) -> dict[int, int]:
+    """The last round in which each client took part and did not fail."""
+    last: dict[int, int] = {}
+    for round in run.rounds:
+        failed = {problem.client for problem in round.failed}
+        last |= dict.fromkeys(set(round.participants) - failed, round.round)
+    return last
+
+
+def _parameters(run: NamedRun, name: str) -> int | None:
+    """How many a network has; known of fedgh's own, since others would have to be imported."""
+    shape = run.identity.shape
+    if name not in EXTRACTORS or not shape or math.prod(shape) <= 0:
+        return None
+    task = Task(len(run.identity.classes), run.settings.model.rep_dim, 1, 1, 0, tuple(shape))
+    try:
+        with torch.device("meta"):  # no memory is needed to count
+            model = split_model(EXTRACTORS[name], task)
+    except Exception:  # such a network cannot have been trained: the words do not fit together
+        return None
+    return sum(parameter.numel() for parameter in model.parameters())
