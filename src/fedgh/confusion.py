@@ -52,14 +52,17 @@ def read(folder: RunFolder) -> Confusion | None:
     return found
 
 
-def measure(folder: RunFolder) -> Confusion:
-    """Measure a finished run and keep the result in its folder; FedghError says why not."""
+def measure(folder: RunFolder, left: Checkpoint | None = None) -> Confusion:
+    """Measure a finished run and keep the result in its folder; FedghError says why not.
+
+    `left` is what it has left, if that is known already.
+    """
     known = read(folder)
     if known is not None:
         return known
     if folder.summary() is None:
         raise RunError("the run has not finished")
-    left = load(folder)
+    left = left or load(folder)
     with one_thread():  # as in the run, so that the numbers are the same
         measured = _measure(left)
     write_atomic(_path(folder), json.dumps(asdict(measured)).encode() + b"\n")

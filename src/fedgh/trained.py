@@ -7,6 +7,7 @@ print(trained.history)
 print(trained.clients[3].predict(images))
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from fedgh import finished
 from fedgh.core.local import eval_mode, outputs
+from fedgh.core.method import Method
 from fedgh.core.runs import RunFolder
 from fedgh.core.types import CPU, Client, Examples, SplitModel
 from fedgh.errors import ConfigError, DataError, FedghError, RunError, unknown
@@ -63,8 +65,89 @@ class Inputs:
         return given
 
 
-class TrainedClient:
-    """A client after the last round of its run: who it is, and its model."""
+@dataclass(frozen=True)
+class Origin:
+    """Where a model is from."""
+
+    fingerprint: str  # of the run
+    round: int  # after which it is
+
+
+class UsableClient(ABC):
+    """A client whose model is trained: who it is, and what its model says."""
+
+    number: int
+
+    @property
+    @abstractmethod
+    def network(self) -> str:
+        """The name of its network."""
+
+    @property
+    @abstractmethod
+    def classes(self) -> list[str]:
+        """The names of the classes that it has samples of."""
+
+    @property
+    @abstractmethod
+    def class_names(self) -> tuple[str, ...]:
+        """The names of all classes of the federation, in the order of the logits."""
+
+    @property
+    @abstractmethod
+    def accuracy(self) -> float | None:
+        """On its own test data, when it was last judged."""
+
+    @property
+    @abstractmethod
+    def client(self) -> Client:
+        """The client itself, with whatever its method keeps beside the model."""
+
+    @property
+    @abstractmethod
+    def method(self) -> Method:
+        """By which it was trained."""
+
+    @property
+    @abstractmethod
+    def origin(self) -> Origin:
+        """Where its model is from."""
+
+    @property
+    def model(self) -> SplitModel:
+        """Its network, in eval mode. It takes what `fedgh.data.batches.to_input` makes."""
+        return self.client.model
+
+    @property
+    def inputs(self) -> Inputs:
+        """What it was trained on."""
+        x = self.client.data.train.x
+        return Inputs(tuple(x.shape[1:]), x.dtype)
+
+    def logits(self, x: Tensor | ArrayLike) -> Tensor:
+        """The logits by which its method judges, [n, classes], of inputs as it was trained on."""
+        given = self.inputs.check(x)
+        rows = torch.arange(len(given))
+        predict = partial(self.method.predict, self.client)
+        return outputs(self.client, predict, Examples(given, rows, rows)).clone()
+
+    def probabilities(self, x: Tensor | ArrayLike) -> Tensor:
+        """How sure it is of each class, [n, classes]."""
+        return self.logits(x).softmax(1)
+
+    def predict(self, x: Tensor | ArrayLike) -> list[str]:
+        """The name of the class that it takes each input for."""
+        return [self.class_names[label] for label in self.logits(x).argmax(1).tolist()]
+
+    def export(self, path: str | Path, format: str) -> "Exported":  # noqa: A002
+        """Write its model as `safetensors`, `onnx` or `torch-export`; see `fedgh.export`."""
+        from fedgh.export import export  # it builds on this module
+
+        return export(self, Path(path), format)
+
+
+class TrainedClient(UsableClient):
+    """A client after the last round of its run."""
 
     def __init__(self, run: "Trained", number: int) -> None:
         self.run = run
@@ -93,6 +176,16 @@ class TrainedClient:
         """On its own test data, when it was last judged."""
         return self.run.accuracies.get(self.number)
 
+    @property
+    def method(self) -> Method:
+        """By which it was trained."""
+        return self.run.left.blueprint.method
+
+    @property
+    def origin(self) -> Origin:
+        """Where its model is from."""
+        return Origin(self.run.folder.identity()["fingerprint"], self.run.left.round)
+
     @cached_property
     def client(self) -> Client:
         """The client itself, with whatever its method keeps beside the model."""
@@ -106,38 +199,6 @@ class TrainedClient:
         client.to(CPU)
         eval_mode(client)
         return client
-
-    @property
-    def model(self) -> SplitModel:
-        """Its network, in eval mode. It takes what `fedgh.data.batches.to_input` makes."""
-        return self.client.model
-
-    @property
-    def inputs(self) -> Inputs:
-        """What it was trained on."""
-        x = self.client.data.train.x
-        return Inputs(tuple(x.shape[1:]), x.dtype)
-
-    def logits(self, x: Tensor | ArrayLike) -> Tensor:
-        """The logits by which its method judges, [n, classes], of inputs as it was trained on."""
-        given = self.inputs.check(x)
-        rows = torch.arange(len(given))
-        predict = partial(self.run.left.blueprint.method.predict, self.client)
-        return outputs(self.client, predict, Examples(given, rows, rows)).clone()
-
-    def probabilities(self, x: Tensor | ArrayLike) -> Tensor:
-        """How sure it is of each class, [n, classes]."""
-        return self.logits(x).softmax(1)
-
-    def predict(self, x: Tensor | ArrayLike) -> list[str]:
-        """The name of the class that it takes each input for."""
-        return [self.class_names[label] for label in self.logits(x).argmax(1).tolist()]
-
-    def export(self, path: str | Path, format: str) -> "Exported":  # noqa: A002
-        """Write its model as `safetensors`, `onnx` or `torch-export`; see `fedgh.export`."""
-        from fedgh.export import export  # it builds on this module
-
-        return export(self, Path(path), format)
 
     @property
     def _about(self) -> ClientInfo:
@@ -229,3 +290,14 @@ class Trained:
                 "rejected": [len(round.rejected) for round in rounds],
             }
         ).astype(dict.fromkeys(scores, float))  # also where no round has one
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write the page about the run, into its folder if no other place is given."""
+        from fedgh.confusion import measure
+        from fedgh.report.write import write_report
+
+        return write_report(
+            [self.folder.path],
+            None if out is None else Path(out),
+            find_confusion=lambda folder: measure(folder, self.left),
+        )

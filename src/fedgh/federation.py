@@ -1,0 +1,200 @@
+"""A federation as a Python object: participants in, trained models out."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+from weakref import finalize
+
+from rich.console import Console
+
+from fedgh import finished, training
+from fedgh.config import parse
+from fedgh.core.method import Method
+from fedgh.core.runs import Record, RunFolder
+from fedgh.core.types import Reply
+from fedgh.data import own
+from fedgh.data.partition import each_its_own
+from fedgh.errors import ConfigError, DataError, RunError
+from fedgh.experiment import Experiment, checked
+from fedgh.participant import Participant
+from fedgh.report.terminal import Live
+from fedgh.trained import Trained
+from fedgh.training import Watcher
+
+Callback = Callable[[Record], object]
+"""Called with the record of every finished round; if it returns True, that was the last."""
+
+
+class Federation:
+    """Participants that learn from one another.
+
+    federation = Federation([Participant(net_a, (xa, ya)), Participant(net_b, (xb, yb))])
+    trained = federation.run(rounds=10)
+    trained.history                    # a DataFrame
+    trained.clients[0].predict(x)      # names of classes
+
+    The samples of each participant are split 8:1:1, to train, to choose settings, to judge.
+
+    Args:
+        participants: who takes part.
+        method: its name (`fedgh list methods`), or an object, `FedGH(server_lr=0.1)`.
+        classes: the names of all classes; else those that occur.
+        rep_dim: the width of the representations; else the smallest among the networks.
+        epochs: of local training in each round, by SGD with `batch_size`, `lr` and `momentum`.
+        participation: the share of the participants that train in a round.
+        seed: of all that is drawn here; networks start from the weights that they have.
+        engine: "workers" computes on all cores, in processes of their own: then networks must be
+            importable, and the program guarded by `if __name__ == "__main__":`.
+        settings: anything else of a configuration, {"privacy.protects": "client"}.
+    """
+
+    def __init__(
+        self,
+        participants: Sequence[Participant],
+        method: str | Method = "fedgh",
+        *,
+        classes: Sequence[str] | None = None,
+        rep_dim: int | None = None,
+        epochs: int = 1,
+        batch_size: int = 64,
+        lr: float = 0.01,
+        momentum: float = 0.0,
+        participation: float = 1.0,
+        seed: int = 0,
+        engine: Literal["serial", "workers", "ray"] = "serial",
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not participants:
+            raise ConfigError("a federation needs at least one participant")
+        self.participants = tuple(participants)
+        sources = []
+        for number, participant in enumerate(participants):
+            with _about(number, participant):
+                sources.append(participant.source(classes))
+        self.classes = own.all_classes(sources) if classes is None else tuple(classes)
+        self._sources = tuple(own.with_classes(source, self.classes) for source in sources)
+        self._networks = tuple(
+            participant.extractor(source.shape, len(self.classes), rep_dim)
+            for participant, source in zip(participants, self._sources, strict=True)
+        )
+        widths = []
+        for number, (participant, network) in enumerate(
+            zip(participants, self._networks, strict=True)
+        ):
+            with _about(number, participant):
+                widths.append(network.width)
+        table: dict[str, dict[str, Any]] = {
+            "federation": {
+                "clients": len(participants),
+                "participation": participation,
+                "seed": seed,
+            },
+            "data": {"name": "own"},
+            "model": {
+                "zoo": [network.name for network in self._networks],
+                "rep_dim": rep_dim or min(widths),
+            },
+            "local": {"epochs": epochs, "batch_size": batch_size, "lr": lr, "momentum": momentum},
+            "run": {"engine": engine},
+        }
+        if isinstance(method, str):
+            table["method"] = {"name": method}
+        for key, value in (settings or {}).items():
+            section, _, name = key.partition(".")
+            table.setdefault(section, {})[name] = value
+        config = parse(table)
+        self.config = (
+            config if isinstance(method, str) else config.model_copy(update={"method": method})
+        )
+
+    def run(
+        self,
+        rounds: int = 10,
+        *,
+        out: Path | str | None = None,
+        callbacks: Iterable[Callback] = (),
+        progress: bool = True,
+    ) -> Trained:
+        """Train, and return what everybody has learned.
+
+        With `out` everything is kept in that run folder, as `fedgh run` does, and a program that
+        was stopped goes on there when it is run again. Without, it is gone with the result.
+        """
+        experiment = self.experiment(rounds)
+        scratch = TemporaryDirectory(prefix="fedgh-") if out is None else None
+        path = Path(scratch.name) / "run" if scratch else Path(out or "")
+        try:
+            with Live(Console(quiet=not progress)) as live:
+                _train(experiment, path, _Calling(live, tuple(callbacks)))
+        except _Enough:
+            pass  # its last round is committed
+        folder = RunFolder.open(path)
+        trained = Trained(folder, finished.load(folder, prepare=lambda _: experiment))
+        if scratch:
+            finalize(trained, scratch.cleanup)
+        return trained
+
+    def experiment(self, rounds: int = 10) -> Experiment:
+        """What `run` trains, checked: the same object that `fedgh.prepare` makes of a file."""
+        section = self.config.federation.model_copy(update={"rounds": rounds})
+        labels = [source.y.numpy() for source in self._sources]
+        return checked(
+            Experiment(
+                config=self.config.model_copy(update={"federation": section}),
+                sources=self._sources,
+                partition=each_its_own(labels, section.seed),
+                extractors=self._networks,
+                names=tuple(participant.name for participant in self.participants),
+                weights=b"".join(network.digest for network in self._networks),
+            )
+        )
+
+
+@dataclass(frozen=True)
+class _Calling:
+    """A watcher that also calls back."""
+
+    watcher: Watcher
+    callbacks: tuple[Callback, ...]
+
+    def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
+        self.watcher.started(experiment, run, done)
+
+    def replied(self, reply: Reply) -> None:
+        self.watcher.replied(reply)
+
+    def finished_round(self, record: Record) -> None:
+        self.watcher.finished_round(record)
+        answers = [callback(record) for callback in self.callbacks]
+        if any(answer is True for answer in answers):
+            raise _Enough
+
+
+class _Enough(Exception):  # noqa: N818
+    """A callback wants no more rounds."""
+
+
+def _train(experiment: Experiment, path: Path, watch: Watcher) -> None:
+    """Begin, or go on with what was begun in that folder."""
+    if not (path / "config.toml").exists():
+        training.run(experiment, path, watch)
+        return
+    if RunFolder.open(path).identity()["fingerprint"] != experiment.fingerprint():
+        raise RunError(
+            f"{path} holds another run: other data, settings, or first weights of the networks "
+            "(torch.manual_seed before they are made keeps these); choose another `out`"
+        )
+    training.resume(path, watch, prepare=lambda _: experiment)
+
+
+@contextmanager
+def _about(number: int, participant: Participant) -> Iterator[None]:
+    """Say whose network or data a mistake is about."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        name = f" ({participant.name})" if participant.name else ""
+        raise type(error)(f"participant {number}{name}: {error}") from None

@@ -1,0 +1,199 @@
+"""A newcomer: a client that joins a federation later, with its own network and data.
+
+It takes the global header as every participant does, in rounds of its own; what it would upload
+stays with it. Beside it the same client, with the same first weights and the same batches, learns
+alone: the difference is what the header is worth. Only the run folder is needed, of a run that is
+finished or goes on: every round takes the newest header.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fedgh import config as configs
+from fedgh.config import Config
+from fedgh.core import wire
+from fedgh.core.header import header_spec
+from fedgh.core.local import accuracy
+from fedgh.core.method import Method
+from fedgh.core.rng import isolated
+from fedgh.core.runs import RunFolder
+from fedgh.core.types import Client, Payload, Task, part
+from fedgh.data.partition import only
+from fedgh.engines.host import Blueprint, one_thread
+from fedgh.errors import RunError, WireError
+from fedgh.methods.standalone import Standalone
+from fedgh.participant import Participant
+from fedgh.trained import Origin, UsableClient
+
+if TYPE_CHECKING:
+    import pandas
+
+OnRound = Callable[[int, float, float], None]
+"""Told the round, and the accuracy with the header and without."""
+
+
+class Newcomer(UsableClient):
+    """The client that joined, with the model that it has learned."""
+
+    def __init__(
+        self, client: Client, network: str, class_names: Sequence[str], method: Method, run: str
+    ) -> None:
+        self.number = client.id
+        self._client, self._network = client, network
+        self._class_names, self._method = tuple(class_names), method
+        self._run = run
+
+    @property
+    def network(self) -> str:
+        """The name of its network."""
+        return self._network
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes that it has samples of."""
+        labels = self._client.data.train.labels.unique().tolist()
+        return [self._class_names[label] for label in labels]
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of all classes of the federation, in the order of the logits."""
+        return self._class_names
+
+    @property
+    def accuracy(self) -> float:
+        """On its own test data."""
+        return _score(self._method, self._client)
+
+    @property
+    def client(self) -> Client:
+        """The client itself."""
+        return self._client
+
+    @property
+    def method(self) -> Method:
+        """By which it was trained."""
+        return self._method
+
+    @property
+    def origin(self) -> Origin:
+        """The run that it joined, and how many rounds of its own it had."""
+        return Origin(self._run, self._client.round)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """How a newcomer did on its own test data: entry k is after k rounds, entry 0 before all."""
+
+    client: Newcomer = field(repr=False)  # that learned with the header
+    others: float  # the mean accuracy of the clients of the federation
+    epochs_per_round: int
+    with_header: list[float]
+    without_header: list[float]
+
+    @property
+    def epochs_with(self) -> int | None:
+        """The epochs of local training after which it does as well as the others; None: never."""
+        return self._epochs_until(self.with_header)
+
+    @property
+    def epochs_without(self) -> int | None:
+        """The same for the client that learned alone."""
+        return self._epochs_until(self.without_header)
+
+    @property
+    def history(self) -> "pandas.DataFrame":
+        """One row per round."""
+        import pandas as pd  # slow to import, and only needed here
+
+        return pd.DataFrame(
+            {
+                "epochs": [self.epochs_per_round * k for k in range(len(self.with_header))],
+                "with_header": self.with_header,
+                "without_header": self.without_header,
+            }
+        )
+
+    def _epochs_until(self, curve: Sequence[float]) -> int | None:
+        reached = (k for k, score in enumerate(curve) if score >= self.others)
+        first = next(reached, None)
+        return None if first is None else first * self.epochs_per_round
+
+
+def join(
+    folder: RunFolder,
+    newcomer: Participant,
+    rounds: int = 20,
+    on_round: OnRound = lambda *_: None,
+) -> Joined:
+    """Let a newcomer learn for so many rounds, with the global header and without."""
+    config, classes = configs.load(folder.config), folder.identity()["classes"]
+    task = Task(
+        num_classes=len(classes),
+        rep_dim=config.model.rep_dim,
+        num_clients=config.federation.clients + 1,
+        rounds=rounds,
+        seed=config.federation.seed,
+    )
+    others = _accuracy_of_the_others(folder)
+    taught = _client(config, config.method, task, newcomer, classes)
+    alone = _client(config, Standalone(), task, newcomer, classes)
+    with one_thread():
+        scores = [_score(config.method, taught)], [_score(Standalone(), alone)]
+        for round in range(1, rounds + 1):
+            scores[0].append(_learn(config.method, taught, round, _header(folder, config, task)))
+            scores[1].append(_learn(Standalone(), alone, round, {}))
+            on_round(round, scores[0][-1], scores[1][-1])
+    name = newcomer.name or type(newcomer.network).__name__
+    found = Newcomer(taught, name, classes, config.method, folder.identity()["fingerprint"])
+    return Joined(found, others, config.local.epochs, *scores)
+
+
+def _client(
+    config: Config, method: Method, task: Task, brought: Participant, classes: Sequence[str]
+) -> Client:
+    """The client that comes after all others."""
+    data = brought.source(classes)
+    number = task.num_clients - 1
+    blueprint = Blueprint(
+        task=task,
+        method=method,
+        local=config.local,
+        extractors=(brought.extractor(data.shape, task.num_classes, task.rep_dim),),
+        sources=(data,),
+        partition=only(number, task.num_clients, data.y.numpy(), task.seed),
+    )
+    return blueprint.make(number)
+
+
+def _learn(method: Method, client: Client, round: int, down: Payload) -> float:
+    """A round as any participant's; the accuracy after it."""
+    client.round = round
+    with isolated(client.task.seed, "client", client.id, round):
+        method.client_update(client, down)
+    return _score(method, client)
+
+
+def _score(method: Method, client: Client) -> float:
+    return accuracy(client, method.predict, client.data.test)
+
+
+def _header(folder: RunFolder, config: Config, task: Task) -> Payload:
+    """What the server of that run would send to a newcomer now."""
+    _, state = folder.committed()
+    server = part(state, "server.")
+    try:
+        wire.check(server, header_spec(task))
+    except WireError:
+        raise RunError(
+            f"{folder.path}: the server of {config.method.name} has no global header that a "
+            "newcomer could take; those of fedgh and lg_fedavg have"
+        ) from None
+    return server
+
+
+def _accuracy_of_the_others(folder: RunFolder) -> float:
+    judged = [r["accuracy"] for r in folder.records() if r["accuracy"] is not None]
+    if not judged:
+        raise RunError(f"{folder.path}: no client has been judged yet")
+    return float(judged[-1])
