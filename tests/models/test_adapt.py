@@ -62,6 +62,12 @@ def test_what_goes_into_the_head_is_what_comes_out() -> None:
     assert network.fc is not None, "the network that was given is left alone"
 
 
+def test_an_extractor_is_taken_as_it_is() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(192, 6), nn.ReLU())
+    assert adapt(network, SHAPE, 6).state_dict().keys() == network.state_dict().keys()
+    assert adapt(nn.Conv2d(3, 6, 3), SHAPE, 6)(batch()).shape == (4, 6), "this one gives maps"
+
+
 def test_a_layer_may_be_named() -> None:
     network = Classifier().eval()
     found = Brought(network, SHAPE, layer="features.0")

@@ -65,6 +65,8 @@ class Brought:
     def __call__(self, _: tuple[int, ...], rep_dim: int) -> nn.Module:
         """The extractor; a projection is added when the width is another."""
         exact = self.width == rep_dim
+        if exact and self._plain:
+            return deepcopy(self.body.network)
         projection = nn.Identity() if exact else nn.Linear(self.width, rep_dim)
         return Adapted(deepcopy(self.body), projection)
 
@@ -107,6 +109,14 @@ class Brought:
             out.update(name.encode())
             out.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         return out.digest()
+
+    @cached_property
+    def _plain(self) -> bool:
+        """Whether the network is an extractor as it is."""
+        if self.transform is not None or self.layer is not None or self.frozen:
+            return False
+        out: object = self._try(lambda: self.body.network.eval()(self._example))
+        return isinstance(out, Tensor) and out.ndim == 2
 
     @property
     def _example(self) -> Tensor:
