@@ -1,10 +1,11 @@
 """Federated learning for clients whose models differ.
 
-from fedgh import load, prepare, run
+from fedgh import Federation, Participant
 
-experiment = prepare(load("demo", ["federation.rounds=3"]))
-folder = run(experiment, Path("runs/mine"))
-print(folder.summary())
+federation = Federation([Participant(network, (x, y)), Participant(other, "photos/")])
+trained = federation.run(rounds=10)
+print(trained.history)
+print(trained.clients[0].predict(x))
 """
 
 from importlib import import_module
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from fedgh.data.sources import Source
     from fedgh.errors import FedghError
     from fedgh.experiment import Experiment, prepare
+    from fedgh.federation import Federation
+    from fedgh.models.adapt import Pixels, adapt
+    from fedgh.participant import Participant
     from fedgh.trained import Trained
     from fedgh.training import resume, run
 
@@ -28,15 +32,19 @@ _HOME = {
     "Client": "fedgh.core.types",
     "Config": "fedgh.config",
     "Experiment": "fedgh.experiment",
+    "Federation": "fedgh.federation",
     "FedghError": "fedgh.errors",
     "Method": "fedgh.core.method",
+    "Participant": "fedgh.participant",
     "Payload": "fedgh.core.types",
+    "Pixels": "fedgh.models.adapt",
     "RunFolder": "fedgh.core.runs",
     "Source": "fedgh.data.sources",
     "SplitModel": "fedgh.core.types",
     "Task": "fedgh.core.types",
     "Trained": "fedgh.trained",
     "Upload": "fedgh.core.types",
+    "adapt": "fedgh.models.adapt",
     "load": "fedgh.config",
     "prepare": "fedgh.experiment",
     "resume": "fedgh.training",
@@ -47,9 +55,12 @@ __all__ = [
     "Client",
     "Config",
     "Experiment",
+    "Federation",
     "FedghError",
     "Method",
+    "Participant",
     "Payload",
+    "Pixels",
     "RunFolder",
     "Source",
     "SplitModel",
@@ -57,6 +68,7 @@ __all__ = [
     "Trained",
     "Upload",
     "__version__",
+    "adapt",
     "load",
     "prepare",
     "resume",

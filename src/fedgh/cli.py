@@ -283,6 +283,42 @@ def audit(
     )
 
 
+@app.command(name="join")
+def join_(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, finished or not.")],
+    data: Annotated[
+        Path, typer.Option(help="The newcomer's own: a folder of images by class, or an .npz file.")
+    ],
+    network: Annotated[
+        str, typer.Option(help="One of `fedgh list models`, or package.module:function.")
+    ],
+    rounds: Annotated[int, typer.Option(min=1, help="Of the newcomer's own training.")] = 20,
+    image_size: Annotated[int, typer.Option(min=1, help="What images are scaled to.")] = 32,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep its model and the numbers there.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Let a newcomer learn with the global header of a run, and measure what that is worth."""
+    from fedgh import join
+    from fedgh.core.runs import RunFolder
+    from fedgh.report.joined import curve, verdict
+    from fedgh.report.terminal import print_whole, say, sheet
+
+    console = Console(quiet=quiet)
+    folder = RunFolder.open(run)
+    with console.status("a newcomer joins") as status:
+        found = join.join(
+            folder,
+            join.newcomer(folder, network, data, image_size),
+            rounds,
+            lambda round, *_: status.update(f"round {round} of {rounds}"),
+        )
+        files = join.keep(found, out) if out is not None else []
+    print_whole(console, sheet(curve(found)))
+    say(console, "\n".join([verdict(found), *(f"written    {file}" for file in files)]))
+
+
 @app.command()
 def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],

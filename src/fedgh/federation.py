@@ -11,7 +11,7 @@ from weakref import finalize
 from rich.console import Console
 
 from fedgh import finished, training
-from fedgh.config import parse
+from fedgh.config import Config, parse
 from fedgh.core.method import Method
 from fedgh.core.runs import Record, RunFolder
 from fedgh.core.types import Reply
@@ -23,6 +23,8 @@ from fedgh.participant import Participant
 from fedgh.report.terminal import Live
 from fedgh.trained import Trained
 from fedgh.training import Watcher
+
+DEFAULT_ROUNDS = 10
 
 Callback = Callable[[Record], object]
 """Called with the record of every finished round; if it returns True, that was the last."""
@@ -105,14 +107,12 @@ class Federation:
         for key, value in (settings or {}).items():
             section, _, name = key.partition(".")
             table.setdefault(section, {})[name] = value
-        config = parse(table)
-        self.config = (
-            config if isinstance(method, str) else config.model_copy(update={"method": method})
-        )
+        self._table, self._method = table, method
+        self.config = self._config(DEFAULT_ROUNDS)
 
     def run(
         self,
-        rounds: int = 10,
+        rounds: int = DEFAULT_ROUNDS,
         *,
         out: Path | str | None = None,
         callbacks: Iterable[Callback] = (),
@@ -137,20 +137,26 @@ class Federation:
             finalize(trained, scratch.cleanup)
         return trained
 
-    def experiment(self, rounds: int = 10) -> Experiment:
+    def experiment(self, rounds: int = DEFAULT_ROUNDS) -> Experiment:
         """What `run` trains, checked: the same object that `fedgh.prepare` makes of a file."""
-        section = self.config.federation.model_copy(update={"rounds": rounds})
         labels = [source.y.numpy() for source in self._sources]
         return checked(
             Experiment(
-                config=self.config.model_copy(update={"federation": section}),
+                config=self._config(rounds),
                 sources=self._sources,
-                partition=each_its_own(labels, section.seed),
+                partition=each_its_own(labels, self.config.federation.seed),
                 extractors=self._networks,
                 names=tuple(participant.name for participant in self.participants),
                 weights=b"".join(network.digest for network in self._networks),
             )
         )
+
+    def _config(self, rounds: int) -> Config:
+        federation = {**self._table["federation"], "rounds": rounds}
+        config = parse({**self._table, "federation": federation})
+        if isinstance(self._method, Method):
+            config = config.model_copy(update={"method": self._method})
+        return config
 
 
 @dataclass(frozen=True)

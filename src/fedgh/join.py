@@ -6,23 +6,28 @@ alone: the difference is what the header is worth. Only the run folder is needed
 finished or goes on: every round takes the newest header.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedgh import config as configs
 from fedgh.config import Config
 from fedgh.core import wire
+from fedgh.core.disk import make_folder, write_atomic
 from fedgh.core.header import header_spec
 from fedgh.core.local import accuracy
 from fedgh.core.method import Method
 from fedgh.core.rng import isolated
 from fedgh.core.runs import RunFolder
 from fedgh.core.types import Client, Payload, Task, part
+from fedgh.data.own import source_of
 from fedgh.data.partition import only
 from fedgh.engines.host import Blueprint, one_thread
 from fedgh.errors import RunError, WireError
 from fedgh.methods.standalone import Standalone
+from fedgh.models import extractor
 from fedgh.participant import Participant
 from fedgh.trained import Origin, UsableClient
 
@@ -147,6 +152,33 @@ def join(
     name = newcomer.name or type(newcomer.network).__name__
     found = Newcomer(taught, name, classes, config.method, folder.identity()["fingerprint"])
     return Joined(found, others, config.local.epochs, *scores)
+
+
+def newcomer(folder: RunFolder, network: str, data: Path, image_size: int) -> Participant:
+    """A newcomer with a network that is known by name, and data from a folder or file."""
+    config = configs.load(folder.config)
+    classes = folder.identity()["classes"]
+    source = source_of(data, classes, image_size)
+    with isolated(config.federation.seed, "newcomer"):
+        made = extractor(network)(source.shape, config.model.rep_dim)
+    return Participant(made, source, name=network)
+
+
+def keep(joined: Joined, folder: Path) -> list[Path]:
+    """Write the newcomer's model and how it did; returns the files."""
+    make_folder(folder)
+    model, numbers = folder / "model.safetensors", folder / "join.json"
+    joined.client.export(model, "safetensors")
+    words = {
+        "others": joined.others,
+        "epochs_per_round": joined.epochs_per_round,
+        "epochs_with_header": joined.epochs_with,
+        "epochs_without_header": joined.epochs_without,
+        "with_header": joined.with_header,
+        "without_header": joined.without_header,
+    }
+    write_atomic(numbers, json.dumps(words, indent=1).encode() + b"\n")
+    return [model, numbers]
 
 
 def _client(

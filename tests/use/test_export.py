@@ -18,7 +18,7 @@ from fedgh.errors import FedghError, RunError
 from fedgh.experiment import prepare
 from fedgh.models import extractor
 from fedgh.report import extra
-from fedgh.trained import Trained, TrainedClient
+from fedgh.trained import Trained, TrainedClient, UsableClient
 from tests.test_cli import inside
 from tests.tiny import noisy
 from tests.use.parts import CLASSES, as_if_trained, branching, copied, images
@@ -181,7 +181,7 @@ def test_a_file_that_says_something_else_is_not_written(
     client = trained.clients[trained.left.took_part[0]]
     kind = export.FORMATS["safetensors"]
 
-    def read(trained: TrainedClient, content: bytes) -> export.Run:
+    def read(trained: UsableClient, content: bytes) -> export.Run:
         said = kind.read(trained, content)
         return lambda x: said(x) * (1 + wrong)
 

@@ -88,7 +88,7 @@ def _source(x: Any, y: Any, classes: Sequence[str] | None, image_size: int) -> S
     if inputs.ndim < 2 or not len(inputs):
         raise DataError(f"data: inputs should be [samples, ...], got {tuple(inputs.shape)}")
     labels, names = _labels(y, classes)
-    return Source("data", inputs, torch.from_numpy(labels), names)
+    return Source("own data", inputs, torch.from_numpy(labels), names)
 
 
 def _inputs(x: Any, image_size: int) -> Tensor:

@@ -198,7 +198,7 @@ def client_name(client: ClientInfo) -> str:
     names = list(client.classes)
     more = f" … ({len(names)})" if len(names) > MOST_NAMES else ""
     classes = ", ".join(names[:MOST_NAMES]) + more
-    return " · ".join(filter(None, (str(client.client), client.extractor, classes)))
+    return " · ".join(filter(None, (client.called, client.extractor, classes)))
 
 
 def _accuracy_by_network(runs: Sequence[NamedRun]) -> AnyChart:

@@ -7,7 +7,7 @@ import torch
 from fedgh.core.types import Task
 from fedgh.models import EXTRACTORS, split_model
 from fedgh.paper.sheets import Cell, Column, Sheet
-from fedgh.report.runs import ClientInfo, NamedRun
+from fedgh.report.runs import NamedRun
 from fedgh.report.terminal import MOST_CLIENTS, few, percent
 
 COLUMNS = (
@@ -28,7 +28,7 @@ def client_sheet(run: NamedRun) -> Sheet:
     last, scores = _last_rounds(run), run.accuracies
     rows: list[list[Cell]] = [
         [
-            _called(client),
+            client.called,
             client.extractor,
             sizes[client.extractor],
             few(list(client.classes)) or None,
@@ -41,10 +41,6 @@ def client_sheet(run: NamedRun) -> Sheet:
     more = len(run.clients) - len(shown)
     note = f"{more} more clients are in clients.json" if more else ""
     return Sheet("clients", f"{run.label}: {run.settings.method.name}", COLUMNS, rows, note)
-
-
-def _called(client: ClientInfo) -> str:
-    return f"{client.client} {client.name}" if client.name else str(client.client)
 
 
 def _last_rounds(run: NamedRun) -> dict[int, int]:

@@ -79,6 +79,11 @@ class ClientInfo(_Checked):
     extractor: str
     classes: dict[str, int]  # samples of each; empty when they are the participant's secret
 
+    @property
+    def called(self) -> str:
+        """Its number, and its name if it has one."""
+        return f"{self.client} {self.name}" if self.name else str(self.client)
+
 
 class _Federation(_Checked):
     clients: int

@@ -92,7 +92,8 @@ class Live:
     def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
         """Say what runs where."""
         config = experiment.config
-        kinds = "their own" if experiment.private else len(set(config.model.zoo))
+        own = config.data.name in ("private", "own")
+        kinds = "their own" if own else len(set(config.model.zoo))
         self.console.print(
             f"{config.method.name} on {experiment.source.name}: "
             f"{config.federation.clients} clients, {kinds} networks, "

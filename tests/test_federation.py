@@ -1,0 +1,209 @@
+"""A federation as a Python object: any networks, any data, the same engine underneath."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedgh import Federation, Participant, Pixels
+from fedgh.core.runs import Record, RunFolder
+from fedgh.errors import ConfigError, DataError, FedghError, RunError
+from fedgh.methods.fedgh import FedGH
+from fedgh.report.runs import name_runs
+from tests.tiny import numbers, states
+
+CLASSES = ("a", "b", "c")
+
+
+def same_results(a: RunFolder, b: RunFolder) -> bool:
+    return numbers(a) == numbers(b) and states(a) == states(b)
+
+
+def points(width: int, n: int = 90, seed: int = 0, classes: int = 3) -> tuple[Tensor, Tensor]:
+    """Clouds that can be told apart."""
+    rng = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % classes
+    return 3 * torch.eye(classes, width)[y] + torch.randn(n, width, generator=rng), y
+
+
+def net(width: int, out: int = 8, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(width, out), nn.ReLU())
+
+
+def pictures() -> tuple[Tensor, list[str]]:
+    """Dark and bright."""
+    x = torch.randint(0, 100, (60, 3, 6, 6), generator=torch.Generator().manual_seed(0))
+    names = ["a", "c"] * 30
+    x[1::2] += 155
+    return x.to(torch.uint8), names
+
+
+def three() -> list[Participant]:
+    """Tables of two widths, and pictures; classifiers and extractors."""
+    torch.manual_seed(5)
+    conv = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    classifier = nn.Sequential(net(4), nn.Linear(8, 3))
+    (x, y), (wide_x, wide_y) = points(4), points(6, seed=1)
+    return [
+        Participant(classifier, (x, [CLASSES[label] for label in y]), name="north"),
+        Participant(net(6, 12), (wide_x, [CLASSES[label] for label in wide_y]), name="south"),
+        Participant(conv, pictures(), name="west", transform=Pixels(8)),
+    ]
+
+
+def test_participants_with_nothing_in_common_learn_together() -> None:
+    federation = Federation(three(), lr=0.1)
+    assert federation.classes == CLASSES
+    assert federation.config.model.rep_dim == 8, "the smallest width; the others are projected"
+    trained = federation.run(rounds=8, progress=False)
+    history = trained.history
+    assert list(history["round"]) == list(range(1, 9))
+    assert history["accuracy"].iloc[-1] > 0.8 > history["accuracy"].iloc[0]
+    assert history["bytes_up"].iloc[-1] == sum(4 * s * (8 + 1) for s in (3, 3, 2))
+    north, west = trained.clients["north"], trained.clients["west"]
+    x, y = points(4, seed=9)
+    right = [said == CLASSES[label] for said, label in zip(north.predict(x), y, strict=True)]
+    assert sum(right) / len(right) > 0.8
+    assert west.predict(pictures()[0][:2]) == ["a", "c"]
+    assert west.classes == ["a", "c"]
+    assert [client.network for client in trained.clients] == ["Sequential"] * 3
+    with pytest.raises(DataError, match=r"expected float32 \[n, 4\], got float32 \[90, 6\]"):
+        north.predict(points(6)[0])
+
+
+def test_the_same_twice_and_on_every_engine(tmp_path: Path) -> None:
+    one = Federation(three()).run(2, out=tmp_path / "one", progress=False)
+    again = Federation(three()).run(2, out=tmp_path / "again", progress=False)
+    workers = Federation(three(), engine="workers").run(2, out=tmp_path / "w", progress=False)
+    assert same_results(one.folder, again.folder)
+    assert same_results(one.folder, workers.folder)
+
+
+def test_a_program_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    def stop(record: Record) -> None:
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    straight = Federation(three()).run(4, out=tmp_path / "straight", progress=False)
+    with pytest.raises(KeyboardInterrupt):
+        Federation(three()).run(4, out=tmp_path / "run", callbacks=[stop], progress=False)
+    rounds: list[int] = []
+    resumed = Federation(three()).run(
+        4, out=tmp_path / "run", callbacks=[lambda r: rounds.append(r["round"])], progress=False
+    )
+    assert rounds == [3, 4]
+    assert same_results(straight.folder, resumed.folder)
+    # Once more: it is all there.
+    assert Federation(three()).run(4, out=tmp_path / "run", progress=False).history.shape[0] == 4
+    for other in (Federation(three(), lr=0.5), Federation([replace(three()[0], network=net(4))])):
+        with pytest.raises(RunError, match="holds another run: other data, settings, or first w"):
+            other.run(4, out=tmp_path / "run", progress=False)
+
+
+def test_a_callback_may_say_that_it_is_enough(tmp_path: Path) -> None:
+    federation = Federation(three())
+    out = tmp_path / "run"
+    trained = federation.run(9, out=out, callbacks=[lambda r: r["round"] == 2], progress=False)
+    assert list(trained.history["round"]) == [1, 2]
+    assert trained.clients[0].predict(points(4)[0][:1]) is not None
+    assert list(federation.run(9, out=out, progress=False).history["round"]) == list(range(1, 10))
+
+
+def test_without_a_place_nothing_is_left() -> None:
+    trained = Federation(three()).run(1, progress=False)
+    path = trained.folder.path
+    assert path.exists()
+    client = trained.clients[0]
+    del trained
+    assert client.predict(points(4)[0][:1]), "who has a client still has its run"
+    del client
+    assert not path.exists()
+
+
+def test_all_that_a_configuration_can_say() -> None:
+    federation = Federation(
+        three(),
+        FedGH(server_lr=0.5),
+        rep_dim=5,
+        epochs=2,
+        participation=0.5,
+        settings={"privacy.protects": "client", "local.weight_decay": 0.1, "run.eval_every": 2},
+    )
+    config = federation.config
+    assert isinstance(config.method, FedGH)
+    assert (config.method.server_lr, config.local.epochs, config.local.weight_decay) == (
+        0.5,
+        2,
+        0.1,
+    )
+    trained = federation.run(2, progress=False)
+    assert trained.folder.summary()["privacy"]["epsilon"] > 0  # type: ignore[index]
+
+
+@pytest.mark.parametrize("method", ["standalone", "lg_fedavg", "fd", "fedproto"])
+def test_other_methods(method: str) -> None:
+    assert len(Federation(three(), method).run(2, progress=False).history) == 2
+
+
+def test_one_shared_network_needs_inputs_of_one_shape() -> None:
+    with pytest.raises(FedghError, match="it needs the shape of the inputs"):
+        Federation(three(), "fml", settings={"method.shared": "mlp"}).run(1, progress=False)
+    alike = [Participant(net(4, seed=k), points(4, seed=k)) for k in range(2)]
+    federation = Federation(alike, "fml", settings={"method.shared": "mlp"})
+    assert len(federation.run(1, progress=False).history) == 1
+
+
+def test_a_frozen_network_is_left_as_it_is() -> None:
+    network = net(4)
+    frozen = [replace(three()[0], network=network, frozen=True), three()[1]]
+    trained = Federation(frozen, rep_dim=6, lr=0.1).run(2, progress=False)
+    state = trained.clients[0].model.extractor.state_dict()
+    for name, tensor in network.state_dict().items():
+        assert state[f"body.network.{name}"].equal(tensor)
+    assert "projection.weight" in state
+
+
+def test_a_report_and_an_export(tmp_path: Path) -> None:
+    trained = Federation(three()).run(2, out=tmp_path / "run", progress=False)
+    page = trained.report()
+    assert page == tmp_path / "run" / "report.html"
+    assert "1 south" in page.read_text()
+    assert (tmp_path / "run" / "confusion.json").exists()
+    name_runs([tmp_path / "run"])
+    exported = trained.clients["west"].export(tmp_path / "west.pt2", "torch-export")
+    assert exported.own
+    assert exported.difference < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: Federation([]), "at least one participant"),
+        (lambda: Federation([Participant(net(5), points(4), name="x")]), r"participant 0 \(x\): S"),
+        (lambda: Federation([Participant(net(4), (1, 2, 3))]), "participant 0: data: expected inp"),
+        (
+            lambda: Federation(three(), classes=["a", "b"]),
+            r"participant 0 \(north\): .*class 'c' i",
+        ),
+        (lambda: Federation(three(), "fedhg"), "no method 'fedhg'; did you mean 'fedgh'"),
+        (lambda: Federation(three(), settings={"local.lrr": 1}), "did you mean 'lr'"),
+        (lambda: Federation(three(), settings={"lr": 1}), "lr: no section 'lr'"),
+        (lambda: Federation(three()).run(0), "rounds: should be greater than or equal to 1"),
+        (lambda: Federation(three(), settings={"local.augment": ["flip"]}).run(1), "is for images"),
+    ],
+)
+def test_mistakes(make: Callable[[], Any], problem: str) -> None:
+    with pytest.raises(FedghError, match=problem):
+        make()
+
+
+def test_the_type_of_an_error_stays() -> None:
+    with pytest.raises(ConfigError):
+        Federation([Participant(net(5), points(4))])
+    with pytest.raises(DataError):
+        Federation([Participant(net(4), (points(4)[0], [1]))])
