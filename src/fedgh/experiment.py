@@ -81,6 +81,11 @@ class Experiment:
         multiplier = noise_multiplier(section.epsilon, section.delta, rounds)
         return Privacy(section.protects, section.counts, section.clip, multiplier)
 
+    @property
+    def reticent(self) -> bool:
+        """Whether clients tell nothing that no noise covers, whatever the method; see privacy.md."""
+        return self.config.privacy.protects != "nothing"
+
     def account(self) -> Account | None:
         """An account of what clients spend, with nothing spent yet; None when they do not."""
         privacy = self.privacy
@@ -160,6 +165,7 @@ class Experiment:
             global_sample=sample,
             device=find_device(self.config.run.device),
             privacy=self.privacy,
+            reticent=self.reticent,
             largest_norm=self.config.run.largest_norm,
             attack=self.config.attack,
         )

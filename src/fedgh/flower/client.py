@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from fedgh.engines.host import Blueprint, ClientHost, one_thread
 from fedgh.errors import ConfigError, WireError, import_object
 from fedgh.experiment import Experiment, prepare
 from fedgh.flower import messages
-from fedgh.flower.bound import NodeConfig, PublicError, keep_bound
+from fedgh.flower.bound import NodeConfig, PublicError, keep_bound, read_bound
 from fedgh.flower.messages import Request
 
 MakeBlueprint = Callable[[Request, Path, NodeConfig], Blueprint]
@@ -88,15 +89,18 @@ def _answer(message: Message, node: NodeConfig, make_blueprint: MakeBlueprint) -
     try:
         request, down = messages.read_request(message.content)
         client, round = request.client, request.round
+        bound = read_bound(node)
         with _watchdog(request.deadline), one_thread(), _at_home(request, node) as home:
-            return _do(request, down, home, make_blueprint(request, home, node), node)
+            blueprint = make_blueprint(request, home, node)
+            if down is not None:
+                keep_bound(bound, blueprint, _states(node))
+            reticent = blueprint.reticent or bound.least != "nothing"
+            return _do(request, down, home, replace(blueprint, reticent=reticent))
     except Exception as problem:
         return Reply(client, round, error=_discreet(problem))
 
 
-def _do(
-    request: Request, down: bytes | None, home: Path, blueprint: Blueprint, node: NodeConfig
-) -> Reply:
+def _do(request: Request, down: bytes | None, home: Path, blueprint: Blueprint) -> Reply:
     """Go on from the state that the server counts on; make sure of the new one, then answer."""
     client, trained = request.client, request.trained
     files = ClientFiles(home, trained)
@@ -105,8 +109,6 @@ def _do(
             f"the state of client {client} after round {trained} is not in its folder; put it "
             "back from a copy"
         )
-    if down is not None:
-        keep_bound(blueprint, node, _states(node))
     host = ClientHost(blueprint, files, explain=_discreet)
     reply = host.run(Job(client, request.round, down, request.evaluate, trained))
     if reply.up is not None:

@@ -80,6 +80,7 @@ def _own(
         partition=partition.only(client, task.num_clients, data.y.numpy(), task.seed),
         device=find_device(experiment.config.run.device),
         privacy=privacy and replace(privacy, unpredictable=True),  # the server knows the seed
+        reticent=experiment.reticent,
         largest_norm=experiment.config.run.largest_norm,
     )
 
