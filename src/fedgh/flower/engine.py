@@ -10,6 +10,7 @@ import httpx
 from flwr.app import Message, MessageType
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
+from flwr.supercore.run import RunNotRunningException
 
 from fedgh import __version__
 from fedgh.core.types import Job, Reply
@@ -59,6 +60,7 @@ class Flower:
         self._committed = dict(trained)  # the same, as of the last checkpoint
         self._say = say
         self._met = False  # whether everybody has had a chance to join
+        self._trouble = ""  # what the SuperLink said last when replies were asked for
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
         """Ask everybody at once; one reply for each job before the deadline is over."""
@@ -73,6 +75,7 @@ class Flower:
                 yield _failed(job, "not connected")
         waiting: dict[str, tuple[Job, int]] = {}  # message -> what it asks, its size
         resent: Counter[int] = Counter()
+        self._trouble = ""
         end = time.monotonic() + patience
         while (unsent or waiting) and time.monotonic() < end:
             unsent = self._push(unsent, waiting, end - time.monotonic())
@@ -92,7 +95,7 @@ class Flower:
             if unsent or waiting:
                 time.sleep(POLL)
         for job, sent in waiting.values():
-            yield _failed(job, f"no answer within {patience:g} s", sent)
+            yield _failed(job, f"no answer within {patience:g} s{self._trouble}", sent)
         for job in unsent:
             yield _failed(job, "its node could not be reached")
 
@@ -167,9 +170,14 @@ class Flower:
         """
         try:
             found = list(self._grid.pull_messages([name]))
-        except httpx.TransportError as error:
+        except httpx.HTTPStatusError as error:  # Flower has tried again where that may help
+            self._trouble = f"; the SuperLink answered {error.response.status_code}"
+            return None
+        except httpx.HTTPError as error:
             raise RunError(f"the SuperLink is out of reach: {error}") from None
-        except Exception as error:  # whatever Flower makes of such bytes
+        except RunNotRunningException:
+            raise RunError("Flower has stopped this run; start it again to go on") from None
+        except Exception as error:  # whatever Flower makes of bytes that are no message
             return error
         return found[0] if found else None
 
