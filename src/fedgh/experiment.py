@@ -83,7 +83,7 @@ class Experiment:
 
     @property
     def reticent(self) -> bool:
-        """Whether clients tell nothing that no noise covers, whatever the method; see privacy.md."""
+        """Whether clients keep to themselves what no noise covers, whatever the method."""
         return self.config.privacy.protects != "nothing"
 
     def account(self) -> Account | None:
