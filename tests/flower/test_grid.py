@@ -180,6 +180,7 @@ def ask(house: House, **changes: Any) -> Reply:
         fingerprint=prepared.fingerprint(),
         deadline=60.0,
         trained={0: 3},
+        settled=3,
     )
     job = Job(0, 4, None, evaluate=True, trained=3)
     message = server._message(job, FIRST_NODE, 60.0)
@@ -740,7 +741,7 @@ from fedgh.core.types import Job
 grid = LocalGrid({7: Node(client.app, {"client": 0, "app": "hanging:app"}, b"")})
 settings = {"data": {"name": "private", "classes": ["a", "b"]}}
 server = Flower(grid, {}, experiment="e", start=1, settings=settings, fingerprint=None,
-                deadline=2.0, trained={})
+                deadline=2.0, trained={}, settled=0)
 (name,) = grid.push_messages([server._message(Job(0, 1, None, True), 7, 2.0)])
 grid.pull_messages([name])
 """

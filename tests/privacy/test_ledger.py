@@ -15,7 +15,7 @@ from fedgh.errors import ConfigError, RunError
 from fedgh.experiment import Experiment
 from fedgh.flower import NodeConfig, Participant, client_app, engine, node
 from fedgh.flower.bound import Bound, read_bound
-from fedgh.privacy.accounting import noise_multiplier
+from fedgh.privacy.accounting import epsilon_of, noise_multiplier
 from fedgh.privacy.ledger import Ledger, OverBoundError
 from tests.flower.local import FIRST_NODE, House
 from tests.tiny import numbers, quick, states
@@ -66,7 +66,7 @@ def failures(house: House, out: str = "run") -> list[list[str]]:
     return [[f["reason"] for f in record["failed"]] for record in house.run(out).records()]
 
 
-def bounded(path: Path, prepared: Experiment, client: int = 0, **own: str) -> House:
+def bounded(path: Path, prepared: Experiment, own: dict[str, str], client: int = 0) -> House:
     """A federation in which one client has settings of its own."""
     house = House(path, prepared)
     house.grid.nodes[FIRST_NODE + client].config.update(own)  # type: ignore[attr-defined]
@@ -75,7 +75,7 @@ def bounded(path: Path, prepared: Experiment, client: int = 0, **own: str) -> Ho
 
 def test_a_bound_outlives_the_run_and_its_name(tmp_path: Path) -> None:
     """Three rounds cost 4; a bound of 3.5 is reached before the third, also in another run."""
-    house = bounded(tmp_path, quick(*PRIVATE), **{"max-epsilon": "3.5"})
+    house = bounded(tmp_path, quick(*PRIVATE), {"max-epsilon": "3.5"})
     over = ["this participant's bound of ε = 3.5 would be passed"]
     assert failures(house) == [[], [], over]
     assert failures(house, "another") == [over] * 3
@@ -85,8 +85,8 @@ def test_a_bound_outlives_the_run_and_its_name(tmp_path: Path) -> None:
 
 def test_another_number_in_another_federation_finds_the_same_budget(tmp_path: Path) -> None:
     own = {"max-epsilon": "3.5", "state": str(tmp_path / "states")}
-    assert failures(bounded(tmp_path / "a", quick(*PRIVATE), **own))[:2] == [[], []]
-    other = bounded(tmp_path / "b", quick(*PRIVATE, "federation.rounds=1"), client=1, **own)
+    assert failures(bounded(tmp_path / "a", quick(*PRIVATE), own))[:2] == [[], []]
+    other = bounded(tmp_path / "b", quick(*PRIVATE, "federation.rounds=1"), own, client=1)
     assert failures(other) == [["this participant's bound of ε = 3.5 would be passed"]]
 
 
@@ -102,7 +102,7 @@ def test_another_number_in_another_federation_finds_the_same_budget(tmp_path: Pa
 def test_less_than_the_participant_asks_for_is_refused(
     words: list[str], own: dict[str, str], reason: str, tmp_path: Path
 ) -> None:
-    found = failures(bounded(tmp_path, quick(*words, "federation.rounds=1"), **own))
+    found = failures(bounded(tmp_path, quick(*words, "federation.rounds=1"), own))
     assert len(found[0]) == 1
     assert reason in found[0][0]
 
@@ -141,7 +141,7 @@ def test_other_settings_belong_to_the_participant() -> None:
 def test_a_slip_in_its_settings_keeps_a_participant_silent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    house = bounded(tmp_path, quick(*PRIVATE, "federation.rounds=1"), **{"max-epsilom": "1"})
+    house = bounded(tmp_path, quick(*PRIVATE, "federation.rounds=1"), {"max-epsilom": "1"})
     assert failures(house) == [["ConfigError; the participant's own log says more"]]
     assert "did you mean max-epsilon?" in caplog.text
 
@@ -160,7 +160,7 @@ def test_a_node_is_not_started_with_such_settings(line: str, problem: str, tmp_p
 
 def test_who_sends_nothing_spends_nothing(tmp_path: Path) -> None:
     prepared = quick("method.name=standalone", "federation.rounds=1")
-    assert failures(bounded(tmp_path, prepared, **{"max-epsilon": "1"})) == [[]]
+    assert failures(bounded(tmp_path, prepared, {"max-epsilon": "1"})) == [[]]
     assert not (tmp_path / "states" / "privacy.json").exists()
 
 
@@ -181,7 +181,7 @@ def test_the_loss_is_told_only_where_nobody_asks_for_privacy(
     words: list[str], own: dict[str, str], told: bool, tmp_path: Path
 ) -> None:
     """Whatever the method: also one that uploads nothing has a loss."""
-    (record,) = bounded(tmp_path, quick(*ALONE, *words), **own).run().records()
+    (record,) = bounded(tmp_path, quick(*ALONE, *words), own).run().records()
     assert (record["train_loss"] is not None) == told
     assert record["accuracy"] is not None
 
@@ -211,3 +211,51 @@ def test_real_participants_draw_noise_that_the_server_cannot(tmp_path: Path) -> 
         return (run.path / "means" / "000001.safetensors").read_bytes()
 
     assert sent("a") != sent("b")
+
+
+@pytest.mark.parametrize(("breaks", "asked"), [([4], 3 + 3), ([4, 1], 3 + 1 + 3)])
+def test_no_round_that_was_lost_is_missing_from_the_account(
+    breaks: list[int], asked: int, tmp_path: Path
+) -> None:
+    """What a server had asked before it was killed counts, and is no new release."""
+    settings: dict[str, dict[str, Any]] = {
+        "federation": {"clients": 2, "rounds": 3},
+        "data": {"name": "private", "classes": ["no", "yes"]},
+        "model": {"rep_dim": 3},
+        "privacy": {"protects": "client", "epsilon": 4.0},
+        "run": {"checkpoint_every": 3},
+    }
+    prepared = experiment.prepare(config.parse(settings))
+    privacy = prepared.privacy
+    assert privacy is not None
+    z = privacy.noise_multiplier
+    house = House(tmp_path, prepared, [client_app(make_client)])
+    for k in range(2):  # on two machines
+        own = {"max-epsilon": 4.0, "state": str(tmp_path / f"states-{k}")}
+        house.grid.nodes[FIRST_NODE + k].config.update(own)  # type: ignore[attr-defined]
+    for after in breaks:  # answers: in the third round; in the first, when it is asked again
+        house.grid.break_after, house.grid.delivered = after, 0
+        with pytest.raises(KeyboardInterrupt):
+            house.run()
+        house.grid._waiting.clear()
+    house.grid.break_after = 2**62
+    run = house.run()
+    assert all(record["failed"] == [] for record in run.records())
+    for k in range(2):
+        page = json.loads((tmp_path / f"states-{k}" / "privacy.json").read_text())
+        assert page["releases"] == 3, "the same question gets the same answer"
+    summary = run.summary()
+    assert summary is not None
+    per_client = [pytest.approx(epsilon_of(asked / z**2, 1e-5))] * 2
+    assert summary["privacy"]["epsilon_per_client"] == per_client
+    assert run.records()[-1]["epsilon"] == summary["privacy"]["epsilon"]
+    again = training.resume(run.path, prepare=lambda _: prepared)  # writes the summary anew
+    assert (again.summary() or {})["privacy"] == summary["privacy"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"0": -1}', '{"0": "x"}', '{"a": 1}'])
+def test_an_account_that_was_damaged_is_refused(content: str, tmp_path: Path) -> None:
+    run = training.run(quick(*PRIVATE, "federation.rounds=1"), tmp_path / "run")
+    (run.path / "asked.json").write_text(content)
+    with pytest.raises(RunError, match=r"asked\.json"):
+        training.resume(run.path)

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import RunNotRunningException
 
 from fedgh import __version__
+from fedgh.core.rounds import ignore
 from fedgh.core.types import Job, Reply
 from fedgh.errors import RunError, WireError, printable
 from fedgh.flower import messages
@@ -47,7 +48,9 @@ class Flower:
         fingerprint: str | None,
         deadline: float,
         trained: Mapping[int, int],
-        say: Callable[[str], None] = lambda _: None,
+        settled: int,
+        asking: Callable[[list[int]], None] = ignore,
+        say: Callable[[str], None] = ignore,
     ) -> None:
         self._grid = grid
         self._participants = participants
@@ -58,6 +61,8 @@ class Flower:
         self._deadline = deadline
         self._trained = dict(trained)  # client -> the round in which it last trained
         self._committed = dict(trained)  # the same, as of the last checkpoint
+        self._settled = settled  # the last round of that checkpoint
+        self._asking = asking  # is told who is asked for an upload, before they are
         self._say = say
         self._met = False  # whether everybody has had a chance to join
         self._trouble = ""  # what the SuperLink said last when replies were asked for
@@ -76,6 +81,7 @@ class Flower:
         waiting: dict[str, tuple[Job, int]] = {}  # message -> what it asks, its size
         resent: Counter[int] = Counter()
         self._trouble = ""
+        self._asking([job.client_id for job in jobs if job.down is not None])
         end = time.monotonic() + patience
         while (unsent or waiting) and time.monotonic() < end:
             unsent = self._push(unsent, waiting, end - time.monotonic())
@@ -99,9 +105,10 @@ class Flower:
         for job in unsent:
             yield _failed(job, "its node could not be reached")
 
-    def save(self, round: int) -> None:  # noqa: ARG002
+    def save(self, round: int) -> None:
         """Participants keep their own states; they are told which of them still count."""
         self._committed = dict(self._trained)
+        self._settled = round
 
     def close(self) -> None:
         """The grid is Flower's."""
@@ -149,6 +156,7 @@ class Flower:
             round=job.round,
             trained=job.trained,
             committed=self._committed.get(job.client_id, 0),
+            settled=self._settled,
             evaluate=job.evaluate,
             deadline=seconds,
             settings=self._settings,
