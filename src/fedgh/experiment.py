@@ -87,6 +87,11 @@ class Experiment:
         multiplier = noise_multiplier(section.epsilon, section.delta, rounds)
         return Privacy(section.protects, section.counts, section.clip, multiplier)
 
+    @property
+    def reticent(self) -> bool:
+        """Whether clients keep to themselves what no noise covers, whatever the method."""
+        return self.config.privacy.protects != "nothing"
+
     def account(self) -> Account | None:
         """An account of what clients spend, with nothing spent yet; None when they do not."""
         privacy = self.privacy
@@ -167,6 +172,7 @@ class Experiment:
             global_sample=sample,
             device=find_device(self.config.run.device),
             privacy=self.privacy,
+            reticent=self.reticent,
             largest_norm=self.config.run.largest_norm,
             attack=self.config.attack,
         )

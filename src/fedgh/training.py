@@ -144,6 +144,7 @@ def _train(
         if account is not None:
             for record in folder.records()[:done]:
                 account.ask(record["participants"])
+            account.at_least(folder.asked())
         if done == task.rounds:
             folder.rewind()
         else:

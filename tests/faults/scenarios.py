@@ -76,6 +76,7 @@ def participant(settings: list[str]) -> Act:
                 round=round,
                 trained=round - 1,
                 committed=(round - 1) // 2 * 2,  # as with run.checkpoint_every = 2
+                settled=(round - 1) // 2 * 2,
                 evaluate=True,
                 deadline=60,
                 settings={},

@@ -10,11 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import httpx
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
+from flwr.supercore.run import RunNotRunningException
 from safetensors.torch import load_file
 from torch import nn
 
@@ -25,7 +27,15 @@ from fedgh.core.runs import RunFolder
 from fedgh.core.types import Job, Payload, Reply, Task
 from fedgh.errors import ConfigError, RunError
 from fedgh.experiment import Experiment
-from fedgh.flower import NodeConfig, Participant, client, client_app, engine, messages
+from fedgh.flower import (
+    NodeConfig,
+    Participant,
+    client,
+    client_app,
+    engine,
+    messages,
+    participant,
+)
 from fedgh.flower.engine import Flower
 from fedgh.flower.server import _shared
 from tests.engines.test_engines import EVERYTHING, interrupted
@@ -170,6 +180,7 @@ def ask(house: House, **changes: Any) -> Reply:
         fingerprint=prepared.fingerprint(),
         deadline=60.0,
         trained={0: 3},
+        settled=3,
     )
     job = Job(0, 4, None, evaluate=True, trained=3)
     message = server._message(job, FIRST_NODE, 60.0)
@@ -442,6 +453,50 @@ def test_bytes_that_are_no_message_cost_only_their_sender(
     )
 
 
+@pytest.mark.parametrize("times", [1, 2**62])
+def test_trouble_of_the_superlink_is_not_its_clients_fault(
+    times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked again, until the round is over."""
+    pull, left = Unreliable.pull_messages, times
+
+    def troubled(self: Unreliable, message_ids: Iterable[str]) -> list[Message]:
+        nonlocal left
+        (name,) = message_ids
+        if name in self._waiting and self._waiting[name].metadata.dst_node_id == FIRST_NODE + 1:
+            left -= 1
+            if left >= 0:
+                ask = httpx.Request("POST", "http://superlink")
+                answer = httpx.Response(500, request=ask)
+                raise httpx.HTTPStatusError("500", request=ask, response=answer)
+        return list(pull(self, message_ids))
+
+    monkeypatch.setattr(Unreliable, "pull_messages", troubled)
+    experiment = quick("federation.rounds=1", "run.strikes=1", "run.deadline=3")
+    (record,) = House(tmp_path / "house", experiment).run().records()
+    assert record["rejected"] == record["set_aside"] == []
+    reason = "no answer within 3 s; the SuperLink answered 500"
+    assert record["failed"] == ([] if times == 1 else [{"client": 1, "reason": reason}])
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (httpx.ConnectError("gone"), "the SuperLink is out of reach: gone"),
+        (RunNotRunningException(), "Flower has stopped this run"),
+    ],
+)
+def test_a_lost_superlink_ends_the_run(
+    problem: Exception, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raising(*_: object) -> list[Message]:
+        raise problem
+
+    monkeypatch.setattr(Unreliable, "pull_messages", raising)
+    with pytest.raises(RunError, match=words):
+        House(tmp_path / "house", quick()).run()
+
+
 def test_an_answer_without_scores_is_an_answer(tmp_path: Path) -> None:
     def change(message: Message, honest: Message) -> Message:
         head, body = parts(honest)
@@ -524,6 +579,25 @@ def test_nothing_of_a_network_or_of_data_leaves_the_participant(tmp_path: Path) 
             "classes": (3,),
             "means": (3, 8),
         }
+
+
+def test_first_weights_are_drawn_from_a_secret_and_stay_the_same(tmp_path: Path) -> None:
+    """The network's own, and those of the projection to the width that all agree on."""
+
+    def wide(task: Task, node: NodeConfig) -> Participant:
+        return replace(bring(task, node), network=Secretive(task.rep_dim + 1))
+
+    def weights(home: str) -> Payload:
+        (tmp_path / home).mkdir(exist_ok=True)
+        own = participant._own(quick(*PRIVATE), 0, wide, {"client": 0}, tmp_path / home)
+        return own.make(0).model.extractor.state_dict()
+
+    one, again, other = weights("one"), weights("one"), weights("other")
+    assert {"body", "projection"} == {name.split(".")[0] for name in one}
+    assert all(tensor.equal(again[name]) for name, tensor in one.items())
+    assert not any(tensor.equal(other[name]) for name, tensor in one.items())
+    secret = tmp_path / "one" / "secret"
+    assert (len(secret.read_bytes()), secret.stat().st_mode & 0o777) == (16, 0o600)
 
 
 def test_an_error_in_a_participants_code_tells_nothing_of_its_data(
@@ -667,7 +741,7 @@ from fedgh.core.types import Job
 grid = LocalGrid({7: Node(client.app, {"client": 0, "app": "hanging:app"}, b"")})
 settings = {"data": {"name": "private", "classes": ["a", "b"]}}
 server = Flower(grid, {}, experiment="e", start=1, settings=settings, fingerprint=None,
-                deadline=2.0, trained={})
+                deadline=2.0, trained={}, settled=0)
 (name,) = grid.push_messages([server._message(Job(0, 1, None, True), 7, 2.0)])
 grid.pull_messages([name])
 """

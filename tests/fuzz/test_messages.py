@@ -40,6 +40,7 @@ REQUEST: dict[str, Any] = {
     "round": 7,
     "trained": 0,
     "committed": 0,
+    "settled": 0,
     "evaluate": True,
     "deadline": 600.0,
     "settings": {"data": {"name": "private"}, "method": {"name": "fedgh"}},

@@ -14,9 +14,9 @@ from fedgh.errors import RunError
 _PART = re.compile(r".+\.\d+\.part")
 
 
-def write_atomic(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Replace a file in one step that survives a crash or a power cut."""
-    replace(path, content)
+    replace(path, content, mode)
     sync_folder(path.parent)
 
 
@@ -29,12 +29,12 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
         sync_folder(folder.parent)
 
 
-def replace(path: Path, content: bytes) -> None:
+def replace(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Replace a file in one step; it lasts once its folder is synced."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     with naming(path):
         try:
-            with part.open("wb") as file:
+            with open(part, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

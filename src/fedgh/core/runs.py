@@ -4,6 +4,7 @@ config.toml     resolved, enough to run again
 data.json       which data: name, size, classes, and a fingerprint of them and the settings
 clients.json    who the clients are: network, classes, number of samples
 rounds.jsonl    one line per round
+asked.json      how often each client was asked for an upload, where that costs privacy each time
 summary.json    what came out
 means/          class means that the server received, of a few rounds
 checkpoint/     the last completed round
@@ -16,10 +17,13 @@ tensorboard/    the same numbers for TensorBoard, with run.tensorboard
 
 import fcntl
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
 from fedgh.core.checkpoint import ServerFile, discard_leftovers
 from fedgh.core.disk import discard_parts, explaining, make_folder, write_atomic
@@ -107,6 +111,30 @@ class RunFolder:
     def records(self) -> list[Record]:
         """The rounds so far; those that are committed are as they were when they were."""
         return self._history.records(self._server.mark())  # the mark first: lines only come
+
+    @explaining()
+    def count_asked(self, clients: Iterable[int]) -> None:
+        """Count that these are about to be asked: what they answer may cost privacy."""
+        asked = Counter(self.asked())
+        asked.update(clients)
+        write_atomic(
+            self.path / "asked.json",
+            to_json({str(client): times for client, times in asked.items()}),
+        )
+
+    def asked(self) -> dict[int, int]:
+        """How often each client was asked, also in rounds that were then lost, where counted."""
+        if not (self.path / "asked.json").exists():
+            return {}
+        try:
+            return TypeAdapter(dict[int, NonNegativeInt]).validate_python(
+                self._read_json("asked.json")
+            )
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors()[0]["loc"]))
+            raise RunError(
+                f"{self.path / 'asked.json'} is not what a run writes: {where}"
+            ) from None
 
     @explaining()
     def append(self, record: Record) -> None:

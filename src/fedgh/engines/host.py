@@ -38,6 +38,7 @@ class Blueprint:
     global_sample: Tensor | None = None  # everybody's test data, balanced over the classes
     device: torch.device = CPU
     privacy: Privacy | None = None
+    reticent: bool = False  # of what clients measure, only accuracies are told
     largest_norm: float = math.inf  # of a row in what the server sends
     attack: Attack = field(default_factory=Attack)  # a rehearsal: some clients lie
     _flops: dict[int, int] = field(default_factory=dict, init=False)
@@ -165,7 +166,7 @@ class ClientHost:
                     client.load(before)
                     client.metrics.clear()
                     errors.append(self._explain(problem))
-            if client.privacy is not None:  # nothing bounds what these numbers tell
+            if self.blueprint.reticent:  # nothing bounds what these numbers tell
                 client.metrics.clear()
             if job.evaluate:
                 try:

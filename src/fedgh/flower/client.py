@@ -2,7 +2,8 @@
 
 Every message is handled by a new process, so all that a client keeps is in files: one folder for
 each experiment and client, one file for each state that the server may still ask for. What a
-request says is checked against them: a participant does no round twice and none out of turn.
+request says is checked against them: a participant does no round twice and none out of turn. What
+it has answered is kept with them, see `answers`.
 """
 
 import faulthandler
@@ -13,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -28,7 +30,8 @@ from fedgh.engines.host import Blueprint, ClientHost, one_thread
 from fedgh.errors import ConfigError, WireError, import_object
 from fedgh.experiment import Experiment, prepare
 from fedgh.flower import messages
-from fedgh.flower.bound import NodeConfig, PublicError, keep_bound
+from fedgh.flower.answers import Answers, Question
+from fedgh.flower.bound import Bound, NodeConfig, PublicError, keep_bound, read_bound
 from fedgh.flower.messages import Request
 
 MakeBlueprint = Callable[[Request, Path, NodeConfig], Blueprint]
@@ -89,30 +92,60 @@ def _answer(message: Message, node: NodeConfig, make_blueprint: MakeBlueprint) -
         request, down = messages.read_request(message.content)
         client, round = request.client, request.round
         with _watchdog(request.deadline), one_thread(), _at_home(request, node) as home:
-            return _do(request, down, home, make_blueprint(request, home, node), node)
+            task = _Task(request, home, read_bound(node), node, make_blueprint)
+            return task.judge() if down is None else task.train(down)
     except Exception as problem:
         return Reply(client, round, error=_discreet(problem))
 
 
-def _do(
-    request: Request, down: bytes | None, home: Path, blueprint: Blueprint, node: NodeConfig
-) -> Reply:
-    """Go on from the state that the server counts on; make sure of the new one, then answer."""
-    client, trained = request.client, request.trained
-    files = ClientFiles(home, trained)
-    if files.round(client) != trained:
-        raise PublicError(
-            f"the state of client {client} after round {trained} is not in its folder; put it "
-            "back from a copy"
-        )
-    if down is not None:
-        keep_bound(blueprint, node, _states(node))
-    host = ClientHost(blueprint, files, explain=_discreet)
-    reply = host.run(Job(client, request.round, down, request.evaluate, trained))
-    if reply.up is not None:
-        host.save(request.round)
-        keep_rounds(home, {trained, request.committed, request.round})
-    return reply
+@dataclass(frozen=True)
+class _Task:
+    """A request with all that it takes to answer it."""
+
+    request: Request
+    home: Path
+    bound: Bound
+    node: NodeConfig
+    make_blueprint: MakeBlueprint
+
+    def judge(self) -> Reply:
+        """Look at the client as it is."""
+        return self._host().run(self._job(None))
+
+    def train(self, down: bytes) -> Reply:
+        """Make sure of the new state, then of the answer, then send it; once for each question."""
+        request, answers = self.request, Answers(self.home / "answers")
+        question = Question.of(request, down)
+        reply = answers.again(question)
+        if reply is None:
+            host = self._host()
+            keep_bound(self.bound, host.blueprint, _states(self.node))
+            answers.forget_from(request.round)
+            reply = host.run(self._job(down))
+            if reply.up is None:
+                return reply
+            host.save(request.round)
+            answers.keep(question, reply)
+        answers.forget_up_to(min(request.settled, request.round - 1))
+        keep_rounds(self.home, {request.trained, request.committed} | answers.rounds())
+        return reply
+
+    def _job(self, down: bytes | None) -> Job:
+        ask = self.request
+        return Job(ask.client, ask.round, down, ask.evaluate, ask.trained)
+
+    def _host(self) -> ClientHost:
+        """The client in the state that the server counts on."""
+        client, trained = self.request.client, self.request.trained
+        blueprint = self.make_blueprint(self.request, self.home, self.node)
+        files = ClientFiles(self.home, trained)
+        if files.round(client) != trained:
+            raise PublicError(
+                f"the state of client {client} after round {trained} is not in its folder; put it "
+                "back from a copy"
+            )
+        reticent = blueprint.reticent or self.bound.least != "nothing"
+        return ClientHost(replace(blueprint, reticent=reticent), files, explain=_discreet)
 
 
 def _states(node: NodeConfig) -> Path:

@@ -10,8 +10,10 @@ import httpx
 from flwr.app import Message, MessageType
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
+from flwr.supercore.run import RunNotRunningException
 
 from fedgh import __version__
+from fedgh.core.rounds import ignore
 from fedgh.core.types import Job, Reply
 from fedgh.errors import RunError, WireError, printable
 from fedgh.flower import messages
@@ -46,7 +48,9 @@ class Flower:
         fingerprint: str | None,
         deadline: float,
         trained: Mapping[int, int],
-        say: Callable[[str], None] = lambda _: None,
+        settled: int,
+        asking: Callable[[list[int]], None] = ignore,
+        say: Callable[[str], None] = ignore,
     ) -> None:
         self._grid = grid
         self._participants = participants
@@ -57,8 +61,11 @@ class Flower:
         self._deadline = deadline
         self._trained = dict(trained)  # client -> the round in which it last trained
         self._committed = dict(trained)  # the same, as of the last checkpoint
+        self._settled = settled  # the last round of that checkpoint
+        self._asking = asking  # is told who is asked for an upload, before they are
         self._say = say
         self._met = False  # whether everybody has had a chance to join
+        self._trouble = ""  # what the SuperLink said last when replies were asked for
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
         """Ask everybody at once; one reply for each job before the deadline is over."""
@@ -73,6 +80,8 @@ class Flower:
                 yield _failed(job, "not connected")
         waiting: dict[str, tuple[Job, int]] = {}  # message -> what it asks, its size
         resent: Counter[int] = Counter()
+        self._trouble = ""
+        self._asking([job.client_id for job in jobs if job.down is not None])
         end = time.monotonic() + patience
         while (unsent or waiting) and time.monotonic() < end:
             unsent = self._push(unsent, waiting, end - time.monotonic())
@@ -92,13 +101,14 @@ class Flower:
             if unsent or waiting:
                 time.sleep(POLL)
         for job, sent in waiting.values():
-            yield _failed(job, f"no answer within {patience:g} s", sent)
+            yield _failed(job, f"no answer within {patience:g} s{self._trouble}", sent)
         for job in unsent:
             yield _failed(job, "its node could not be reached")
 
-    def save(self, round: int) -> None:  # noqa: ARG002
+    def save(self, round: int) -> None:
         """Participants keep their own states; they are told which of them still count."""
         self._committed = dict(self._trained)
+        self._settled = round
 
     def close(self) -> None:
         """The grid is Flower's."""
@@ -146,6 +156,7 @@ class Flower:
             round=job.round,
             trained=job.trained,
             committed=self._committed.get(job.client_id, 0),
+            settled=self._settled,
             evaluate=job.evaluate,
             deadline=seconds,
             settings=self._settings,
@@ -167,9 +178,14 @@ class Flower:
         """
         try:
             found = list(self._grid.pull_messages([name]))
-        except httpx.TransportError as error:
+        except httpx.HTTPStatusError as error:  # Flower has tried again where that may help
+            self._trouble = f"; the SuperLink answered {error.response.status_code}"
+            return None
+        except httpx.HTTPError as error:
             raise RunError(f"the SuperLink is out of reach: {error}") from None
-        except Exception as error:  # whatever Flower makes of such bytes
+        except RunNotRunningException:
+            raise RunError("Flower has stopped this run; start it again to go on") from None
+        except Exception as error:  # whatever Flower makes of bytes that are no message
             return error
         return found[0] if found else None
 

@@ -42,6 +42,7 @@ class Request:
     round: Count
     trained: Count  # the round whose state the client goes on from, 0 = none
     committed: Count  # the same for a server that has to start again
+    settled: Count  # the last round that no server will ask for again
     evaluate: bool
     deadline: Annotated[float, Field(gt=0, allow_inf_nan=False)]  # seconds
     settings: dict[str, Any]  # of the experiment; whoever uses them parses them

@@ -10,8 +10,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
+from typing import Any
+
+from click import ClickException
+from flwr.common.config import parse_config_args
 
 from fedgh.errors import ConfigError, RunError
+from fedgh.flower.bound import read_bound
 from fedgh.flower.processes import clean_end, end_groups
 
 REFUSED = "Failed to activate SuperNode"
@@ -42,6 +47,7 @@ def join(folder: Path, say: Callable[[str], None]) -> None:
     script = folder.absolute() / "node.sh"
     if not script.is_file():
         raise ConfigError(f"{folder} is not the folder of a participant (it has no node.sh)")
+    _check_settings(folder / "node.conf")
     waits = list(BACK_OFF)
     with clean_end():
         while True:
@@ -51,6 +57,23 @@ def join(folder: Path, say: Callable[[str], None]) -> None:
             wait = waits.pop(0)
             say(f"refused; perhaps an earlier node is still remembered. Next try in {wait:.0f} s")
             time.sleep(wait)
+
+
+def _check_settings(path: Path) -> None:
+    """Refuse what Flower would not see or not read, and a bound that cannot be meant."""
+    settings: dict[str, Any] = {}
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            found = parse_config_args([f"{line} "])
+            if not found and line.strip() and not line.startswith("#"):
+                raise ValueError(line)
+            settings.update(found)
+    except (OSError, ValueError, ClickException) as error:
+        raise ConfigError(
+            f'{path}: expected lines like key=1 or other="text", without spaces around the = '
+            f"({' '.join(str(error).split())})"
+        ) from None
+    read_bound(settings)
 
 
 def explained(words: str) -> str | None:

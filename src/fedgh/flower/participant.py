@@ -1,10 +1,12 @@
 """What an organisation brings to a federation: its own network and data, in about ten lines."""
 
+import os
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
 from flwr.clientapp import ClientApp
+from torch import nn
 
 from fedgh.core.disk import write_atomic
 from fedgh.core.rng import isolated
@@ -62,7 +64,8 @@ def _own(
     experiment: Experiment, client: int, make_client: MakeClient, node: NodeConfig, home: Path
 ) -> Blueprint:
     task, privacy = experiment.task, experiment.privacy
-    with isolated(task.seed, "participant", client):
+    secret = _secret(home / "secret")
+    with isolated(secret, "participant"):
         brought = make_client(task, node)
     data = brought.source(experiment.source.class_names)
     if task.input_shape not in ((), data.shape):
@@ -71,17 +74,34 @@ def _own(
 
     extractor = brought.extractor(data.shape, task.num_classes, task.rep_dim)
     check_extractor(extractor.name, extractor, replace(task, input_shape=data.shape))
+
+    def secretly(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
+        with isolated(secret, "projection"):
+            return extractor(shape, rep_dim)
+
     return Blueprint(
         task=task,
         method=experiment.config.method,
         local=experiment.config.local,
-        extractors=(extractor,),
+        extractors=(secretly,),
         sources=(data,),
         partition=partition.only(client, task.num_clients, data.y.numpy(), task.seed),
         device=find_device(experiment.config.run.device),
         privacy=privacy and replace(privacy, unpredictable=True),  # the server knows the seed
+        reticent=experiment.reticent,
         largest_norm=experiment.config.run.largest_norm,
     )
+
+
+def _secret(path: Path) -> int:
+    """What first weights are drawn from, the same for every message of a run.
+
+    The server knows the seed of the federation. Whoever can draw an extractor again knows what
+    class means are means of.
+    """
+    if not path.exists():
+        write_atomic(path, os.urandom(16), 0o600)
+    return int.from_bytes(path.read_bytes(), "big")
 
 
 def _check_unchanged(path: Path, digest: bytes) -> None:

@@ -13,7 +13,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedgh import config, training
-from fedgh.core.rounds import Engine
+from fedgh.core.rounds import Engine, ignore
 from fedgh.core.runs import Record, RunFolder
 from fedgh.core.types import Payload, Reply
 from fedgh.errors import ConfigError, FedghError
@@ -57,6 +57,8 @@ def serve(grid: Grid, run_id: int, settings: Mapping[str, Any]) -> RunFolder:
             fingerprint=None if experiment.private else experiment.fingerprint(),
             deadline=experiment.config.run.deadline,
             trained=dict(enumerate(state["trained"].tolist())),
+            settled=done,
+            asking=ignore if experiment.privacy is None else folder.count_asked,
             say=_say,
         )
 

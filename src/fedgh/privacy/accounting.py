@@ -9,7 +9,7 @@ chance: the server, against whom this protects, knows who takes part.
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -50,6 +50,11 @@ class Account:
     def ask(self, participants: Iterable[int]) -> None:
         """One more round, with these."""
         self._asked.update(participants)
+
+    def at_least(self, asked: Mapping[int, int]) -> None:
+        """Clients were asked so often, whatever the rounds that are there say."""
+        for client, known in self._asked.items():
+            self._asked[client] = max(known, asked.get(client, 0))
 
     @property
     def highest(self) -> float:

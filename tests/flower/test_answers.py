@@ -1,0 +1,143 @@
+"""A participant answers a question once: asked again, it sends the same bytes."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message, MessageType
+
+from fedgh import __version__
+from fedgh.core import wire
+from fedgh.core.checkpoint import ClientFiles
+from fedgh.core.types import Reply
+from fedgh.engines.host import Blueprint
+from fedgh.flower import NodeConfig, client, messages
+from fedgh.flower.grid import LocalGrid
+from tests.tiny import quick
+
+Ask = Callable[..., Reply]
+
+EXPERIMENT = quick("privacy.protects=sample", "privacy.epsilon=4")
+HEADER = EXPERIMENT.initial_server()
+DOWN = wire.to_bytes(HEADER)
+OTHER = wire.to_bytes({name: tensor + 0.1 for name, tensor in HEADER.items()})
+
+
+def unpredictable(*_: object) -> Blueprint:
+    """A client whose noise nobody can draw again."""
+    blueprint = EXPERIMENT.blueprint()
+    assert blueprint.privacy is not None
+    return replace(blueprint, privacy=replace(blueprint.privacy, unpredictable=True))
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Ask:
+    """Ask client 0 for a round, from the state of the round before."""
+    LocalGrid({})  # messages say whose they are
+
+    def asked(round: int, *, down: bytes = DOWN, start: int = 1, **changes: Any) -> Reply:
+        usual: dict[str, Any] = {
+            "version": __version__,
+            "experiment": "e",
+            "client": 0,
+            "trained": round - 1,
+            "committed": 0,
+            "settled": 0,
+            "evaluate": True,
+            "deadline": 60.0,
+            "settings": {},
+            "fingerprint": None,
+        }
+        request = messages.Request(**{**usual, "round": round, "start": start, **changes})
+        message = Message(
+            messages.request(request, down), dst_node_id=1, message_type=MessageType.TRAIN
+        )
+        node: NodeConfig = {"client": 0, "state": str(tmp_path), "max-epsilon": 100.0}
+        return client._answer(message, node, unpredictable)
+
+    return asked
+
+
+def releases(tmp_path: Path) -> int:
+    """What the participant's ledger has counted."""
+    found: int = json.loads((tmp_path / "privacy.json").read_text())["releases"]
+    return found
+
+
+def test_the_same_question_gets_the_same_bytes_and_costs_nothing(ask: Ask, tmp_path: Path) -> None:
+    """Also from a server that was started again, or is in more of a hurry."""
+    replies = [ask(1, start=start, deadline=50.0 + start) for start in (1, 1, 2, 2)]
+    assert replies[0].up is not None
+    assert [reply == replies[0] for reply in replies] == [True] * 4
+    assert releases(tmp_path) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"down": OTHER}, {"settings": {"local": {"lr": 0.5}}}, {"evaluate": False}],
+    ids=["download", "settings", "evaluate"],
+)
+def test_another_question_is_a_new_release_after_a_new_start_only(
+    change: dict[str, Any], ask: Ask, tmp_path: Path
+) -> None:
+    first = ask(1)
+    refused = ask(1, **change)
+    assert refused.up is None
+    assert refused.error == "round 1 was answered, and the question was another"
+    assert ask(1, start=2) == first, "the answer of the second start, too"
+    assert ask(1, start=2, **change).up is None
+    assert releases(tmp_path) == 1
+    another = ask(1, start=3, **change)
+    assert another.up not in (None, first.up)
+    assert releases(tmp_path) == 2
+    assert ask(1, start=3, **change) == another
+    assert ask(1, start=3).up is None
+
+
+def test_answers_of_another_history_are_forgotten(ask: Ask, tmp_path: Path) -> None:
+    """Round 2 began from a state that is no more, though the question looks the same."""
+    before = [ask(1), ask(2)]
+    assert ask(1, start=2, down=OTHER).up is not None
+    assert ask(2, start=2).up not in (None, before[1].up)
+    assert releases(tmp_path) == 4
+
+
+def test_what_goes_with_an_answer_is_there_to_go_on_from(ask: Ask, tmp_path: Path) -> None:
+    """A server with rare checkpoints starts again, and asks otherwise from round 3 on."""
+    for round in (1, 2, 3, 4):
+        ask(round)
+    assert [ask(round, start=2).error for round in (1, 2)] == [None, None]
+    assert ask(3, start=2, down=OTHER).error is None
+    assert ClientFiles(tmp_path / "e" / "client-0", 9).round(0) == 3
+
+
+def test_answers_that_nobody_can_ask_for_are_forgotten(ask: Ask, tmp_path: Path) -> None:
+    for round in (1, 2, 3):
+        ask(round, settled=round - 1, committed=round - 1)
+    home = tmp_path / "e" / "client-0"
+    assert [path.name for path in (home / "answers").iterdir()] == ["000003.safetensors"]
+    lied = ask(3, settled=99, committed=99)
+    assert lied == ask(3, settled=99, committed=99), "a server cannot have it forgotten"
+    assert releases(tmp_path) == 3
+
+
+def test_a_failure_is_no_answer(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("fedgh.engines.host.ClientHost._train", lambda *_: 1 / 0)
+        assert ask(1).error == "ZeroDivisionError; the participant's own log says more"
+    assert ask(1).up is not None
+    assert releases(tmp_path) == 2, "what was counted before stays counted"
+
+
+def test_a_damaged_answer_is_not_made_again(
+    ask: Ask, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ask(1)
+    (file,) = (tmp_path / "e" / "client-0" / "answers").iterdir()
+    file.write_bytes(file.read_bytes()[:-1])
+    assert ask(1).error == "RunError; the participant's own log says more"
+    assert f"{file} cannot be read" in caplog.text
+    assert releases(tmp_path) == 1
