@@ -25,12 +25,12 @@ app = typer.Typer(
     help="Federated learning for clients whose models differ.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
 )
-data_app = typer.Typer(help="Public data sets.", no_args_is_help=True, rich_markup_mode=None)
+data_app = typer.Typer(help="Public data sets.", no_args_is_help=True, rich_markup_mode="rich")
 app.add_typer(data_app, name="data")
 flower_app = typer.Typer(
-    help="Real federations, on Flower.", no_args_is_help=True, rich_markup_mode=None
+    help="Real federations, on Flower.", no_args_is_help=True, rich_markup_mode="rich"
 )
 app.add_typer(flower_app, name="flower")
 
