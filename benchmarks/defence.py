@@ -10,7 +10,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from fedgh.core.defence import Defence, Dropped
 from fedgh.core.rng import stream
@@ -22,9 +21,15 @@ def told(kind: str, client: int, classes: Tensor, means: Tensor, num_classes: in
     if kind == "flip":
         classes = (classes + 1) % num_classes
     elif kind == "noise":
-        noise = torch.randn(means.shape, generator=stream(0, "lie", client))
-        means = normalize(noise, dim=1) * means.norm(dim=1, keepdim=True)
+        means = noise(client, *means.shape)
+    elif kind == "everything":
+        classes = torch.arange(num_classes, dtype=torch.int32)
+        means = noise(client, num_classes, means.shape[1])
     return {"classes": classes, "means": means}
+
+
+def noise(client: int, number: int, width: int) -> Tensor:
+    return torch.randn(number, width, generator=stream(0, "lie", client))
 
 
 def left_out(round: Payload, kind: str, liars: int, agreement: float, num_classes: int) -> str:
@@ -52,7 +57,7 @@ def main() -> None:
     run = RunFolder.open(asked.run)
     liars = round(asked.liars * len(run.clients()))
     num_classes = len(run.identity()["classes"])
-    kinds = {"none": 0, "flip": liars, "noise": liars}
+    kinds = {"none": 0, "flip": liars, "noise": liars, "everything": liars}
     table = Table("round", *(f"{kind}, {liars} lie" for kind, liars in kinds.items()))
     for number, means in run.means().items():
         cells = [

@@ -48,6 +48,7 @@ SPECIAL = [
     *(float("nan"), float("inf"), float("-inf"), 3.4e38, -3.4e38, 1e30, 1e19, 1e-45, -0.0, 1e9),
     *(-1.0, 2147483647.0, -2147483648.0),
 ]
+WHOLE = [1, 2**31 - 1]  # numbers of samples
 
 
 def frame(header: bytes, body: bytes, length: int | None = None) -> bytes:
@@ -86,11 +87,23 @@ def payloads(draw: DrawFn, spec: wire.Spec) -> Payload:
 
 
 @st.composite
+def extreme(draw: DrawFn, spec: wire.Spec) -> Payload:
+    """As declared, with all numbers of a tensor at one edge: so medians become extreme, too."""
+    payload = honest(spec, draw(st.integers(0, 9)), draw(st.integers(0, 4)))
+    for name, field in spec.items():
+        if field.classes is None:
+            values = [-1.0, 0.0, 1e-45, 1.0, 300.0] if field.dtype.is_floating_point else WHOLE
+            payload[name] = torch.full_like(payload[name], draw(st.sampled_from(values)))
+    return payload
+
+
+@st.composite
 def _twisted(draw: DrawFn, tensor: torch.Tensor) -> torch.Tensor:
     """The same tensor with something wrong."""
     if tensor.is_complex():  # nobody asked for it; it is wrong enough
         return tensor
-    kind = draw(st.sampled_from(["value", "value", "row twice", "dtype", "shape", "scale"]))
+    kinds = ["value", "value", "all values", "row twice", "dtype", "shape", "scale"]
+    kind = draw(st.sampled_from(kinds))
     if kind == "dtype":
         return tensor.float().to(draw(st.sampled_from(OTHER_DTYPES)))
     if kind == "shape":
@@ -106,8 +119,8 @@ def _twisted(draw: DrawFn, tensor: torch.Tensor) -> torch.Tensor:
         return changed
     value = draw(st.sampled_from(SPECIAL) | st.integers(-3, 12))
     flat = changed.view(-1)
-    place = draw(st.integers(0, flat.numel() - 1))
-    flat[place] = torch.tensor(value, dtype=torch.float64).to(tensor.dtype)
+    places = slice(None) if kind == "all values" else draw(st.integers(0, flat.numel() - 1))
+    flat[places] = torch.tensor(value, dtype=torch.float64).to(tensor.dtype)
     return changed
 
 
@@ -245,6 +258,7 @@ def messages(spec: wire.Spec) -> SearchStrategy[bytes]:
     return st.one_of(
         payloads(spec).map(_encoded),
         payloads(spec).map(_encoded),
+        extreme(spec).map(_encoded),
         tampered(usual),
         reheaded(usual),
         st.binary(max_size=200),

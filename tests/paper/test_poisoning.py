@@ -20,7 +20,7 @@ def test_harm_worked_by_hand() -> None:
             "accuracy_per_client": [0.1, 0.6, 0.8],
         },
     ]
-    harm = measure(records, held=[4, 2, 3], liars=1, always_honest=[1, 2])
+    harm = measure(records, named=[4, 2, 3], liars=1, always_honest=[1, 2])
     assert harm.accuracy == pytest.approx(0.7)
     assert harm.lies_left_out == 2 / 4  # of what it sent once; the other time it was rejected
     assert harm.truths_left_out == 1 / 10

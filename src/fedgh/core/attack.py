@@ -8,6 +8,8 @@ from pydantic import ConfigDict, Field
 
 from fedgh.core.types import Client, Payload
 
+Kind = Literal["flip", "noise", "scale", "everything"]
+
 
 @dataclass(frozen=True)
 class Attack:
@@ -18,8 +20,12 @@ class Attack:
     )
 
     clients: Annotated[int, Field(ge=0)] = 0  # how many of them lie
-    kind: Literal["flip", "noise", "scale"] = "flip"  # other labels, noise, or longer means
-    strength: Annotated[float, Field(gt=0)] = 10.0  # of "noise" and "scale": times the honest norm
+    kind: Kind = "flip"  # other labels, noise, longer means, or noise for all classes
+    strength: Annotated[float, Field(gt=0)] = 10.0  # of all but "flip": times the honest norm
+
+    def names(self, client_id: int, held: int, num_classes: int) -> int:
+        """How many classes a client that holds so many speaks about."""
+        return num_classes if client_id < self.clients and self.kind == "everything" else held
 
     def poisoned(self, client: Client, upload: Payload) -> Payload:
         """What the client really sends."""
@@ -27,6 +33,10 @@ class Attack:
             return upload
         if self.kind == "flip":  # every class takes the name of the next; no name comes up twice
             return upload | {"classes": (upload["classes"] + 1) % client.task.num_classes}
+        if self.kind == "everything":  # noise for all classes, also those that it does not have
+            every = torch.arange(client.task.num_classes, dtype=torch.int32)
+            upload = {name: rows[every % len(rows)] for name, rows in upload.items()}
+            upload["classes"] = every
         means = upload["means"]
         if self.kind == "scale":
             return upload | {"means": means * self.strength}

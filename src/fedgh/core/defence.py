@@ -5,10 +5,14 @@ others' is dealt with here. A class mean is set against those of the same class 
 the shared header pulls all extractors towards one geometry, so the means of a class point the same
 way whoever made them, and one that carries the wrong label points elsewhere. And nobody counts
 more than a few times as much as is usual.
+
+What is usual is the median over clients, to which each adds one number: a client that names
+many classes has no more votes than one that names a single one.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import nan
 from typing import Annotated, ClassVar
 
 import torch
@@ -16,10 +20,15 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
+from fedgh.core.median import median, median_of_others
 from fedgh.core.types import Payload, Upload
 
-FEWEST = 3
-"""Owners of a class among whom an outlier can be told: of two, either may be the odd one."""
+FEWEST = 2
+"""Votes of others against which a class mean can be judged: of two, either may be the odd one."""
+
+VOTE = 2.0**20  # of a client for a class; a part of it is a whole number, too
+TINY = 1e-300  # in place of a zero, to divide by
+NONE = torch.zeros(0, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -33,11 +42,16 @@ class Defence:
     agreement: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Class means that agree less with the others of their class are left out. (The cosine of the
     angle between a mean and the median of the others, both as seen from the middle of all
-    classes: about 0 for what has nothing to do with the class.) While most do not agree, in the
-    first rounds, before the extractors have come together, nothing is left out."""
+    clients: about 0 for what has nothing to do with the class.) While most clients do not agree
+    with the others, in the first rounds, before the extractors have come together, nothing is
+    left out."""
     clip: Annotated[float, Field(ge=0)] = 0.0
-    """The norm of a class mean, and the number of samples it or its client claims, count at most
-    this many times the median of the round."""
+    """So many times what is usual is the most that these count: the norm of a class mean, and the
+    sum of a client's norms; the number of samples claimed for a class, and the sum of a client's;
+    the number of samples by which a client is weighed. Usual is the median over the round's
+    clients that name a class: of their mean norms, of their sums of norms, and so on. Norms or
+    numbers whose sum is too large all shrink by one factor. A number of samples stays at least 1,
+    also where that makes a sum larger."""
 
     def apply(self, uploads: Iterable[Upload], dropped: "Dropped") -> Iterator[Upload]:
         """The uploads that the server's method may see, in the same order."""
@@ -45,10 +59,10 @@ class Defence:
             yield from uploads
             return
         said = list(uploads)
-        if self.agreement:
-            said = _without_outliers(said, self.agreement, dropped)
         if self.clip:
             said = _clipped(said, self.clip)
+        if self.agreement:
+            said = _without_outliers(said, self.agreement, dropped)
         yield from said
 
 
@@ -60,84 +74,94 @@ class Dropped:
 
 
 def _without_outliers(uploads: list[Upload], least: float, dropped: Dropped) -> list[Upload]:
-    labels = [upload.payload["classes"] for upload in uploads]
-    if not any(map(len, labels)):
+    found = agreement([upload.payload for upload in uploads])
+    judged = [own[~own.isnan()] for own in found]
+    usual = [median(own) for own in judged if len(own)]
+    if not usual or median(torch.stack(usual)) < least:
         return uploads
-    found = agreement(torch.cat(labels), torch.cat([u.payload["means"] for u in uploads]))
-    if _median(found) < least:
-        return uploads
-    agreed = found >= least
     kept: list[Upload] = []
-    for upload, own, fine in zip(
-        uploads, labels, agreed.split([len(own) for own in labels]), strict=True
-    ):
+    for upload, own in zip(uploads, found, strict=True):
+        fine = ~(own < least)
         if not fine.all():
-            dropped.classes[upload.client_id] = own[~fine].tolist()
+            dropped.classes[upload.client_id] = upload.payload["classes"][~fine].tolist()
         kept.append(replace(upload, payload={n: t[fine] for n, t in upload.payload.items()}))
     return kept
 
 
-def agreement(classes: Tensor, means: Tensor) -> Tensor:
-    """How far each mean points the way of the others of its class, [pairs]; 1 where none can say.
+def agreement(payloads: Sequence[Payload]) -> list[Tensor]:
+    """How far each mean of each client points the way of the others of its class.
 
-    The median of the others, number by number, moves little as long as most of them are honest.
+    Not a number where too few can say. The median of the others, number by number, moves little as
+    long as most votes are honest.
     """
-    out = torch.ones(len(classes), dtype=torch.float64)
-    if not len(classes):
-        return out
-    directions = normalize(means.double(), dim=1)
+    sizes = torch.tensor([len(payload["classes"]) for payload in payloads])
+    if not sizes.any():
+        return [NONE for _ in payloads]
+    votes = _votes(sizes).repeat_interleave(sizes)
+    classes = torch.cat([payload["classes"] for payload in payloads])
+    rows = normalize(torch.cat([payload["means"] for payload in payloads]).double(), dim=1)
     groups = [(classes == label).nonzero().flatten() for label in classes.unique()]
-    middle = torch.stack([_median(directions[rows]) for rows in groups]).mean(0)
-    for rows in groups:
-        if len(rows) >= FEWEST:
-            own = directions[rows]
-            out[rows] = cosine_similarity(own - middle, _median_of_others(own) - middle, dim=1)
-    return out
+    middle = torch.zeros_like(rows[0])
+    for own in groups:
+        middle += votes[own].sum() / votes.sum() * median(rows[own], votes[own])
+    out = rows.new_full((len(rows),), nan)
+    for own in groups:
+        if len(own) > FEWEST:
+            others = median_of_others(rows[own], votes[own])
+            heard = votes[own].sum() - votes[own] >= FEWEST * VOTE
+            found = cosine_similarity(rows[own] - middle, others - middle, dim=1)
+            out[own] = found.where(heard, nan)
+    return list(out.split(sizes.tolist()))
 
 
-def _median(rows: Tensor) -> Tensor:
-    """Number by number; of two in the middle their mean. (torch's own takes the lower one.)"""
-    ordered = rows.sort(dim=0).values
-    return (ordered[(len(rows) - 1) // 2] + ordered[len(rows) // 2]) / 2
+def _votes(sizes: Tensor) -> Tensor:
+    """Of each client for each of its classes: one, or less if it names more classes than is usual.
 
-
-def _median_of_others(rows: Tensor) -> Tensor:
-    """For each row the median, number by number, of all the other rows.
-
-    Without the value of rank p, rank i is held by the value that was at i, or from p on at i + 1.
+    So many does it have together then; whoever names all classes does not outvote their owners.
     """
-    ordered, order = rows.sort(dim=0)
-    rank = order.argsort(dim=0)
-    middle = ((len(rows) - 2) // 2, (len(rows) - 1) // 2)
-    low, high = (ordered.gather(0, at + (rank <= at).long()) for at in middle)
-    return (low + high) / 2
+    usual = median(sizes[sizes > 0].double())
+    return (VOTE * usual / sizes).clamp(max=VOTE).floor()
 
 
 def _clipped(uploads: list[Upload], clip: float) -> list[Upload]:
-    """Each number that says how much something counts, at most `clip` times its median."""
+    """Each number that says how much something counts, bounded."""
     payloads = [upload.payload for upload in uploads]
-    norm = _most([p["means"].norm(dim=1) for p in payloads if "means" in p], clip)
-    count = _most([p["counts"] for p in payloads if "counts" in p], clip)
-    examples = _most([torch.tensor([upload.num_examples]) for upload in uploads], clip)
+    examples = _bounded([torch.tensor([upload.num_examples]) for upload in uploads], clip)
+    norms = _bounded([_norms(payload) for payload in payloads], clip)
+    counts = _bounded([payload.get("counts", NONE) for payload in payloads], clip)
     return [
         replace(
             upload,
-            num_examples=min(upload.num_examples, max(1, int(examples))),
-            payload=_smaller(upload.payload, norm, int(count)),
+            num_examples=min(upload.num_examples, max(1, int(most))),
+            payload=_smaller(upload.payload, own_norms, own_counts),
         )
-        for upload in uploads
+        for upload, most, own_norms, own_counts in zip(
+            uploads, examples, norms, counts, strict=True
+        )
     ]
 
 
-def _most(values: list[Tensor], clip: float) -> float:
-    all_values = torch.cat(values).double() if values else torch.zeros(0)
-    return clip * float(_median(all_values)) if len(all_values) else 0.0
+def _bounded(values: Sequence[Tensor], clip: float) -> list[Tensor]:
+    """Each client's numbers: none of them, nor their sum, above `clip` times what is usual."""
+    numbers = [own.double() for own in values]
+    said = [own for own in numbers if len(own)]
+    if not said:
+        return numbers
+    one = clip * median(torch.stack([own.mean() for own in said]))
+    together = clip * median(torch.stack([own.sum() for own in said]))
+    smaller = [own.clamp(max=one) for own in numbers]
+    return [own * (together / own.sum().clamp(min=TINY)).clamp(max=1) for own in smaller]
 
 
-def _smaller(payload: Payload, norm: float, count: int) -> Payload:
+def _norms(payload: Payload) -> Tensor:
+    return payload["means"].double().norm(dim=1) if "means" in payload else NONE
+
+
+def _smaller(payload: Payload, norms: Tensor, counts: Tensor) -> Payload:
     out = dict(payload)
     if "means" in payload:
-        out["means"] = torch.renorm(payload["means"], 2, 0, norm)
+        factors = norms / _norms(payload).clamp(min=TINY)
+        out["means"] = payload["means"] * factors.float()[:, None]
     if "counts" in payload:
-        out["counts"] = payload["counts"].clamp(max=max(1, count))
+        out["counts"] = counts.clamp(min=1).to(payload["counts"].dtype)
     return out

@@ -135,9 +135,13 @@ def poisoning_sheet(study: Study, outcome: Outcome) -> Sheet:
     rows: list[list[Cell]] = []
     for trial, run in outcome.runs:
         with _readable(run):
-            held = [len(client["classes"]) for client in run.clients()]
-            liars = trial.config.attack.clients
-            harm = poisoning.measure(run.records(), held, liars, range(most, len(held)))
+            attack, classes = trial.config.attack, len(run.identity()["classes"])
+            named = [
+                attack.names(number, len(client["classes"]), classes)
+                for number, client in enumerate(run.clients())
+            ]
+            honest = range(most, len(named))
+            harm = poisoning.measure(run.records(), named, attack.clients, honest)
         lies = None if harm.lies_left_out is None else 100 * harm.lies_left_out
         rows.append(
             [

@@ -17,28 +17,28 @@ class Harm:
 
 
 def measure(
-    records: Sequence[Record], held: Sequence[int], liars: int, always_honest: Sequence[int]
+    records: Sequence[Record], named: Sequence[int], liars: int, always_honest: Sequence[int]
 ) -> Harm:
     """From the records of a run in which the first `liars` clients lie.
 
-    `held` says how many classes each client has: as many means it sends in a round.
+    `named` says how many classes each client speaks about: as many means it sends in a round.
     """
     scores = [records[-1]["accuracy_per_client"][client] for client in always_honest]
     return Harm(
         accuracy=sum(scores) / len(scores),
-        lies_left_out=_left_out(records, held, range(liars)) if liars else None,
-        truths_left_out=_left_out(records, held, range(liars, len(held))),
+        lies_left_out=_left_out(records, named, range(liars)) if liars else None,
+        truths_left_out=_left_out(records, named, range(liars, len(named))),
         rejected=sum(len(record["rejected"]) for record in records),
     )
 
 
-def _left_out(records: Sequence[Record], held: Sequence[int], clients: Sequence[int]) -> float:
+def _left_out(records: Sequence[Record], named: Sequence[int], clients: Sequence[int]) -> float:
     """The share of these clients' class means that were received and left out."""
     received = left_out = 0
     for record in records:
         lost = {item["client"] for item in (*record["failed"], *record["rejected"])}
         received += sum(
-            held[client]
+            named[client]
             for client in record["participants"]
             if client in clients and client not in lost
         )
