@@ -17,7 +17,7 @@ SOME = {
     "noniid": ["cifar10-hetero", "cifar10-hetero-s10", "cifar100-hetero-s100"],
     "participation": ["cifar10-hetero-n100-c10", "cifar100-hetero-n100-c100"],
     "header-lr": ["cifar10-hetero-lr0.1"],
-    "poisoning": ["poison-none", "poison-flip-3-defended", "poison-scale-3"],
+    "poisoning": ["poison-none", "poison-flip-3-defended", "poison-everything-3"],
     "privacy": ["cifar10-hetero-e1", "cifar10-hetero-sample-eps1", "cifar10-hetero-client-eps8"],
 }
 
