@@ -173,10 +173,8 @@ def images_in(folder: Path) -> list[Path]:
 
 def read_image(file: Path, shape: tuple[int, ...]) -> Tensor:
     """An image, scaled to a shape (channels, height, width): grey, or red, green and blue."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise DataError("reading images needs Pillow: pip install 'fedgh[images]'") from None
+    from PIL import Image  # only needed here
+
     channels, height, width = shape
     mode = "L" if channels == 1 else "RGB"
     try:
