@@ -122,13 +122,18 @@ def volumes(_shape: tuple[int, ...], rep_dim: int) -> nn.Module:
         (lambda _shape, _dim: nn.Linear(3, 3), "fails on inputs of shape"),
         (lambda _shape, _dim: TwoOutputs(3, 3), "tuple"),
         (lambda _shape, _dim: 5, "fails on inputs of shape"),
-        (lazy, "lazy"),
     ],
 )
 def test_an_extractor_that_does_not_fit_is_refused(make: Extractor, says: str) -> None:
     small = Task(10, 8, 1, 1, seed=0, input_shape=(1, 8, 8))
     with pytest.raises(ConfigError, match=says):
         check_extractor("mine", make, small)
+
+
+def test_lazy_layers_learn_their_sizes_before_a_state_is_read() -> None:
+    small = Task(10, 8, 1, 1, seed=0, input_shape=(1, 8, 8))
+    check_extractor("mine", lazy, small)
+    assert split_model(lazy, small).state_dict()["extractor.1.weight"].shape == (8, 64)
 
 
 def test_inputs_need_not_be_images() -> None:

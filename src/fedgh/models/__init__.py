@@ -51,7 +51,11 @@ def extractor(name: str) -> Extractor:
 def split_model(make: Extractor, task: Task) -> SplitModel:
     """A model for this task: the extractor under a linear header."""
     header = nn.Linear(task.rep_dim, task.num_classes)
-    return SplitModel(make(task.input_shape, task.rep_dim), header)
+    extractor = make(task.input_shape, task.rep_dim)
+    if any(is_lazy(parameter) for parameter in extractor.parameters()):
+        with torch.no_grad():  # an input tells lazy layers their sizes
+            extractor.eval()(torch.zeros(2, *task.input_shape))
+    return SplitModel(extractor, header)
 
 
 def shared_model(name: str, task: Task) -> SplitModel:
@@ -71,7 +75,6 @@ def check_extractor(name: str, make: Extractor, task: Task) -> None:
     try:
         with isolated(task.seed, "check-extractor"), torch.inference_mode():
             model = split_model(make, task)
-            lazy = any(is_lazy(parameter) for parameter in model.parameters())
             out = model.eval().represent(torch.zeros(2, *shape))
     except ConfigError:
         raise
@@ -84,5 +87,3 @@ def check_extractor(name: str, make: Extractor, task: Task) -> None:
         raise ConfigError(
             f"'{name}' maps 2 inputs to {got}, but model.rep_dim = {width} asks for (2, {width})"
         )
-    if lazy:
-        raise ConfigError(f"'{name}' has lazy layers; give all layers their sizes")
