@@ -125,6 +125,15 @@ def test_without_a_place_nothing_is_left() -> None:
     assert not path.exists()
 
 
+def test_only_a_place_that_stays_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Federation(three()).run(1)
+    assert "3 clients, their own networks, 1 rounds, seed 0\n" in capsys.readouterr().out
+    Federation(three()).run(1, out=tmp_path / "run")
+    assert "seed 0 -> " in capsys.readouterr().out
+
+
 def test_all_that_a_configuration_can_say() -> None:
     federation = Federation(
         three(),

@@ -14,7 +14,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "licences.md"
 
 ACCEPTED = {
     *("0BSD", "BSD", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "ISC", "MIT", "MIT-0"),
-    *("MIT-CMU", "PSF-2.0", "Public Domain", "Zlib"),
+    *("CNRI-Python", "MIT-CMU", "PSF-2.0", "Public Domain", "Zlib"),
     *("Apache-2.0", "Apache-2.0 WITH LLVM-exception"),
     "MPL-2.0",  # its own files stay open; ours are not touched by it
 }
@@ -36,6 +36,8 @@ REVIEWED = {
     "protobuf": "BSD-3-Clause",
     "pysocks": "BSD-3-Clause",
     "ray": "Apache-2.0",
+    "tqdm": "MPL-2.0 AND MIT",
+    "transformers": "Apache-2.0",
 }
 """Packages whose metadata do not say it in such words: somebody has read their licence."""
 

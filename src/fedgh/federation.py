@@ -127,7 +127,7 @@ class Federation:
         scratch = TemporaryDirectory(prefix="fedgh-") if out is None else None
         path = Path(scratch.name) / "run" if scratch else Path(out or "")
         try:
-            with Live(Console(quiet=not progress)) as live:
+            with Live(Console(quiet=not progress), kept=scratch is None) as live:
                 _train(experiment, path, _Calling(live, tuple(callbacks)))
         except _Enough:
             pass  # its last round is committed

@@ -60,6 +60,7 @@ class Live:
     """Follow a run: a bar where there is a terminal, one line per round where there is none."""
 
     console: Console
+    kept: bool = True  # whether the run folder is there to stay
     _bar: Progress = field(init=False)
     _rounds: TaskID = field(init=False)
     _clients: TaskID = field(init=False)
@@ -94,10 +95,11 @@ class Live:
         config = experiment.config
         own = config.data.name in ("private", "own")
         kinds = "their own" if own else len(set(config.model.zoo))
+        where = f" -> {run.path}" if self.kept else ""
         self.console.print(
             f"{config.method.name} on {experiment.source.name}: "
             f"{config.federation.clients} clients, {kinds} networks, "
-            f"{config.federation.rounds} rounds, seed {config.federation.seed} -> {run.path}",
+            f"{config.federation.rounds} rounds, seed {config.federation.seed}{where}",
             soft_wrap=True,
             highlight=False,
             markup=False,
