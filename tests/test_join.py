@@ -36,7 +36,7 @@ def test_both_start_alike_and_only_the_header_differs(run: RunFolder) -> None:
     assert found.with_header[1:] != found.without_header[1:] or found.others < 1
     assert found.others == run.records()[-1]["accuracy"]
     assert list(found.history["epochs"]) == [0, 1, 2, 3]
-    again = join(run, newcomer(), 3)
+    again = join(str(run.path), newcomer(), 3)  # a folder may also be given by its path
     assert again.with_header == found.with_header
 
 

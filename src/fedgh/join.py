@@ -126,12 +126,13 @@ class Joined:
 
 
 def join(
-    folder: RunFolder,
+    run: RunFolder | Path | str,
     newcomer: Participant,
     rounds: int = 20,
     on_round: OnRound = lambda *_: None,
 ) -> Joined:
-    """Let a newcomer learn for so many rounds, with the global header and without."""
+    """Let a newcomer learn for so many rounds, with the global header of a run and without."""
+    folder = run if isinstance(run, RunFolder) else RunFolder.open(Path(run))
     config, classes = configs.load(folder.config), folder.identity()["classes"]
     task = Task(
         num_classes=len(classes),

@@ -22,15 +22,12 @@ ASSETS = Path(__file__).parent / "assets"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Every result and every notebook has its place in the navigation."""
+    """Every result has its place in the navigation."""
     docs = Path(config.docs_dir)
     found = sorted(path.relative_to(docs).as_posix() for path in docs.glob("results/**/*.md"))
     entries = config.nav or []
     results = next(entry["Results"] for entry in entries if "Results" in entry)
     results += [path for path in found if path not in results]
-    if notebooks := list(_notebooks(docs)):
-        guides = next(entry["Guides"] for entry in entries if "Guides" in entry)
-        guides.append({"Notebooks": notebooks})
     return config
 
 
