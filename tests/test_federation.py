@@ -193,6 +193,14 @@ def test_a_report_and_an_export(tmp_path: Path) -> None:
     ("make", "problem"),
     [
         (lambda: Federation([]), "at least one participant"),
+        (lambda: Federation(three()[0]), "needs a list"),  # type: ignore[arg-type]
+        (lambda: Federation([(net(4), points(4))]), "participant 0 is a tuple; say Par"),  # type: ignore[list-item]
+        (lambda: Federation(three(), FedGH), "expected a name or a method, e.g. FedGH"),  # type: ignore[arg-type]
+        (lambda: Participant(nn.Linear, points(4)), "expected a torch.nn.Module, got <class"),  # type: ignore[arg-type]
+        (
+            lambda: Federation([*three(), Participant(net(4), points(4, n=2))]),
+            "participant 3: 2 samples; 3 are the least",
+        ),
         (lambda: Federation([Participant(net(5), points(4), name="x")]), r"participant 0 \(x\): S"),
         (lambda: Federation([Participant(net(4), (1, 2, 3))]), "participant 0: data: expected inp"),
         (

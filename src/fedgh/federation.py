@@ -16,7 +16,7 @@ from fedgh.core.method import Method
 from fedgh.core.runs import Record, RunFolder
 from fedgh.core.types import Reply
 from fedgh.data import own
-from fedgh.data.partition import each_its_own
+from fedgh.data.partition import SMALLEST, each_its_own
 from fedgh.errors import ConfigError, DataError, RunError
 from fedgh.experiment import Experiment, checked
 from fedgh.participant import Participant
@@ -69,13 +69,19 @@ class Federation:
         engine: Literal["serial", "workers", "ray"] = "serial",
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        if not participants:
-            raise ConfigError("a federation needs at least one participant")
-        self.participants = tuple(participants)
+        self.participants = _checked(participants)
+        if not isinstance(method, str | Method):
+            raise ConfigError(f"method: expected a name or a method, e.g. FedGH(), got {method!r}")
         sources = []
         for number, participant in enumerate(participants):
             with _about(number, participant):
-                sources.append(participant.source(classes))
+                source = participant.source(classes)
+                if len(source) < SMALLEST:
+                    raise DataError(
+                        f"{len(source)} samples; {SMALLEST} are the least: one to train on, one to "
+                        "evaluate, one to test"
+                    )
+                sources.append(source)
         self.classes = own.all_classes(sources) if classes is None else tuple(classes)
         self._sources = tuple(own.with_classes(source, self.classes) for source in sources)
         self._networks = tuple(
@@ -194,6 +200,18 @@ def _train(experiment: Experiment, path: Path, watch: Watcher) -> None:
             "(torch.manual_seed before they are made keeps these); choose another `out`"
         )
     training.resume(path, watch, prepare=lambda _: experiment)
+
+
+def _checked(participants: object) -> tuple[Participant, ...]:
+    """The participants, if that is what they are."""
+    if not isinstance(participants, Sequence) or not participants:
+        raise ConfigError("a federation needs a list with at least one participant")
+    for number, one in enumerate(participants):
+        if not isinstance(one, Participant):
+            raise ConfigError(
+                f"participant {number} is a {type(one).__name__}; say Participant(network, data)"
+            )
+    return tuple(participants)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from torch import nn
 
 from fedgh.data.own import IMAGE_SIZE, Data, source_of
 from fedgh.data.sources import Source
+from fedgh.errors import ConfigError
 from fedgh.models.adapt import Brought, Transform
 
 
@@ -29,6 +30,10 @@ class Participant:
     weights: Path | str | None = None  # a safetensors file for the network to start from
     frozen: bool = False  # the network stays as it is; only a projection and the header train
     image_size: int = IMAGE_SIZE  # to which pictures of any size are scaled
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.network, nn.Module):
+            raise ConfigError(f"network: expected a torch.nn.Module, got {self.network!r}")
 
     def source(self, classes: Sequence[str] | None = None) -> Source:
         """The data as tensors, their labels among `classes`."""

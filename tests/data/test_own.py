@@ -60,6 +60,8 @@ def test_a_table_of_pandas() -> None:
     source = source_of((table[["a", "b"]], table["kind"]))
     assert source.x.tolist() == [[1.5, 4], [2, 5], [3, 6]]
     assert (source.y.tolist(), source.class_names) == ([0, 1, 0], ("x", "y"))
+    with pytest.raises(DataError, match="of a table give columns"):
+        source_of(table)
 
 
 def test_images_may_have_their_channels_last() -> None:

@@ -52,6 +52,8 @@ def source_of(
         if len(data) != 2:
             raise DataError(f"data: expected inputs and labels, got {len(data)} things")
         source = _source(data[0], data[1], classes, image_size)
+    elif hasattr(data, "iloc"):
+        raise DataError("data: of a table give columns: (table[['a', 'b']], table['label'])")
     elif hasattr(data, "column_names") and hasattr(data, "features"):
         source = _from_columns(data, classes, image_size)
     elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
