@@ -1,6 +1,7 @@
 """Somebody who does what a page says, in an empty folder."""
 
 import contextlib
+import doctest
 import importlib
 import io
 import json
@@ -41,6 +42,8 @@ class Reader:
             self._save(block.file, block.text)
         if block.language == "python":
             self._python(block)
+        elif block.language == "pycon":
+            self._session(block)
         elif block.language == "toml":
             config.parse(tomllib.loads(block.text))
         elif block.language == "json":
@@ -65,6 +68,18 @@ class Reader:
         code = compile(block.text, block.where, "exec")
         if not block.file:
             exec(code, self.names)
+
+    def _session(self, block: Block) -> None:
+        """What is typed at Python's prompt answers what the page shows; lines may be broken."""
+        self.patch.setattr(doctest, "ELLIPSIS_MARKER", r"\u2026")  # as it reads …
+        test = doctest.DocTestParser().get_doctest(
+            block.text, self.names, block.page, None, block.line
+        )
+        out = io.StringIO()
+        flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+        doctest.DocTestRunner(optionflags=flags).run(test, out=out.write, clear_globs=False)
+        assert not out.getvalue(), out.getvalue()
+        self.names.update(test.globs)
 
     def _type(self, command: Command, where: str) -> None:
         if command.text in NOT_RUN:
