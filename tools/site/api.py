@@ -16,6 +16,10 @@ FOR_METHODS = [
 """What a method of your own is written with, beside what `fedgh` itself exports."""
 
 
+TRAINED = ["fedgh.trained.UsableClient", "fedgh.join.join", "fedgh.join.Joined"]
+"""What `Trained.clients` has, and how somebody joins later."""
+
+
 def page() -> str:
     """Markdown that names every public object."""
     ours = [f"fedgh.{name}" for name in fedgh.__all__ if not name.startswith("__")]
@@ -24,6 +28,7 @@ def page() -> str:
         [
             HEAD,
             _part("fedgh", ours),
+            _part("Trained clients and newcomers", TRAINED),
             _part("fedgh.flower, for participants", flower),
             _part("For methods of your own", FOR_METHODS),
         ]
