@@ -133,7 +133,9 @@ def chart(cases: list[dict[str, Any]]) -> AnyChart:
     lines = lines.encode(
         x=alt.X("epochs:Q", title="epochs of the newcomer"),
         y=alt.Y("accuracy:Q", axis=alt.Axis(format=".0%"), title="accuracy"),
-        color=alt.Color("newcomer:N", sort=list(names.values()), title=None),
+        color=alt.Color(
+            "newcomer:N", sort=list(names.values()), legend=alt.Legend(title=None, orient="top")
+        ),
     )
     words = "Mean accuracy of newcomers on their own test data; dashed: the others."
     return wide(alt.layer(lines, rule), words)
