@@ -1,5 +1,6 @@
 """A federation as a Python object: any networks, any data, the same engine underneath."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -122,6 +123,7 @@ def test_without_a_place_nothing_is_left() -> None:
     del trained
     assert client.predict(points(4)[0][:1]), "who has a client still has its run"
     del client
+    gc.collect()
     assert not path.exists()
 
 

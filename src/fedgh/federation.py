@@ -82,7 +82,7 @@ class Federation:
                         "evaluate, one to test"
                     )
                 sources.append(source)
-        self.classes = own.all_classes(sources) if classes is None else tuple(classes)
+        self.classes = own.all_classes(sources) if classes is None else tuple(map(str, classes))
         self._sources = tuple(own.with_classes(source, self.classes) for source in sources)
         self._networks = tuple(
             participant.extractor(source.shape, len(self.classes), rep_dim)

@@ -14,7 +14,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -24,6 +23,7 @@ from fedgh.core.local import eval_mode, outputs
 from fedgh.core.method import Method
 from fedgh.core.runs import RunFolder
 from fedgh.core.types import CPU, Client, Examples, SplitModel
+from fedgh.data.own import inputs_of
 from fedgh.errors import ConfigError, DataError, FedghError, RunError, unknown
 from fedgh.finished import Checkpoint
 from fedgh.report.runs import ClientInfo, NamedRun
@@ -52,9 +52,10 @@ class Inputs:
     def check(self, x: Tensor | ArrayLike) -> Tensor:
         """The same as a tensor; DataError when it is not such inputs."""
         try:
-            given = x if isinstance(x, Tensor) else torch.tensor(np.ascontiguousarray(x))
-        except (TypeError, ValueError):
-            raise DataError(f"expected {self}, got what is not an array of numbers") from None
+            given = inputs_of(x, self.shape[-1] if self.shape else 1)
+        except DataError as error:
+            why = str(error).removeprefix("data: ")
+            raise DataError(f"expected {self}, got something else: {why}") from None
         if self.dtype == torch.float32 and not given.is_complex():
             given = given.float()
         if given.dtype != self.dtype or tuple(given.shape[1:]) != self.shape or not len(given):
@@ -210,22 +211,28 @@ class Clients:
 
     def __init__(self, run: "Trained") -> None:
         self._run = run
+        self._made: dict[int, TrainedClient] = {}
 
     def __len__(self) -> int:
         return len(self._run.infos)
 
     def __iter__(self) -> Iterator[TrainedClient]:
-        return (TrainedClient(self._run, number) for number in range(len(self)))
+        return (self._client(number) for number in range(len(self)))
 
     def __getitem__(self, key: int | str) -> TrainedClient:
         names = {info.name: number for number, info in enumerate(self._run.infos) if info.name}
         if isinstance(key, str) and key in names:
-            return TrainedClient(self._run, names[key])
+            return self._client(names[key])
         if isinstance(key, str) and not key.isdecimal() and names:
             raise ConfigError(unknown("client", key, names))
         if not str(key).isdecimal() or int(key) >= len(self):
             raise ConfigError(f"there is no client {key}; they are 0 to {len(self) - 1}")
-        return TrainedClient(self._run, int(key))
+        return self._client(int(key))
+
+    def _client(self, number: int) -> TrainedClient:
+        if number not in self._made:
+            self._made[number] = TrainedClient(self._run, number)
+        return self._made[number]
 
 
 class Trained:
@@ -250,10 +257,13 @@ class Trained:
                 pass  # what is wrong with the folder itself is found again, and said
         return cls(folder, finished.load_models(folder))
 
-    @property
+    @cached_property
     def clients(self) -> Clients:
         """Its clients."""
         return Clients(self)
+
+    def __repr__(self) -> str:
+        return f"<{len(self.clients)} clients of {self.folder.path}, round {self.left.round}>"
 
     @cached_property
     def infos(self) -> list[ClientInfo]:

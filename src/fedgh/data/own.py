@@ -13,11 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedgh.data.sources import Source, Where, channels_first, image_folder, npz
+from fedgh.data.sources import Source, Where, channels_first, image_folder, pixels, xy_of
 from fedgh.errors import DataError
 
 IMAGE_SIZE = 32
 """The side to which images are scaled that may have any size."""
+
+EXACT = 2**24
+"""Whole numbers up to this one are float32, too."""
 
 
 class Items(Protocol):
@@ -41,13 +44,18 @@ def source_of(
     `classes` are all names that labels may have. Pictures (of a folder, or Pillow's) are scaled
     to `image_size`.
     """
+    if classes is not None:
+        classes = [str(name) for name in classes]
+        if len(set(classes)) < len(classes):
+            raise DataError(f"classes: a name is there twice in {', '.join(classes[:10])}")
     if isinstance(data, Source):
         source = data
     elif isinstance(data, str | Path):
         path = Path(data)
-        source = (npz if path.suffix == ".npz" else image_folder)(
-            Where(path=path, image_size=image_size)
-        )
+        if path.suffix == ".npz" and path.exists():
+            source = _source(*xy_of(path), classes, image_size)
+        else:
+            source = image_folder(Where(path=path, image_size=image_size))
     elif isinstance(data, tuple):
         if len(data) != 2:
             raise DataError(f"data: expected inputs and labels, got {len(data)} things")
@@ -65,9 +73,15 @@ def source_of(
 
 def all_classes(sources: Iterable[Source]) -> tuple[str, ...]:
     """The classes of all sources together: numbers by their size, words by the alphabet."""
-    names = {name for source in sources for name in source.class_names}
-    if all(name.removeprefix("-").isdecimal() for name in names):
+    spoken = [source.class_names for source in sources]
+    names = {name for own in spoken for name in own}
+    numbers = [all(name.removeprefix("-").isdecimal() for name in own) for own in spoken]
+    if all(numbers):
         return tuple(sorted(names, key=int))
+    if any(numbers):
+        raise DataError(
+            "some have numbers for classes, others words; give all of them: classes=[...]"
+        )
     return tuple(sorted(names))
 
 
@@ -86,50 +100,60 @@ def with_classes(source: Source, classes: Sequence[str]) -> Source:
 
 
 def _source(x: Any, y: Any, classes: Sequence[str] | None, image_size: int) -> Source:
-    inputs = _inputs(x, image_size)
-    if inputs.ndim < 2 or not len(inputs):
-        raise DataError(f"data: inputs should be [samples, ...], got {tuple(inputs.shape)}")
+    inputs = inputs_of(x, image_size)
     labels, names = _labels(y, classes)
     return Source("own data", inputs, torch.from_numpy(labels), names)
 
 
-def _inputs(x: Any, image_size: int) -> Tensor:
-    if isinstance(x, Tensor):
-        return x.detach().cpu()
-    if isinstance(x, Sequence) and len(x) and isinstance(x[0], Tensor):
-        x = [one.detach().cpu().numpy() for one in x]
-    elif isinstance(x, Iterable) and not hasattr(x, "__array__"):
-        x = [_pixels(one, image_size) for one in x]
+def inputs_of(x: Any, image_size: int = IMAGE_SIZE) -> Tensor:
+    """Inputs as a tensor: bytes of images [n, c, h, w], or float32 of any shape."""
+    if isinstance(x, Iterable) and not isinstance(x, Tensor) and not hasattr(x, "__array__"):
+        x = [_plain(one, image_size) for one in x]
     try:
-        array = np.asarray(x)
+        array = np.asarray(_plain(x, image_size))
     except ValueError:
         raise DataError("data: inputs have different shapes; bring them to one") from None
     if array.dtype.kind not in "iufb":
         raise DataError(f"data: inputs should be numbers, got {array.dtype}")
+    if array.ndim < 2 or not len(array):
+        raise DataError(f"data: inputs should be [samples, ...], got {array.shape}")
+    if array.dtype.kind in "iu" and array.size and int(abs(array).max()) > EXACT:
+        raise DataError(
+            f"data: whole numbers above {EXACT} lose digits; scale them, or number them"
+        )
+    if array.dtype == np.uint8 and array.ndim == 3:
+        raise DataError(
+            f"data: are bytes of shape {array.shape} images? Then say so by a dimension for the "
+            "channels, x[:, None]; else make them floats"
+        )
     array = channels_first(array)
-    return torch.from_numpy(
-        np.ascontiguousarray(array, np.uint8 if array.dtype == np.uint8 else np.float32)
-    )
+    images = array.dtype == np.uint8 and array.ndim == 4
+    return torch.from_numpy(np.ascontiguousarray(array, np.uint8 if images else np.float32))
 
 
-def _pixels(one: Any, image_size: int) -> Any:
-    """A picture as an array; whatever is not a picture as it is."""
-    if not hasattr(one, "convert"):
-        return one
-    return np.asarray(one.convert("RGB").resize((image_size, image_size)))
+def _plain(one: Any, image_size: int) -> Any:
+    """A picture or a tensor as an array; whatever is neither as it is."""
+    if isinstance(one, Tensor):
+        one = one.detach().cpu()
+        return (one.float() if one.is_floating_point() else one).numpy()
+    if hasattr(one, "convert") and hasattr(one, "resize"):
+        return pixels(one, (3, image_size, image_size))
+    return one
 
 
 def _labels(y: Any, classes: Sequence[str] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Labels as places, and the names of these."""
     values = np.asarray(y.cpu() if isinstance(y, Tensor) else y)
     if values.dtype.kind == "O":
+        if any(value is None or value != value for value in values.flat):
+            raise DataError("data: some labels are missing; leave these samples out")
         values = values.astype(str)
     if values.ndim != 1 or values.dtype.kind not in "iubU":
         raise DataError(
             f"data: labels should be one whole number or word per input, got {values.dtype} "
             f"{values.shape}"
         )
-    if classes is not None and values.dtype.kind in "iu":
+    if classes is not None and values.dtype.kind in "iub":
         return values.astype(np.int64), tuple(classes)
     names, places = np.unique(values, return_inverse=True)
     return places.astype(np.int64), tuple(map(str, names))
@@ -141,8 +165,14 @@ def _from_items(data: Items, classes: Sequence[str] | None, image_size: int) -> 
     if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
         raise DataError("data: every item of a data set should be an input and its label")
     x = [pair[0] for pair in pairs]
-    y = [int(pair[1]) if isinstance(pair[1], Tensor) else pair[1] for pair in pairs]
-    return _source(x, y, getattr(data, "classes", None) or classes, image_size)
+    y = [pair[1].item() if isinstance(pair[1], Tensor) else pair[1] for pair in pairs]
+    return _source(x, y, _names_of(data) or classes, image_size)
+
+
+def _names_of(data: Any) -> Sequence[str] | None:
+    """The names that a data set has for its classes, also when it is a part of another."""
+    names: Sequence[str] | None = getattr(data, "classes", None)
+    return _names_of(data.dataset) if names is None and hasattr(data, "dataset") else names
 
 
 def _from_columns(data: Any, classes: Sequence[str] | None, image_size: int) -> Source:

@@ -175,14 +175,29 @@ def read_image(file: Path, shape: tuple[int, ...]) -> Tensor:
     """An image, scaled to a shape (channels, height, width): grey, or red, green and blue."""
     from PIL import Image  # only needed here
 
-    channels, height, width = shape
-    mode = "L" if channels == 1 else "RGB"
     try:
         with Image.open(file) as image:
-            pixels = np.array(image.convert(mode).resize((width, height)))
+            found = pixels(image, shape)
+    except DataError as error:
+        raise DataError(f"{file}: {error}") from None
     except Exception as error:  # whatever a decoder makes of such bytes
         raise DataError(f"{file} is not a readable image: {_words(error)}") from None
-    return torch.from_numpy(pixels).view(height, width, channels).permute(2, 0, 1)
+    return torch.from_numpy(found).view(*shape[1:], shape[0]).permute(2, 0, 1)
+
+
+def pixels(image: Any, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """A picture of Pillow's as bytes [height, width, channels], scaled to a shape (c, h, w).
+
+    Pillow cuts off what is above 255; of sixteen bits the upper eight are what is seen.
+    """
+    from PIL import Image
+
+    channels, height, width = shape
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise DataError("an image of 32 bits has no scale; make it one of 8 or 16 bits")
+    return np.array(image.convert("L" if channels == 1 else "RGB").resize((width, height)))
 
 
 def read_npz(path: Path) -> dict[str, Any]:
@@ -194,6 +209,16 @@ def read_npz(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} is not a readable .npz file: {_words(error)}") from None
 
 
+def xy_of(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The arrays x and y of a .npz file."""
+    arrays = read_npz(path)
+    inputs, labels = arrays.get("x"), arrays.get("y")
+    if not (isinstance(inputs, np.ndarray) and isinstance(labels, np.ndarray)):
+        found = _words(", ".join(arrays) or "nothing")
+        raise DataError(f"{path} must hold arrays x and y; it has {found}")
+    return inputs, labels
+
+
 def npz(where: Where) -> Source:
     """Your arrays: a .npz file at `data.path` with `x` [n, ...] and `y` [n].
 
@@ -201,11 +226,7 @@ def npz(where: Where) -> Source:
     taken as float32. Labels may be any integers or strings; sorted, they become classes 0, 1, ...
     """
     path = _own_path(where, "npz", "a .npz file with arrays x and y")
-    arrays = read_npz(path)
-    inputs, labels = arrays.get("x"), arrays.get("y")
-    if not (isinstance(inputs, np.ndarray) and isinstance(labels, np.ndarray)):
-        found = _words(", ".join(arrays) or "nothing")
-        raise DataError(f"{path} must hold arrays x and y; it has {found}")
+    inputs, labels = xy_of(path)
     if labels.ndim != 1 or labels.dtype.kind not in "iuU":
         raise DataError(f"{path}: y must be one integer or string per input, got {labels.dtype}")
     if inputs.dtype.kind not in "iufb" or inputs.ndim < 2:

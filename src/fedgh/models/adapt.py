@@ -7,9 +7,10 @@ those of the network, and it has one for each class or bears a usual name (`fc`,
 `layer` says it when that is wrong.
 """
 
+import io
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -75,10 +76,17 @@ class Brought:
         """What the network is called."""
         return type(self.network).__name__
 
-    @cached_property
+    @property
     def head(self) -> str | None:
         """The layer that classifies, if the network ends in one."""
-        return None if self.layer is not None else self._try(self._find_head)
+        return self._head.name if self._head is not None else None
+
+    @property
+    def found(self) -> str:
+        """Where its representation is, in words."""
+        if self.layer is not None:
+            return f"the output of '{self.layer}'"
+        return "its output" if self.head is None else f"what goes into '{self.head}'"
 
     @cached_property
     def body(self) -> "Body":
@@ -89,55 +97,111 @@ class Brought:
             raise ConfigError(
                 f"{self.name} has no layer '{self.layer}'; the last are {', '.join(names[-5:])}"
             )
-        if self.head is not None:
-            network = _without(network, self.head)
+        if self._head is not None:
+            _take_off(network, self._head.name)
         if self.weights is not None:
             load_weights(network, Path(self.weights), self.head)
         return Body(network, self.transform, self.layer, self.frozen)
 
     @cached_property
     def width(self) -> int:
-        """The length of its representations."""
-        out: Tensor = self._try(lambda: self.body.eval()(self._example))
-        return out.shape[1]
+        """The length of its representations; what cannot be one is refused."""
+        body = self.body.eval()
+        other = self._example
+        other[1] = 1
+        out, beside_another = self._try(lambda: body(self._example)), self._try(lambda: body(other))
+        if not torch.allclose(out[0], beside_another[0], rtol=1e-4, atol=1e-5):
+            raise ConfigError(
+                f"{self.name} mixes the samples of a batch (an nn.LSTM without batch_first does)"
+            )
+        width = int(out.shape[1])
+        if self.layer is None and self.head is None and width == self.classes != self.rep_dim:
+            raise ConfigError(
+                f"{self.name} gives a number for each class; say by `layer` whose output is the "
+                "representation"
+            )
+        return width
 
     @cached_property
     def digest(self) -> bytes:
-        """A fingerprint of its first weights."""
+        """A fingerprint of what it computes, and with which weights it begins."""
         out = blake2b(digest_size=16)
+        out.update(repr((self.layer, self.head, self.frozen, self.width)).encode())
         for name, tensor in self.body.state_dict().items():
             out.update(name.encode())
             out.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        # Other code with the same weights shows in what it makes of some input. Rounded: another
+        # machine may add up in another order.
+        x = (torch.arange(self._example.numel()) % 2).float().view_as(self._example)
+        made: Tensor = self._try(lambda: self.body.eval()(x))
+        out.update((made / made.abs().max().clamp_min(1e-30) * 1000).round().int().numpy().data)
         return out.digest()
+
+    def __getstate__(self) -> dict[str, object]:
+        """One string of bytes: between processes every tensor takes a file descriptor."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        packed = io.BytesIO()
+        torch.save(own, packed)
+        return {"packed": packed.getvalue()}
+
+    def __setstate__(self, state: dict[str, bytes]) -> None:
+        own = torch.load(io.BytesIO(state["packed"]), weights_only=False)
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
 
     @cached_property
     def _plain(self) -> bool:
-        """Whether the network is an extractor as it is."""
+        """Whether the network is an extractor as it is, also while it trains."""
         if self.transform is not None or self.layer is not None or self.frozen:
             return False
-        out: object = self._try(lambda: self.body.network.eval()(self._example))
-        return isinstance(out, Tensor) and out.ndim == 2
+        network = deepcopy(self.body.network)
+        outs: list[object] = [
+            self._try(lambda mode=mode: network.train(mode)(self._example))  # type: ignore[misc]
+            for mode in (False, True)
+        ]
+        return all(isinstance(out, Tensor) and out.ndim == 2 for out in outs)
 
     @property
     def _example(self) -> Tensor:
         return torch.zeros(2, *self.shape)
 
-    def _find_head(self) -> str | None:
+    @cached_property
+    def _head(self) -> "Head | None":
+        return None if self.layer is not None else self._try(self._find_head)
+
+    def _find_head(self) -> "Head | None":
         network = deepcopy(self.network).eval()
         names = {module: name for name, module in network.named_modules()}
-        made: list[tuple[str, Tensor]] = []
+        seen: list[Head] = []
         for module in names:
             if isinstance(module, nn.Linear):
-                module.register_forward_hook(lambda m, _, out: made.append((names[m], out)))
-        seen = self._example if self.transform is None else self.transform(self._example)
-        out = tensor_in(network(seen))
+                module.register_forward_hook(
+                    lambda m, given, out: seen.append(Head(names[m], given[0], out))
+                )
+        example = self._example if self.transform is None else self.transform(self._example)
+        out = tensor_in(network(example))
         if out.shape[-1] == self.rep_dim:
             return None
-        for name, scores in made:
-            usual = bool(HEADS & set(name.split(".")))
-            if name and scores is out and (usual or out.shape[-1] == self.classes):
-                return name
+        for head in seen:
+            usual = bool(HEADS & set(head.name.split(".")))
+            if head.name and head.scores is out and (usual or out.shape[-1] == self.classes):
+                return self._checked(head, [other.name for other in seen])
         return None
+
+    def _checked(self, head: "Head", called: list[str]) -> "Head":
+        """The same, if the network without it gives what went into it."""
+        network = deepcopy(self.network).eval()
+        _take_off(network, head.name)
+        example = self._example if self.transform is None else self.transform(self._example)
+        out = tensor_in(network(example))
+        if called.count(head.name) > 1 or not (
+            out.shape == head.given.shape and torch.equal(out, head.given)
+        ):
+            raise ConfigError(
+                f"{self.name} uses its last layer '{head.name}' elsewhere, too; say by `layer` "
+                "whose output is the representation"
+            )
+        return head
 
     def _try(self, step: Callable[[], T]) -> T:
         """Whatever a network raises, in words."""
@@ -151,6 +215,15 @@ class Brought:
                 f"{self.name} fails on inputs of shape {self.shape}: "
                 f"{type(error).__name__}: {' '.join(str(error).split())}"
             ) from error
+
+
+@dataclass(frozen=True)
+class Head:
+    """A layer that classifies, and what went in and came out when it was found."""
+
+    name: str
+    given: Tensor
+    scores: Tensor
 
 
 class Body(nn.Module):
@@ -189,6 +262,8 @@ class Body(nn.Module):
             self.network(x)
         finally:
             hook.remove()
+        if not seen:
+            raise ConfigError(f"the network does not use its layer '{layer}'")
         return seen[-1]
 
 
@@ -223,6 +298,11 @@ class Pixels(nn.Module):
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
+    def extra_repr(self) -> str:
+        """The numbers, also for who reads about an exported model."""
+        mean, std = (self.get_buffer(name).flatten().tolist() for name in ("mean", "std"))
+        return f"size={self.size}, mean={mean}, std={std}"
+
     def forward(self, x: Tensor) -> Tensor:
         """[batch, 1 or channels, h, w] -> [batch, channels, size, size]."""
         if self.size is not None:
@@ -250,6 +330,11 @@ def vectors(out: object) -> Tensor:
     tensor = tensor_in(out)
     if tensor.ndim == 2:
         return tensor
+    if tensor.ndim == 3 and isinstance(out, Tensor):
+        raise ConfigError(
+            f"the network gives {tuple(tensor.shape)}: which of it is the vector of a sample? End "
+            "it in nn.AdaptiveAvgPool1d(1), nn.Flatten(), or name a layer"
+        )
     if tensor.ndim == 3:
         return tensor.mean(1)
     if tensor.ndim > 3:
@@ -284,7 +369,9 @@ def load_weights(network: nn.Module, path: Path, head: str | None = None) -> Non
     network.load_state_dict(found)
 
 
-def _without(network: nn.Module, head: str) -> nn.Module:
-    """The network with its last layer taken off."""
-    network.set_submodule(head, nn.Identity())
-    return network
+def _take_off(network: nn.Module, head: str) -> None:
+    """Replace a layer, under all names that it has, by one that does nothing."""
+    layer = network.get_submodule(head)
+    for name, module in list(network.named_modules(remove_duplicate=False)):
+        if module is layer:
+            network.set_submodule(name, nn.Identity())
