@@ -97,12 +97,12 @@ def test_a_program_that_was_stopped_goes_on(tmp_path: Path) -> None:
     resumed = Federation(three()).run(
         4, out=tmp_path / "run", callbacks=[lambda r: rounds.append(r["round"])], progress=False
     )
-    assert rounds == [3, 4]
+    assert rounds == [2, 3, 4]
     assert same_results(straight.folder, resumed.folder)
     # Once more: it is all there.
     assert Federation(three()).run(4, out=tmp_path / "run", progress=False).history.shape[0] == 4
     for other in (Federation(three(), lr=0.5), Federation([replace(three()[0], network=net(4))])):
-        with pytest.raises(RunError, match="holds another run: other data, settings, or first w"):
+        with pytest.raises(RunError, match="holds another run: other rounds, settings, data, n"):
             other.run(4, out=tmp_path / "run", progress=False)
 
 
@@ -112,7 +112,32 @@ def test_a_callback_may_say_that_it_is_enough(tmp_path: Path) -> None:
     trained = federation.run(9, out=out, callbacks=[lambda r: r["round"] == 2], progress=False)
     assert list(trained.history["round"]) == [1, 2]
     assert trained.clients[0].predict(points(4)[0][:1]) is not None
+    # The same program again is stopped where it was; without the callback it goes on.
+    again = federation.run(9, out=out, callbacks=[lambda r: r["round"] == 2], progress=False)
+    assert list(again.history["round"]) == [1, 2]
     assert list(federation.run(9, out=out, progress=False).history["round"]) == list(range(1, 10))
+
+
+def test_what_was_seen_is_kept_also_between_checkpoints() -> None:
+    rare = Federation(three(), settings={"run.checkpoint_every": 5})
+    trained = rare.run(9, callbacks=[lambda r: r["round"] == 4], progress=False)
+    assert trained.left.round == 4
+    assert list(trained.history["round"]) == [1, 2, 3, 4]
+
+
+def test_it_says_what_it_found() -> None:
+    words = repr(Federation(three())).splitlines()
+    assert words[0] == "fedgh, 3 classes, representations of 8"
+    assert words[1] == "  0 north: Sequential, what goes into '1'"
+    assert words[2] == "  1 south: Sequential, its output, projected from 12"
+
+
+def test_pictures_are_predicted_as_they_were_given() -> None:
+    x, names = pictures()
+    last = x.permute(0, 2, 3, 1).contiguous()
+    west = replace(three()[2], data=(last, names))
+    trained = Federation([west], lr=0.1).run(4, progress=False)
+    assert trained.clients["west"].predict(last[:2]) == ["a", "c"]
 
 
 def test_without_a_place_nothing_is_left() -> None:
@@ -209,6 +234,7 @@ def test_a_report_and_an_export(tmp_path: Path) -> None:
             lambda: Federation(three(), classes=["a", "b"]),
             r"participant 0 \(north\): .*class 'c' i",
         ),
+        (lambda: Federation([three()[0], three()[0]]), "'north' is taken, or a number"),
         (lambda: Federation(three(), "fedhg"), "no method 'fedhg'; did you mean 'fedgh'"),
         (lambda: Federation(three(), settings={"local.lrr": 1}), "did you mean 'lr'"),
         (lambda: Federation(three(), settings={"lr": 1}), "lr: no section 'lr'"),

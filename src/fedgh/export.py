@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from fedgh.core.types import Client, part
 from fedgh.data.batches import BYTE_OFFSET, BYTE_SCALE, to_input
 from fedgh.engines.host import one_line
 from fedgh.errors import ConfigError, RunError, printable, unknown
+from fedgh.models.adapt import Adapted
 from fedgh.report.extra import need
 from fedgh.trained import UsableClient
 
@@ -103,10 +104,24 @@ def _about(trained: UsableClient, included: bool) -> dict[str, Any]:
         "input": {"shape": list(inputs.shape), "dtype": inputs.dtype_name},
         "preprocessing": {"words": words, "scale": scale, "offset": offset, "included": included},
         "network": trained.network,
+        "adapted": _adapted(trained.model.extractor, included),
         "client": trained.number,
         "run": origin.fingerprint,
         "round": origin.round,
         "accuracy": trained.accuracy,
+    }
+
+
+def _adapted(extractor: nn.Module, included: bool) -> dict[str, Any] | None:
+    """What stands around a network that was brought; its weights do not tell."""
+    if not isinstance(extractor, Adapted):
+        return None
+    body = extractor.body
+    return {
+        "transform": None if body.transform is None else repr(body.transform),
+        "layer": body.layer,
+        "projection": repr(extractor.projection),
+        "included": included,
     }
 
 
@@ -166,7 +181,8 @@ def _write_safetensors(trained: UsableClient, about: str) -> bytes:
 
 
 def _read_safetensors(trained: UsableClient, content: bytes) -> Run:
-    other = deepcopy(trained.client)
+    client = trained.client
+    other = replace(client, model=deepcopy(client.model), modules=deepcopy(client.modules))
     other.model.load_state_dict(safetensors.torch.load(content))
     return _FromRaw(other, trained.method)
 

@@ -22,12 +22,14 @@ from fedgh.experiment import Experiment, checked
 from fedgh.participant import Participant
 from fedgh.report.terminal import Live
 from fedgh.trained import Trained
-from fedgh.training import Watcher
+from fedgh.training import Enough, Watcher
 
 DEFAULT_ROUNDS = 10
 
 Callback = Callable[[Record], object]
-"""Called with the record of every finished round; if it returns True, that was the last."""
+"""Called with the record of every finished round; if it returns True, that was the last.
+
+When a run goes on that was stopped before, its last round is shown once more."""
 
 
 class Federation:
@@ -73,7 +75,7 @@ class Federation:
         if not isinstance(method, str | Method):
             raise ConfigError(f"method: expected a name or a method, e.g. FedGH(), got {method!r}")
         sources = []
-        for number, participant in enumerate(participants):
+        for number, participant in enumerate(self.participants):
             with _about(number, participant):
                 source = participant.source(classes)
                 if len(source) < SMALLEST:
@@ -86,24 +88,24 @@ class Federation:
         self._sources = tuple(own.with_classes(source, self.classes) for source in sources)
         self._networks = tuple(
             participant.extractor(source.shape, len(self.classes), rep_dim)
-            for participant, source in zip(participants, self._sources, strict=True)
+            for participant, source in zip(self.participants, self._sources, strict=True)
         )
         widths = []
         for number, (participant, network) in enumerate(
-            zip(participants, self._networks, strict=True)
+            zip(self.participants, self._networks, strict=True)
         ):
             with _about(number, participant):
                 widths.append(network.width)
         table: dict[str, dict[str, Any]] = {
             "federation": {
-                "clients": len(participants),
+                "clients": len(self.participants),
                 "participation": participation,
                 "seed": seed,
             },
             "data": {"name": "own"},
             "model": {
                 "zoo": [network.name for network in self._networks],
-                "rep_dim": rep_dim or min(widths),
+                "rep_dim": min(widths) if rep_dim is None else rep_dim,
             },
             "local": {"epochs": epochs, "batch_size": batch_size, "lr": lr, "momentum": momentum},
             "run": {"engine": engine},
@@ -115,6 +117,20 @@ class Federation:
             table.setdefault(section, {})[name] = value
         self._table, self._method = table, method
         self.config = self._config(DEFAULT_ROUNDS)
+
+    def __repr__(self) -> str:
+        """Who takes part, and where each network's representation was found."""
+        width = self.config.model.rep_dim
+        lines = [
+            f"{self.config.method.name}, {len(self.classes)} classes, representations of {width}"
+        ]
+        for number, (participant, network) in enumerate(
+            zip(self.participants, self._networks, strict=True)
+        ):
+            name = f"{number} {participant.name}".strip()
+            projected = "" if network.width == width else f", projected from {network.width}"
+            lines.append(f"  {name}: {network.name}, {network.found}{projected}")
+        return "\n".join(lines)
 
     def run(
         self,
@@ -135,7 +151,7 @@ class Federation:
         try:
             with Live(Console(quiet=not progress), kept=scratch is None) as live:
                 _train(experiment, path, _Calling(live, tuple(callbacks)))
-        except _Enough:
+        except Enough:
             pass  # its last round is committed
         folder = RunFolder.open(path)
         trained = Trained(folder, finished.load(folder, prepare=lambda _: experiment))
@@ -174,19 +190,20 @@ class _Calling:
 
     def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
         self.watcher.started(experiment, run, done)
+        if done:  # a run that was ended by a callback is not gone on with
+            self._ask(done[-1])
 
     def replied(self, reply: Reply) -> None:
         self.watcher.replied(reply)
 
     def finished_round(self, record: Record) -> None:
         self.watcher.finished_round(record)
+        self._ask(record)
+
+    def _ask(self, record: Record) -> None:
         answers = [callback(record) for callback in self.callbacks]
         if any(answer is True for answer in answers):
-            raise _Enough
-
-
-class _Enough(Exception):  # noqa: N818
-    """A callback wants no more rounds."""
+            raise Enough
 
 
 def _train(experiment: Experiment, path: Path, watch: Watcher) -> None:
@@ -194,10 +211,13 @@ def _train(experiment: Experiment, path: Path, watch: Watcher) -> None:
     if not (path / "config.toml").exists():
         training.run(experiment, path, watch)
         return
-    if RunFolder.open(path).identity()["fingerprint"] != experiment.fingerprint():
+    folder = RunFolder.open(path)
+    same = folder.identity()["fingerprint"] == experiment.fingerprint()
+    if not same or folder.clients() != experiment.clients():
         raise RunError(
-            f"{path} holds another run: other data, settings, or first weights of the networks "
-            "(torch.manual_seed before they are made keeps these); choose another `out`"
+            f"{path} holds another run: other rounds, settings, data, names, networks, or first "
+            "weights of these (torch.manual_seed before they are made keeps them); choose another "
+            "`out`"
         )
     training.resume(path, watch, prepare=lambda _: experiment)
 
@@ -210,6 +230,12 @@ def _checked(participants: object) -> tuple[Participant, ...]:
         if not isinstance(one, Participant):
             raise ConfigError(
                 f"participant {number} is a {type(one).__name__}; say Participant(network, data)"
+            )
+        if one.name.isdecimal() or one.name in [
+            other.name for other in participants[:number] if other.name
+        ]:
+            raise ConfigError(
+                f"participant {number}: '{one.name}' is taken, or a number; give another name"
             )
     return tuple(participants)
 

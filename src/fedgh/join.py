@@ -24,10 +24,11 @@ from fedgh.core.runs import RunFolder
 from fedgh.core.types import Client, Payload, Task, part
 from fedgh.data.own import source_of
 from fedgh.data.partition import only
-from fedgh.engines.host import Blueprint, one_thread
+from fedgh.data.sources import Source
+from fedgh.engines.host import Blueprint, one_line, one_thread
 from fedgh.errors import RunError, WireError
 from fedgh.methods.standalone import Standalone
-from fedgh.models import extractor
+from fedgh.models import Extractor, check_extractor, extractor
 from fedgh.participant import Participant
 from fedgh.trained import Origin, UsableClient
 
@@ -142,8 +143,11 @@ def join(
         seed=config.federation.seed,
     )
     others = _accuracy_of_the_others(folder)
-    taught = _client(config, config.method, task, newcomer, classes)
-    alone = _client(config, Standalone(), task, newcomer, classes)
+    data = newcomer.source(classes)
+    network = newcomer.extractor(data.shape, task.num_classes, task.rep_dim)
+    taught, alone = (
+        _client(config, method, task, data, network) for method in (config.method, Standalone())
+    )
     with one_thread():
         scores = [_score(config.method, taught)], [_score(Standalone(), alone)]
         for round in range(1, rounds + 1):
@@ -160,8 +164,11 @@ def newcomer(folder: RunFolder, network: str, data: Path, image_size: int) -> Pa
     config = configs.load(folder.config)
     classes = folder.identity()["classes"]
     source = source_of(data, classes, image_size)
+    make, width = extractor(network), config.model.rep_dim
+    task = Task(len(classes), width, 1, 1, config.federation.seed, source.shape)
+    check_extractor(network, make, task)
     with isolated(config.federation.seed, "newcomer"):
-        made = extractor(network)(source.shape, config.model.rep_dim)
+        made = make(source.shape, width)
     return Participant(made, source, name=network)
 
 
@@ -182,17 +189,14 @@ def keep(joined: Joined, folder: Path) -> list[Path]:
     return [model, numbers]
 
 
-def _client(
-    config: Config, method: Method, task: Task, brought: Participant, classes: Sequence[str]
-) -> Client:
+def _client(config: Config, method: Method, task: Task, data: Source, network: Extractor) -> Client:
     """The client that comes after all others."""
-    data = brought.source(classes)
     number = task.num_clients - 1
     blueprint = Blueprint(
         task=task,
         method=method,
         local=config.local,
-        extractors=(brought.extractor(data.shape, task.num_classes, task.rep_dim),),
+        extractors=(network,),
         sources=(data,),
         partition=only(number, task.num_clients, data.y.numpy(), task.seed),
     )
@@ -202,9 +206,12 @@ def _client(
 def _learn(method: Method, client: Client, round: int, down: Payload) -> float:
     """A round as any participant's; the accuracy after it."""
     client.round = round
-    with isolated(client.task.seed, "client", client.id, round):
-        method.client_update(client, down)
-    return _score(method, client)
+    try:
+        with isolated(client.task.seed, "client", client.id, round):
+            method.client_update(client, down)
+        return _score(method, client)
+    except Exception as problem:  # somebody's network may raise anything
+        raise RunError(f"the newcomer failed in round {round}: {one_line(problem)}") from None
 
 
 def _score(method: Method, client: Client) -> float:

@@ -35,6 +35,10 @@ class Watcher(Protocol):
         """A round is complete."""
 
 
+class Enough(Exception):  # noqa: N818
+    """A watcher wants no more rounds; those that it has seen are kept."""
+
+
 class Unwatched:
     """Nobody looks."""
 
@@ -178,7 +182,13 @@ def _train(
                 folder.append(record)
                 if keep:
                     folder.commit(number, federation.state())
-                watch.finished_round(record)
+                try:
+                    watch.finished_round(record)
+                except Enough:
+                    if not keep:
+                        engine.save(number)
+                        folder.commit(number, federation.state())
+                    raise
             folder.discard_leftovers()
         summary = summarise(
             config, experiment.source.name, task, folder.records(), experiment.clients()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from fedgh import Source
 from fedgh.data.own import all_classes, source_of, with_classes
@@ -64,10 +64,29 @@ def test_a_table_of_pandas() -> None:
         source_of(table)
 
 
-def test_images_may_have_their_channels_last() -> None:
-    source = source_of((IMAGES, Y))
+@pytest.mark.parametrize("images", [IMAGES, torch.from_numpy(IMAGES)])
+def test_images_may_have_their_channels_last(images: Any) -> None:
+    source = source_of((images, Y))
     assert source.images
     assert source.x.equal(torch.from_numpy(IMAGES).permute(0, 3, 1, 2))
+
+
+def test_a_picture_of_sixteen_bits_is_not_cut_off(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    deep = image.fromarray(np.full((4, 4), 0x4080, np.uint16))
+    assert deep.mode.startswith("I;16")
+    assert source_of([(deep, "a")], image_size=4).x.eq(0x40).all()
+    with pytest.raises(DataError, match="32 bits has no scale"):
+        source_of([(image.new("F", (4, 4)), "a")], image_size=4)
+
+
+def test_a_part_of_a_data_set_has_the_names_of_the_whole() -> None:
+    assert source_of(Subset(Pairs(), [1, 2])).class_names == Pairs.classes
+
+
+def test_numbers_in_a_file_are_places_among_the_names(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", x=X, y=Y)
+    assert source_of(tmp_path / "mine.npz", ["no", "yes", "maybe"]).y.tolist() == Y.tolist()
 
 
 def test_pictures_of_any_size_are_scaled() -> None:
@@ -125,7 +144,10 @@ def test_the_classes_of_several_are_put_in_order() -> None:
     sources = [source_of((X[:2], labels)) for labels in ([10, 2], [2, -1])]
     assert all_classes(sources) == ("-1", "2", "10")
     assert with_classes(sources[0], all_classes(sources)).y.tolist() == [2, 1]
-    assert all_classes([source_of((X[:2], ["b", "a"])), sources[0]]) == ("10", "2", "a", "b")
+    with pytest.raises(DataError, match="some have numbers for classes, others words"):
+        all_classes([source_of((X[:2], ["b", "a"])), sources[0]])
+    with pytest.raises(DataError, match="a name is there twice"):
+        source_of((X, Y), ["a", "a", "b"])
 
 
 @pytest.mark.parametrize(
@@ -142,6 +164,11 @@ def test_the_classes_of_several_are_put_in_order() -> None:
         (lambda: (X * np.nan, Y), "some inputs are not finite"),
         (lambda: [X[0]], "every item of a data set should be an input and its label"),
         (lambda: "nowhere", "nowhere does not exist"),
+        (lambda: [(X[0], torch.tensor(0.5))], "one whole number or word per input"),
+        (lambda: (X[:2], np.array(["cat", None], object)), "some labels are missing"),
+        (lambda: (np.array([[2**24 + 1]]), [0]), "whole numbers above 16777216 lose digits"),
+        (lambda: (torch.zeros(2, 3, dtype=torch.complex64), [0, 1]), "inputs should be numbers"),
+        (lambda: (IMAGES[..., 0], Y), r"are bytes of shape \(6, 5, 4\) images"),
     ],
 )
 def test_what_is_not_understood_is_said(data: Callable[[], Any], problem: str) -> None:

@@ -1,5 +1,6 @@
 """Any network becomes an extractor: its representation is found, projected, frozen, loaded."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def batch(n: int = 4, shape: tuple[int, ...] = SHAPE) -> Tensor:
         (Classifier("scores", 7), None, 7),
         (Classifier("fc", 9), None, 9),  # as wide as was agreed
         (nn.Sequential(nn.Flatten(), nn.Linear(192, 20), nn.ReLU(), nn.Linear(20, 5)), "3", 20),
-        (nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.ReLU()), None, 5),
+        (nn.Sequential(nn.Flatten(), nn.Linear(192, 4), nn.ReLU()), None, 4),
         (nn.Sequential(nn.Flatten(), nn.LazyLinear(20), nn.ReLU(), nn.LazyLinear(5)), "3", 20),
         (nn.Conv2d(3, 12, 3), None, 12),
     ],
@@ -136,10 +137,97 @@ class Says(nn.Module):
         return "cat"
 
 
-def test_the_fingerprint_is_that_of_the_weights() -> None:
-    one = Classifier()
+class Alias(nn.Module):
+    """Its head has two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(20, 10)
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(192, 20), nn.ReLU(), self.fc)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x)
+        return out
+
+
+class Twice(nn.Module):
+    """It uses its last layer before, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(192, 192)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(self.fc(x.flatten(1)).relu())
+        return out
+
+
+class Auxiliary(nn.Module):
+    """Gives more while it trains, as some published networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(192, 6)
+
+    def forward(self, x: Tensor) -> Any:
+        out = self.layer(x.flatten(1)).relu()
+        return (out, out) if self.training else out
+
+
+def test_a_head_with_two_names_is_taken_off_under_both() -> None:
+    found = Brought(Alias(), SHAPE)
+    assert (found.head, found.width) == ("fc", 20)
+    assert "what goes into 'fc'" in found.found
+
+
+def test_a_network_may_give_more_while_it_trains() -> None:
+    assert adapt(Auxiliary(), SHAPE, 6).train()(batch()).shape == (4, 6)
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "problem"),
+    [
+        (Twice(), SHAPE, "uses its last layer 'fc' elsewhere, too; say by `layer`"),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.LogSoftmax(1)),
+            SHAPE,
+            "gives a number for each class; say by `layer`",
+        ),
+        (nn.Conv1d(4, 16, 3), (4, 50), r"gives \(2, 16, 48\): which of it is the vector"),
+        (nn.LSTM(4, 16), (7, 4), "mixes the samples of a batch"),
+    ],
+)
+def test_what_cannot_be_guessed_is_asked(
+    network: nn.Module, shape: tuple[int, ...], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        _ = Brought(network, shape, classes=5).width
+    assert Brought(nn.LSTM(4, 16, batch_first=True), (7, 4)).width == 16
+
+
+def test_the_fingerprint_is_that_of_what_is_computed() -> None:
+    torch.manual_seed(0)
+    one = nn.Sequential(nn.Flatten(), nn.Linear(192, 6), nn.ReLU())
+    other = nn.Sequential(nn.Flatten(), one[1], nn.Tanh())
+    digests = {
+        Brought(one, SHAPE).digest,
+        Brought(one, SHAPE, frozen=True).digest,
+        Brought(one, SHAPE, layer="1").digest,
+        Brought(one, SHAPE, transform=lambda x: -100 * x).digest,
+        Brought(other, SHAPE).digest,
+        Brought(Classifier(), SHAPE).digest,
+        Brought(Classifier(), SHAPE).digest,
+    }
+    assert len(digests) == 7
     assert Brought(one, SHAPE).digest == Brought(one, SHAPE).digest
-    assert Brought(one, SHAPE).digest != Brought(Classifier(), SHAPE).digest
+
+
+def test_between_processes_it_is_one_string_of_bytes() -> None:
+    sent = Brought(Classifier(), SHAPE, frozen=True)
+    assert sent.width == 6
+    state = sent.__getstate__()
+    assert [type(value) for value in state.values()] == [bytes]
+    assert copy.copy(sent).digest == sent.digest
 
 
 def test_networks_of_transformers(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedgh.errors import ConfigError
 
@@ -91,7 +92,7 @@ class Brought:
     @cached_property
     def body(self) -> "Body":
         """The network as far as its representation."""
-        network = deepcopy(self.network)
+        network = deepcopy(self._network)
         if self.layer is not None and self.layer not in dict(network.named_modules()):
             names = [name for name, _ in network.named_modules() if name]
             raise ConfigError(
@@ -107,13 +108,15 @@ class Brought:
     def width(self) -> int:
         """The length of its representations; what cannot be one is refused."""
         body = self.body.eval()
-        other = self._example
-        other[1] = 1
-        out, beside_another = self._try(lambda: body(self._example)), self._try(lambda: body(other))
-        if not torch.allclose(out[0], beside_another[0], rtol=1e-4, atol=1e-5):
-            raise ConfigError(
-                f"{self.name} mixes the samples of a batch (an nn.LSTM without batch_first does)"
-            )
+        out: Tensor = self._try(lambda: body(self._example))
+        for here, there in ((0, 1), (1, 0)):
+            other = self._example
+            other[there] = 1
+            beside: Tensor = self._try(lambda other=other: body(other))  # type: ignore[misc]
+            if not torch.allclose(out[here], beside[here], rtol=1e-4, atol=1e-5):
+                raise ConfigError(
+                    f"{self.name} mixes the samples of a batch (nn.LSTM without batch_first does)"
+                )
         width = int(out.shape[1])
         if self.layer is None and self.head is None and width == self.classes != self.rep_dim:
             raise ConfigError(
@@ -169,8 +172,21 @@ class Brought:
     def _head(self) -> "Head | None":
         return None if self.layer is not None else self._try(self._find_head)
 
-    def _find_head(self) -> "Head | None":
+    @cached_property
+    def _network(self) -> nn.Module:
+        """A copy, in which lazy layers have learned their sizes."""
         network = deepcopy(self.network).eval()
+        if any(is_lazy(parameter) for parameter in network.parameters()):
+            self._try(lambda: network(self._seen))
+        return network
+
+    @property
+    def _seen(self) -> Tensor:
+        """What the network sees of the example."""
+        return self._example if self.transform is None else self.transform(self._example)
+
+    def _find_head(self) -> "Head | None":
+        network = deepcopy(self._network)
         names = {module: name for name, module in network.named_modules()}
         seen: list[Head] = []
         for module in names:
@@ -178,8 +194,7 @@ class Brought:
                 module.register_forward_hook(
                     lambda m, given, out: seen.append(Head(names[m], given[0], out))
                 )
-        example = self._example if self.transform is None else self.transform(self._example)
-        out = tensor_in(network(example))
+        out = tensor_in(network(self._seen))
         if out.shape[-1] == self.rep_dim:
             return None
         for head in seen:
@@ -190,10 +205,9 @@ class Brought:
 
     def _checked(self, head: "Head", called: list[str]) -> "Head":
         """The same, if the network without it gives what went into it."""
-        network = deepcopy(self.network).eval()
+        network = deepcopy(self._network)
         _take_off(network, head.name)
-        example = self._example if self.transform is None else self.transform(self._example)
-        out = tensor_in(network(example))
+        out = tensor_in(network(self._seen))
         if called.count(head.name) > 1 or not (
             out.shape == head.given.shape and torch.equal(out, head.given)
         ):

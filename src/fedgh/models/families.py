@@ -50,7 +50,9 @@ def _torchvision(library: Any, name: str, _: tuple[int, ...]) -> nn.Module:
 
 
 def _transformers(library: Any, name: str, _: tuple[int, ...]) -> nn.Module:
-    network: nn.Module = library.AutoModel.from_pretrained(name, use_safetensors=True)
+    network: nn.Module = library.AutoModel.from_pretrained(
+        name, use_safetensors=True, trust_remote_code=False
+    )
     return network
 
 
