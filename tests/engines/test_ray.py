@@ -63,6 +63,7 @@ def test_ray_gives_the_same_bits_as_serial(
     assert not ray.is_initialized()
 
 
+@pytest.mark.faults  # another cluster is started
 def test_a_run_goes_on_on_a_cluster(straight: RunFolder, tmp_path: Path) -> None:
     interrupted(quick(*EVERYTHING, "run.checkpoint_every=2"), tmp_path / "run", 3)
     run = training.resume(tmp_path / "run", engine="ray", workers=2)

@@ -57,6 +57,7 @@ def show(browser: webdriver.Chrome, url: str, scheme: str = "light", width: int 
     media = [{"name": "prefers-color-scheme", "value": scheme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
     browser.set_window_size(width, 900)
+    browser.get("about:blank")  # a page that is still followed would go on asking
     for log in ("browser", "performance"):
         browser.get_log(log)  # what came before is of another page
     browser.get(url)

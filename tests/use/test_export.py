@@ -88,6 +88,7 @@ def test_safetensors_are_the_weights_to_the_bit(run: Path, tmp_path: Path) -> No
             "included": False,
         },
         "network": trained.clients[number].network,
+        "adapted": None,
         "client": number,
         "run": json.loads((run / "data.json").read_text())["fingerprint"],
         "round": 2,

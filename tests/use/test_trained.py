@@ -125,7 +125,7 @@ def test_tables_take_any_real_numbers(table_run: Path) -> None:
     assert client.logits(x[:, ::-1].tolist()).equal(client.logits(x[:, ::-1]))
     with pytest.raises(DataError, match="not finite"):
         client.predict(np.full((2, 5), 1e300))
-    with pytest.raises(DataError, match=r"float32 \[n, 5\], got complex"):
+    with pytest.raises(DataError, match=r"float32 \[n, 5\], got something else: .* complex"):
         client.predict(np.zeros((2, 5), complex))
 
 

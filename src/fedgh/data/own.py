@@ -128,7 +128,8 @@ def inputs_of(x: Any, image_size: int = IMAGE_SIZE) -> Tensor:
         )
     array = channels_first(array)
     images = array.dtype == np.uint8 and array.ndim == 4
-    return torch.from_numpy(np.ascontiguousarray(array, np.uint8 if images else np.float32))
+    with np.errstate(over="ignore"):  # what is too large is found not to be finite
+        return torch.from_numpy(np.ascontiguousarray(array, np.uint8 if images else np.float32))
 
 
 def _plain(one: Any, image_size: int) -> Any:
