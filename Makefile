@@ -38,11 +38,13 @@ clean:
 	rm -rf $(VENV) dist site
 
 # requirements.lock constrains every version; pyproject.toml says what is needed.
-$(VENV)/run.done: pyproject.toml requirements.lock
+$(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/run.done: pyproject.toml requirements.lock | $(BIN)/pip
 	$(BIN)/pip install --quiet -c requirements.lock -e '.[report]'
 	touch $@
 
-$(VENV)/dev.done: $(VENV)/run.done
+$(VENV)/dev.done: pyproject.toml requirements.lock | $(BIN)/pip
 	$(BIN)/pip install --quiet -c requirements.lock -e '.[dev]'
 	touch $@
