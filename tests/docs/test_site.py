@@ -1,7 +1,6 @@
 """The site is built without a warning, needs nothing from elsewhere, and is searched offline."""
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,16 +8,14 @@ import pytest
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
 from fedgh.methods import METHODS
+from tests.browser import headless, needs_browser
 from tests.docs.blocks import PAGES, ROOT
 from tools.site.places import in_site
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
 PATIENCE = 120  # seconds; a busy machine may need many for what takes one
 LOADED = re.compile(
     r"<(?:script|img|iframe|source|link)\b[^>]*?\b(?:src|href)=[\"']?([^\"'\s>]+)", re.DOTALL
@@ -78,17 +75,11 @@ def test_the_reference_is_filled_in(site: Path) -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[webdriver.Chrome]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM or ""
-    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(word)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    yield driver
-    driver.quit()
+    with headless("browser") as driver:
+        yield driver
 
 
-@pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
+@needs_browser
 def test_the_search_works_from_a_folder(site: Path, browser: webdriver.Chrome) -> None:
     browser.get((site / "concepts.html").as_uri())
     browser.execute_script("document.querySelector('label[for=__search]').click()")

@@ -6,9 +6,12 @@ from torch import nn
 
 from fedgh.core import wire
 from fedgh.core.average import network_spec, network_state, update_spec
+from fedgh.core.rounds import Federation
 from fedgh.errors import WireError
 from fedgh.methods.fd import FD
 from fedgh.methods.fedkd import LEFT, RIGHT, FedKD, compress
+from tests.fuzz.arena import CLIENTS, NORM, TASK, Answers, method_of, spec_of, start
+from tests.fuzz.payloads import honest
 
 
 def test_a_variance_is_not_negative() -> None:
@@ -26,6 +29,28 @@ def test_mean_outputs_add_up_to_one() -> None:
     for hostile in (torch.ones(1, 100), torch.zeros(1, 100), rows * 1.02):
         with pytest.raises(WireError, match="a row that adds up to 1 ±"):
             FD().check_upload({"means": hostile}, 1000.0)
+
+
+def test_a_sum_that_nobody_would_accept_does_not_come_to_be() -> None:
+    """Each round's update is fine, and all that took part get no more than that."""
+    name, norms = "fedkd", []
+    state = start(name)
+    hostile = {key: tensor * 0 for key, tensor in honest(spec_of(name), seed=0).items()}
+    bias = next(key for key in hostile if key.endswith("header.bias"))
+    hostile[bias] = hostile[bias] + 400.0
+    message = wire.to_bytes(hostile)
+    for round in range(2, 5):
+        federation = Federation(
+            TASK, method_of(name), Answers(dict.fromkeys(range(CLIENTS), message), {}), state,
+            largest_norm=NORM,
+        )  # fmt: skip
+        record = federation.round(round)
+        state = federation.state()
+        norms.append(
+            (record["discarded"] is None, wire.largest_row_norm(state[f"server.sum.{bias}"]))
+        )
+    assert [kept for kept, _ in norms] == [True, False, False]
+    assert norms[0][1] == norms[2][1] < NORM
 
 
 def test_factors_of_allowed_norms_have_a_product_of_any_norm() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
@@ -18,29 +17,19 @@ from fedgh.paper.reproduce import Request, collect
 from fedgh.report import study
 from fedgh.report.live import LiveServer
 from fedgh.report.write import write_report
+from tests.browser import headless, needs_browser
 from tests.report.conftest import HOSTILE
 from tests.report.parts import cut
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
 PATIENCE = 120  # seconds; a busy machine may need many for what takes one
 
-pytestmark = [
-    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver"),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = [needs_browser, pytest.mark.xdist_group("browser")]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[webdriver.Chrome]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM or ""
-    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(word)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    yield driver
-    driver.quit()
+    with headless("browser", "performance") as driver:
+        yield driver
 
 
 @pytest.fixture(scope="module")

@@ -52,6 +52,10 @@ class Method(ABC):
         """What the server sends to this participant."""
         return server
 
+    def sendable(self, server: Payload) -> Payload:
+        """All that `broadcast` may send: what clients would refuse must not come to be there."""
+        return self.broadcast(server, 0)
+
     @abstractmethod
     def client_update(self, client: Client, down: Payload) -> Payload:
         """A participant's round: learn from `down` and the local data, return the upload."""

@@ -153,7 +153,7 @@ class Federation:
             pass
         server_seconds = time.perf_counter() - update - received.waited
 
-        received.discarded = self._too_large(participants[0])
+        received.discarded = self._too_large()
         self._check_health(number, len(participants), received, evaluate)
         if received.discarded is not None:
             self.server = before
@@ -294,13 +294,13 @@ class Federation:
             out[f"{name}_per_client"] = _json_numbers(scores) if evaluated else None
         return out
 
-    def _too_large(self, client: int) -> str | None:
+    def _too_large(self) -> str | None:
         """Why no client would accept what the server now has to send; None if one would.
 
         Uploads that are fine one by one may add up to that. A liar should not end the run: the
         round then changes nothing.
         """
-        for name, tensor in self.method.broadcast(self.server, client).items():
+        for name, tensor in self.method.sendable(self.server).items():
             if tensor.is_floating_point():
                 norm = wire.largest_row_norm(tensor)
                 if self.largest_norm < norm < inf:

@@ -114,6 +114,10 @@ class FedKD(Method):
         known = "last." if server["took_part"][client_id] else "sum."
         return {name: tensor for name, tensor in server.items() if name.startswith(known)}
 
+    def sendable(self, server: Payload) -> Payload:
+        """Also the sum when nobody has sat out: somebody will."""
+        return {name: t for name, t in server.items() if name.startswith(("last.", "sum."))}
+
     def init_client(self, client: Client) -> None:
         """W of the hidden loss: from the mentee's hidden states to the mentor's."""
         width = client.task.rep_dim
