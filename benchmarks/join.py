@@ -75,7 +75,7 @@ def case(source: Source, seed: int, newcomer: int) -> tuple[dict[str, Any], Trai
         "newcomer": newcomer,
         "network": ZOO[newcomer % len(ZOO)],
         "classes": found.client.classes,
-        "test_samples": len(found.client.client.data.test),
+        "test_samples": len(found.client.loaded.client.data.test),
         "others": found.others,
         "with_header": found.with_header,
         "untrained_header": control.with_header,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedgh import Federation, Participant, Pixels
+from fedgh import Federation, Participant, Pixels, Trained
 from fedgh.core.runs import Record, RunFolder
 from fedgh.errors import ConfigError, DataError, FedghError, RunError
 from fedgh.methods.fedgh import FedGH
@@ -103,6 +103,26 @@ def test_a_program_that_was_stopped_goes_on(tmp_path: Path) -> None:
     for other in (Federation(three(), lr=0.5), Federation([replace(three()[0], network=net(4))])):
         with pytest.raises(RunError, match="holds another run: other rounds, settings, data, n"):
             other.run(4, out=tmp_path / "run", progress=False)
+
+
+def test_the_models_are_used_again_without_the_data(tmp_path: Path) -> None:
+    trained = Federation(three(), lr=0.1).run(2, out=tmp_path / "run", progress=False)
+    networks = [replace(one, data=None) for one in three()]
+    again = Trained.load(tmp_path / "run", participants=networks)
+    for x, before, after in zip(
+        (points(4)[0], points(6)[0], pictures()[0]), trained.clients, again.clients, strict=True
+    ):
+        assert after.logits(x).equal(before.logits(x))
+    assert again.history.equals(trained.history)
+    assert not again.clients["west"].export(tmp_path / "west.pt2", "torch-export").own
+    with pytest.raises(DataError, match=r"participant 0.*there are none"):
+        Federation(networks)
+    for wrong in (None, networks[:2]):
+        with pytest.raises(RunError, match=r"were given in Python; give all 3 again: Trained"):
+            _ = Trained.load(tmp_path / "run", participants=wrong).clients[0].model
+    other = [replace(networks[0], network=net(4, 9)), *networks[1:]]
+    with pytest.raises(RunError, match="does not fit its network as it is now"):
+        _ = Trained.load(tmp_path / "run", participants=other).clients[0].model
 
 
 def test_a_callback_may_say_that_it_is_enough(tmp_path: Path) -> None:

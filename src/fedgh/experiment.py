@@ -12,7 +12,7 @@ from torch import Tensor
 from fedgh.config import Config, DataSection
 from fedgh.core.rng import isolated, stream
 from fedgh.core.runs import Record
-from fedgh.core.types import Payload, Task
+from fedgh.core.types import LocalTraining, Payload, Task
 from fedgh.data import partition as deal
 from fedgh.data.partition import Partition
 from fedgh.data.sources import SOURCES, Source, Where
@@ -48,12 +48,6 @@ class Experiment:
         """The shape of one input; () when clients have inputs of different shapes."""
         shapes = {source.shape for source in self.sources}
         return shapes.pop() if len(shapes) == 1 else ()
-
-    @property
-    def input_dtype(self) -> str:
-        """uint8 or float32; empty when clients have inputs of both."""
-        dtypes = {str(source.x.dtype).removeprefix("torch.") for source in self.sources}
-        return dtypes.pop() if len(dtypes) == 1 else ""
 
     @property
     def task(self) -> Task:
@@ -126,8 +120,7 @@ class Experiment:
             "name": self.source.name,
             "samples": sum(map(len, self.sources)),
             "classes": list(self.source.class_names),
-            "shape": list(self.input_shape),
-            "dtype": self.input_dtype,
+            **(_inputs(self.source) if len(self.sources) == 1 else {}),
             "fingerprint": self.fingerprint(),
         }
 
@@ -150,6 +143,7 @@ class Experiment:
                 **({"name": self.names[client]} if any(self.names) else {}),
                 "extractor": "private" if self.private else zoo[client % len(zoo)],
                 "classes": {names[label]: count for label, count in enumerate(row) if count},
+                **(_inputs(self.sources[client]) if self.config.data.name == "own" else {}),
                 **dict(zip(("train", "evaluation", "test"), sizes, strict=True)),
             }
             for client, (row, sizes) in enumerate(
@@ -176,6 +170,11 @@ class Experiment:
             largest_norm=self.config.run.largest_norm,
             attack=self.config.attack,
         )
+
+
+def _inputs(source: Source) -> Record:
+    """What a model made for these data takes."""
+    return {"shape": list(source.shape), "dtype": str(source.x.dtype).removeprefix("torch.")}
 
 
 def load_source(data: DataSection) -> Source:
@@ -209,8 +208,7 @@ def checked(experiment: Experiment) -> Experiment:
     config, sources = experiment.config, experiment.sources
     find_device(config.run.device)
     for source in sources:
-        if config.local.augment and not source.images:
-            raise ConfigError(f"local.augment is for images, but inputs have shape {source.shape}")
+        check_augment(config.local, source)
     if config.run.global_accuracy and (experiment.private or len(sources) > 1):
         raise ConfigError(
             f"run.global_accuracy needs everybody's data, but data.name = '{config.data.name}'"
@@ -223,6 +221,12 @@ def checked(experiment: Experiment) -> Experiment:
     experiment.account()
     experiment.initial_server()
     return experiment
+
+
+def check_augment(local: LocalTraining, source: Source) -> None:
+    """Refuse to flip or crop what has no sides."""
+    if local.augment and not source.images:
+        raise ConfigError(f"local.augment is for images, but inputs have shape {source.shape}")
 
 
 def _check_class_means(config: Config) -> None:

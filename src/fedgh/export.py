@@ -33,7 +33,7 @@ from fedgh.engines.host import one_line
 from fedgh.errors import ConfigError, RunError, printable, unknown
 from fedgh.models.adapt import Adapted
 from fedgh.report.extra import need
-from fedgh.trained import UsableClient
+from fedgh.trained import TrainedClient
 
 FORMAT_VERSION = 1
 KEY = "fedgh"
@@ -57,8 +57,8 @@ class Format:
     ending: str
     includes_preprocessing: bool
     tolerance: float
-    write: Callable[[UsableClient, str], bytes]
-    read: Callable[[UsableClient, bytes], Run]
+    write: Callable[[TrainedClient, str], bytes]
+    read: Callable[[TrainedClient, bytes], Run]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Exported:
     own: bool  # whether these are the client's test samples; else they are random
 
 
-def export(trained: UsableClient, path: Path, format_name: str) -> Exported:
+def export(trained: TrainedClient, path: Path, format_name: str) -> Exported:
     """Write a client's model; what does not give the same logits is an error, and no file."""
     if format_name not in FORMATS:
         raise ConfigError(unknown("format", format_name, FORMATS))
@@ -90,9 +90,9 @@ def export(trained: UsableClient, path: Path, format_name: str) -> Exported:
     return Exported(path, found, len(x), own)
 
 
-def _about(trained: UsableClient, included: bool) -> dict[str, Any]:
+def _about(trained: TrainedClient, included: bool) -> dict[str, Any]:
     """All that a reader has to know."""
-    inputs, origin = trained.inputs, trained.origin
+    inputs, loaded = trained.inputs, trained.loaded
     bytes_come_in = inputs.dtype == torch.uint8
     scale, offset = (BYTE_SCALE, BYTE_OFFSET) if bytes_come_in else (1.0, 0.0)
     words = "as float32, input * scale + offset" if bytes_come_in else "none: inputs as they are"
@@ -106,8 +106,8 @@ def _about(trained: UsableClient, included: bool) -> dict[str, Any]:
         "network": trained.network,
         "adapted": _adapted(trained.model.extractor, included),
         "client": trained.number,
-        "run": origin.fingerprint,
-        "round": origin.round,
+        "run": loaded.fingerprint,
+        "round": loaded.round,
         "accuracy": trained.accuracy,
     }
 
@@ -125,9 +125,9 @@ def _adapted(extractor: nn.Module, included: bool) -> dict[str, Any] | None:
     }
 
 
-def _samples(trained: UsableClient) -> tuple[Tensor, bool]:
+def _samples(trained: TrainedClient) -> tuple[Tensor, bool]:
     """Some of the client's own test samples; random inputs where its data are not here."""
-    test = trained.client.data.test
+    test = trained.loaded.client.data.test
     if len(test):
         return test.x[test.index[:MOST_SAMPLES]], True
     inputs, rng = trained.inputs, stream(0, "export")
@@ -137,7 +137,7 @@ def _samples(trained: UsableClient) -> tuple[Tensor, bool]:
     return torch.randn(shape, generator=rng), False
 
 
-def _difference(trained: UsableClient, run: Run, x: Tensor) -> float:
+def _difference(trained: TrainedClient, run: Run, x: Tensor) -> float:
     """How far the logits of a file are from the model's, for many inputs and for one alone."""
     worst = torch.zeros(())
     for some in (x, x[:1]):
@@ -160,7 +160,7 @@ class _FromRaw(nn.Module):
         return self._method.predict(self._client, to_input(x))
 
 
-def _trace(trained: UsableClient) -> ExportedProgram:
+def _trace(trained: TrainedClient) -> ExportedProgram:
     """The model as a graph, for any number of inputs.
 
     It is traced on zeros, since the file keeps what it was traced on; and it says nothing of where
@@ -168,7 +168,7 @@ def _trace(trained: UsableClient) -> ExportedProgram:
     """
     inputs = trained.inputs
     zeros = torch.zeros(2, *inputs.shape, dtype=inputs.dtype)
-    module = _FromRaw(trained.client, trained.method)
+    module = _FromRaw(trained.loaded.client, trained.loaded.method)
     with torch.no_grad():
         traced = torch.export.export(module, (zeros,), dynamic_shapes=({0: Dim("batch")},))
     for node in traced.graph.nodes:
@@ -176,29 +176,29 @@ def _trace(trained: UsableClient) -> ExportedProgram:
     return traced
 
 
-def _write_safetensors(trained: UsableClient, about: str) -> bytes:
-    return safetensors.torch.save(part(trained.client.state(), "model."), {KEY: about})
+def _write_safetensors(trained: TrainedClient, about: str) -> bytes:
+    return safetensors.torch.save(part(trained.loaded.client.state(), "model."), {KEY: about})
 
 
-def _read_safetensors(trained: UsableClient, content: bytes) -> Run:
-    client = trained.client
+def _read_safetensors(trained: TrainedClient, content: bytes) -> Run:
+    client = trained.loaded.client
     other = replace(client, model=deepcopy(client.model), modules=deepcopy(client.modules))
     other.model.load_state_dict(safetensors.torch.load(content))
-    return _FromRaw(other, trained.method)
+    return _FromRaw(other, trained.loaded.method)
 
 
-def _write_torch(trained: UsableClient, about: str) -> bytes:
+def _write_torch(trained: TrainedClient, about: str) -> bytes:
     out = io.BytesIO()
     torch.export.save(_trace(trained), out, extra_files={f"{KEY}.json": about})
     return out.getvalue()
 
 
-def _read_torch(_: UsableClient, content: bytes) -> Run:
+def _read_torch(_: TrainedClient, content: bytes) -> Run:
     run: Run = torch.export.load(io.BytesIO(content)).module()
     return run
 
 
-def _write_onnx(trained: UsableClient, about: str) -> bytes:
+def _write_onnx(trained: TrainedClient, about: str) -> bytes:
     need("onnx", "writing ONNX")
     program = torch.onnx.export(
         _trace(trained), dynamo=True, input_names=["x"], output_names=["logits"], verbose=False
@@ -210,7 +210,7 @@ def _write_onnx(trained: UsableClient, about: str) -> bytes:
     return content
 
 
-def _read_onnx(_: UsableClient, content: bytes) -> Run:
+def _read_onnx(_: TrainedClient, content: bytes) -> Run:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
@@ -238,7 +238,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _explained(trained: UsableClient, format_name: str) -> Iterator[None]:
+def _explained(trained: TrainedClient, format_name: str) -> Iterator[None]:
     """A network may do what an exporter cannot follow."""
     try:
         yield

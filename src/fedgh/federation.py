@@ -154,7 +154,7 @@ class Federation:
         except Enough:
             pass  # its last round is committed
         folder = RunFolder.open(path)
-        trained = Trained(folder, finished.load(folder, prepare=lambda _: experiment))
+        trained = Trained(folder, lambda: finished.load(folder, lambda _: experiment))
         if scratch:
             finalize(trained, scratch.cleanup)
         return trained

@@ -12,7 +12,7 @@ from fedgh import config as configs
 from fedgh import experiment as experiments
 from fedgh.config import Config
 from fedgh.core.checkpoint import ClientFiles, check_clients
-from fedgh.core.runs import RunFolder
+from fedgh.core.runs import Record, RunFolder
 from fedgh.core.types import Client
 from fedgh.data import partition
 from fedgh.data.fetch import OFFICIAL, find
@@ -21,6 +21,7 @@ from fedgh.engines.host import Blueprint, one_line
 from fedgh.errors import ConfigError, FedghError, RunError, printable
 from fedgh.experiment import Experiment
 from fedgh.models import Extractor, extractor
+from fedgh.participant import Participant
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,11 @@ class Checkpoint:
     round: int
     took_part: list[int]  # clients with a trained model
     _files: ClientFiles
+
+    @property
+    def data(self) -> bool:
+        """Whether the clients have their data, too."""
+        return len(self.experiment.source) > 0
 
     def client(self, number: int) -> Client:
         """One of those that took part, with its final model."""
@@ -62,12 +68,21 @@ def load(
     return _left(folder, _prepare(folder, prepare))
 
 
-def load_models(folder: RunFolder) -> Checkpoint:
-    """The same from the folder alone: its clients have their models, and no data."""
+def load_models(folder: RunFolder, participants: Sequence[Participant] | None = None) -> Checkpoint:
+    """The same from the folder alone: its clients have their models, and no data.
+
+    Networks that were given in Python have to be given again, as the participants of then.
+    """
     _check_models_are_here(folder)
+    needless = ["run.device=cpu", "run.global_accuracy=false", "privacy.protects=nothing"]
+    config = _config(folder, needless)
+    if config.data.name == "private":
+        raise RunError("the models are with the participants")
+    if config.data.name == "own":
+        return _left(folder, _as_brought(folder, config, participants or ()))
     if not {"shape", "dtype"} <= folder.identity().keys():
         return load(folder)  # a run from before folders said it: its data do
-    return _left(folder, _without_data(folder))
+    return _left(folder, _as_named(folder, config))
 
 
 def _left(folder: RunFolder, experiment: Experiment) -> Checkpoint:
@@ -108,31 +123,40 @@ def _config(folder: RunFolder, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{folder.path}: {'; '.join(str(error).splitlines())}") from None
 
 
-def _without_data(folder: RunFolder) -> Experiment:
-    """An experiment whose clients have no samples, and nothing that only training needs."""
-    needless = ["run.device=cpu", "run.global_accuracy=false", "privacy.protects=nothing"]
-    config = _config(folder, needless)
-    if config.data.name == "private":
-        raise RunError("the models are with the participants")
-    known = folder.identity()
-    if config.data.name == "own" or not (known["shape"] and known["dtype"]):
-        raise RunError(
-            f"the data and networks of {folder.path} were given in Python; use its models in the "
-            "program that gave them"
-        )
-    try:
-        none = torch.empty(0, *known["shape"], dtype=_DTYPES[known["dtype"]])
-    except (KeyError, TypeError, ValueError, RuntimeError):
-        raise RunError(
-            f"{folder.path / 'data.json'} is not what a run writes: shape, dtype"
-        ) from None
-    source = Source(known["name"], none, torch.empty(0), tuple(map(str, known["classes"])))
-    nobodys = partition.nothing(config.federation.clients)
+def _as_named(folder: RunFolder, config: Config) -> Experiment:
+    """An experiment without samples, with the networks that its configuration names."""
+    source = _no_samples(folder, folder.identity(), "data.json")
     networks = tuple(_when_needed(name) for name in config.model.zoo)
-    return Experiment(config, (source,), nobodys, networks)
+    return Experiment(config, (source,), partition.nothing(config.federation.clients), networks)
 
 
-_DTYPES = {"uint8": torch.uint8, "float32": torch.float32}
+def _as_brought(
+    folder: RunFolder, config: Config, participants: Sequence[Participant]
+) -> Experiment:
+    """The same with the networks of these participants."""
+    about = folder.clients()
+    if len(participants) != len(about):
+        raise RunError(
+            f"the networks of {folder.path} were given in Python; give all {len(about)} again: "
+            "Trained.load(path, participants=[...])"
+        )
+    sources = tuple(_no_samples(folder, client, "clients.json") for client in about)
+    networks = tuple(
+        participant.extractor(source.shape, source.num_classes, config.model.rep_dim)
+        for participant, source in zip(participants, sources, strict=True)
+    )
+    return Experiment(config, sources, partition.nothing(len(about)), networks)
+
+
+def _no_samples(folder: RunFolder, known: Record, file: str) -> Source:
+    """Data of that shape and type, and none of them."""
+    dtypes = {"uint8": torch.uint8, "float32": torch.float32}
+    try:
+        none = torch.empty(0, *known["shape"], dtype=dtypes[known["dtype"]])
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        raise RunError(f"{folder.path / file} is not what a run writes: shape, dtype") from None
+    classes = tuple(map(str, folder.identity()["classes"]))
+    return Source(folder.identity()["name"], none, torch.empty(0), classes)
 
 
 def _when_needed(name: str) -> Extractor:

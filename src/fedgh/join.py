@@ -27,10 +27,12 @@ from fedgh.data.partition import only
 from fedgh.data.sources import Source
 from fedgh.engines.host import Blueprint, one_line, one_thread
 from fedgh.errors import RunError, WireError
+from fedgh.experiment import check_augment
 from fedgh.methods.standalone import Standalone
 from fedgh.models import Extractor, check_extractor, extractor
 from fedgh.participant import Participant
-from fedgh.trained import Origin, UsableClient
+from fedgh.report.runs import ClientInfo
+from fedgh.trained import Loaded, TrainedClient
 
 if TYPE_CHECKING:
     import pandas
@@ -39,59 +41,11 @@ OnRound = Callable[[int, float, float], None]
 """Told the round, and the accuracy with the header and without."""
 
 
-class Newcomer(UsableClient):
-    """The client that joined, with the model that it has learned."""
-
-    def __init__(
-        self, client: Client, network: str, class_names: Sequence[str], method: Method, run: str
-    ) -> None:
-        self.number = client.id
-        self._client, self._network = client, network
-        self._class_names, self._method = tuple(class_names), method
-        self._run = run
-
-    @property
-    def network(self) -> str:
-        """The name of its network."""
-        return self._network
-
-    @property
-    def classes(self) -> list[str]:
-        """The names of the classes that it has samples of."""
-        labels = self._client.data.train.labels.unique().tolist()
-        return [self._class_names[label] for label in labels]
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The names of all classes of the federation, in the order of the logits."""
-        return self._class_names
-
-    @property
-    def accuracy(self) -> float:
-        """On its own test data."""
-        return _score(self._method, self._client)
-
-    @property
-    def client(self) -> Client:
-        """The client itself."""
-        return self._client
-
-    @property
-    def method(self) -> Method:
-        """By which it was trained."""
-        return self._method
-
-    @property
-    def origin(self) -> Origin:
-        """The run that it joined, and how many rounds of its own it had."""
-        return Origin(self._run, self._client.round)
-
-
 @dataclass(frozen=True)
 class Joined:
     """How a newcomer did on its own test data: entry k is after k rounds, entry 0 before all."""
 
-    client: Newcomer = field(repr=False)  # that learned with the header
+    client: TrainedClient = field(repr=False)  # that learned with the header
     others: float  # the mean accuracy of the clients of the federation
     epochs_per_round: int
     with_header: list[float]
@@ -144,6 +98,7 @@ def join(
     )
     others = _accuracy_of_the_others(folder)
     data = newcomer.source(classes)
+    check_augment(config.local, data)
     network = newcomer.extractor(data.shape, task.num_classes, task.rep_dim)
     taught, alone = (
         _client(config, method, task, data, network) for method in (config.method, Standalone())
@@ -154,9 +109,16 @@ def join(
             scores[0].append(_learn(config.method, taught, round, _header(folder, config, task)))
             scores[1].append(_learn(Standalone(), alone, round, {}))
             on_round(round, scores[0][-1], scores[1][-1])
-    name = newcomer.name or type(newcomer.network).__name__
-    found = Newcomer(taught, name, classes, config.method, folder.identity()["fingerprint"])
-    return Joined(found, others, config.local.epochs, *scores)
+    held = data.y.bincount(minlength=len(classes)).tolist()
+    about = ClientInfo(
+        client=taught.id,
+        name=newcomer.name,
+        extractor=network.name,
+        classes={name: n for name, n in zip(classes, held, strict=True) if n},
+    )
+    loaded = Loaded(taught, config.method, folder.identity()["fingerprint"], rounds)
+    client = TrainedClient(about, classes, scores[0][-1], lambda: loaded)
+    return Joined(client, others, config.local.epochs, *scores)
 
 
 def newcomer(folder: RunFolder, network: str, data: Path, image_size: int) -> Participant:

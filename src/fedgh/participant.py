@@ -1,14 +1,14 @@
 """What one party brings to a federation: any network, any data. Neither ever leaves it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import nn
 
 from fedgh.data.own import IMAGE_SIZE, Data, source_of
 from fedgh.data.sources import Source
-from fedgh.errors import ConfigError
+from fedgh.errors import ConfigError, DataError
 from fedgh.models.adapt import Brought, Transform
 
 
@@ -23,7 +23,7 @@ class Participant:
     """
 
     network: nn.Module
-    data: Data
+    data: Data | None = field(default=None, repr=False)  # None: only to use a trained model again
     name: str = ""
     layer: str | None = None  # whose output is the representation
     transform: Transform | None = None  # between the data and the network, for every batch
@@ -37,6 +37,8 @@ class Participant:
 
     def source(self, classes: Sequence[str] | None = None) -> Source:
         """The data as tensors, their labels among `classes`."""
+        if self.data is None:
+            raise DataError("data: there are none; say Participant(network, data)")
         return source_of(self.data, classes, self.image_size)
 
     def extractor(

@@ -7,12 +7,11 @@ print(trained.history)
 print(trained.clients[3].predict(images))
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from numpy.typing import ArrayLike
@@ -26,6 +25,7 @@ from fedgh.core.types import CPU, Client, Examples, SplitModel
 from fedgh.data.own import inputs_of
 from fedgh.errors import ConfigError, DataError, FedghError, RunError, unknown
 from fedgh.finished import Checkpoint
+from fedgh.participant import Participant
 from fedgh.report.runs import ClientInfo, NamedRun
 
 if TYPE_CHECKING:
@@ -67,70 +67,58 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Where a model is from."""
+class Loaded:
+    """A client with its model, and where that is from."""
 
+    client: Client
+    method: Method  # by which it was trained
     fingerprint: str  # of the run
     round: int  # after which it is
 
 
-class UsableClient(ABC):
+class TrainedClient:
     """A client whose model is trained: who it is, and what its model says."""
 
-    number: int
+    def __init__(
+        self,
+        about: ClientInfo,
+        class_names: Sequence[str],
+        accuracy: float | None,
+        load: Callable[[], Loaded],
+    ) -> None:
+        self.number = about.client
+        self.name = about.name or ""
+        self.network = about.extractor  # its name
+        self.classes = list(about.classes)  # of which it has samples
+        self.class_names = tuple(class_names)  # of the federation, in the order of the logits
+        self.accuracy = accuracy  # on its own test data, when it was last judged
+        self._load = load
 
-    @property
-    @abstractmethod
-    def network(self) -> str:
-        """The name of its network."""
+    def __repr__(self) -> str:
+        return f"<client {f'{self.number} {self.name}'.strip()}: {self.network}>"
 
-    @property
-    @abstractmethod
-    def classes(self) -> list[str]:
-        """The names of the classes that it has samples of."""
-
-    @property
-    @abstractmethod
-    def class_names(self) -> tuple[str, ...]:
-        """The names of all classes of the federation, in the order of the logits."""
-
-    @property
-    @abstractmethod
-    def accuracy(self) -> float | None:
-        """On its own test data, when it was last judged."""
-
-    @property
-    @abstractmethod
-    def client(self) -> Client:
+    @cached_property
+    def loaded(self) -> Loaded:
         """The client itself, with whatever its method keeps beside the model."""
-
-    @property
-    @abstractmethod
-    def method(self) -> Method:
-        """By which it was trained."""
-
-    @property
-    @abstractmethod
-    def origin(self) -> Origin:
-        """Where its model is from."""
+        return self._load()
 
     @property
     def model(self) -> SplitModel:
         """Its network, in eval mode. It takes what `fedgh.data.batches.to_input` makes."""
-        return self.client.model
+        return self.loaded.client.model
 
     @property
     def inputs(self) -> Inputs:
         """What it was trained on."""
-        x = self.client.data.train.x
+        x = self.loaded.client.data.train.x
         return Inputs(tuple(x.shape[1:]), x.dtype)
 
     def logits(self, x: Tensor | ArrayLike) -> Tensor:
         """The logits by which its method judges, [n, classes], of inputs as it was trained on."""
         given = self.inputs.check(x)
         rows = torch.arange(len(given))
-        predict = partial(self.method.predict, self.client)
-        return outputs(self.client, predict, Examples(given, rows, rows)).clone()
+        client, method = self.loaded.client, self.loaded.method
+        return outputs(client, partial(method.predict, client), Examples(given, rows, rows)).clone()
 
     def probabilities(self, x: Tensor | ArrayLike) -> Tensor:
         """How sure it is of each class, [n, classes]."""
@@ -140,148 +128,138 @@ class UsableClient(ABC):
         """The name of the class that it takes each input for."""
         return [self.class_names[label] for label in self.logits(x).argmax(1).tolist()]
 
-    def export(self, path: str | Path, format: str) -> "Exported":  # noqa: A002
-        """Write its model as `safetensors`, `onnx` or `torch-export`; see `fedgh.export`."""
+    def export(
+        self,
+        path: str | Path,
+        format: Literal["safetensors", "onnx", "torch-export"],  # noqa: A002
+    ) -> "Exported":
+        """Write its model to a file for other programs; see `fedgh.export`."""
         from fedgh.export import export  # it builds on this module
 
         return export(self, Path(path), format)
 
 
-class TrainedClient(UsableClient):
-    """A client after the last round of its run."""
-
-    def __init__(self, run: "Trained", number: int) -> None:
-        self.run = run
-        self.number = number
-
-    def __repr__(self) -> str:
-        return f"<client {self.number} of {self.run.folder.path}: {self.network}>"
-
-    @property
-    def network(self) -> str:
-        """The name of its network."""
-        return self._about.extractor
-
-    @property
-    def classes(self) -> list[str]:
-        """The names of the classes that it has samples of."""
-        return list(self._about.classes)
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The names of all classes of the federation, in the order of the logits."""
-        return self.run.class_names
-
-    @property
-    def accuracy(self) -> float | None:
-        """On its own test data, when it was last judged."""
-        return self.run.accuracies.get(self.number)
-
-    @property
-    def method(self) -> Method:
-        """By which it was trained."""
-        return self.run.left.blueprint.method
-
-    @property
-    def origin(self) -> Origin:
-        """Where its model is from."""
-        return Origin(self.run.folder.identity()["fingerprint"], self.run.left.round)
-
-    @cached_property
-    def client(self) -> Client:
-        """The client itself, with whatever its method keeps beside the model."""
-        left = self.run.left
-        if self.number not in left.took_part:
-            raise RunError(
-                f"client {self.number} took part in none of the {left.round} rounds: it has no "
-                "trained model"
-            )
-        client = left.client(self.number)
-        client.to(CPU)
-        eval_mode(client)
-        return client
-
-    @property
-    def _about(self) -> ClientInfo:
-        return self.run.infos[self.number]
-
-
-class Clients:
+class Clients(Sequence[TrainedClient]):
     """The clients of a run, by number or by name; each is loaded when it is first used."""
 
-    def __init__(self, run: "Trained") -> None:
-        self._run = run
-        self._made: dict[int, TrainedClient] = {}
+    def __init__(self, clients: Sequence[TrainedClient]) -> None:
+        self._clients = clients
+        self._numbers = {client.name: client.number for client in clients if client.name}
 
     def __len__(self) -> int:
-        return len(self._run.infos)
+        return len(self._clients)
 
-    def __iter__(self) -> Iterator[TrainedClient]:
-        return (self._client(number) for number in range(len(self)))
+    def __repr__(self) -> str:
+        return repr(list(self._clients))
 
-    def __getitem__(self, key: int | str) -> TrainedClient:
-        names = {info.name: number for number, info in enumerate(self._run.infos) if info.name}
-        if isinstance(key, str) and key in names:
-            return self._client(names[key])
-        if isinstance(key, str) and not key.isdecimal() and names:
-            raise ConfigError(unknown("client", key, names))
-        if not str(key).isdecimal() or int(key) >= len(self):
-            raise ConfigError(f"there is no client {key}; they are 0 to {len(self) - 1}")
-        return self._client(int(key))
+    @overload
+    def __getitem__(self, key: int | str) -> TrainedClient: ...
+    @overload
+    def __getitem__(self, key: slice) -> Sequence[TrainedClient]: ...
+    def __getitem__(self, key: int | str | slice) -> TrainedClient | Sequence[TrainedClient]:
+        if isinstance(key, str):
+            return self._clients[self._number(key)]
+        try:
+            return self._clients[key]
+        except IndexError:  # also what ends a loop
+            raise NoSuchClientError(self._known(key)) from None
 
-    def _client(self, number: int) -> TrainedClient:
-        if number not in self._made:
-            self._made[number] = TrainedClient(self._run, number)
-        return self._made[number]
+    def _number(self, key: str) -> int:
+        if key in self._numbers:
+            return self._numbers[key]
+        if self._numbers and not key.isdecimal():
+            raise ConfigError(unknown("client", key, self._numbers))
+        if not key.isdecimal() or int(key) >= len(self):
+            raise ConfigError(self._known(key))
+        return int(key)
+
+    def _known(self, key: object) -> str:
+        return f"there is no client {key}; they are 0 to {len(self) - 1}"
+
+
+class NoSuchClientError(ConfigError, IndexError):
+    """A number that no client has."""
 
 
 class Trained:
-    """A run and the models that it has left."""
+    """A run and the models that it has left; these are read when they are first used."""
 
-    def __init__(self, folder: RunFolder, left: Checkpoint) -> None:
+    def __init__(self, folder: RunFolder, load: Callable[[], Checkpoint]) -> None:
         self.folder = folder
-        self.left = left
+        self._load = load
         self._files = NamedRun(folder.path.name, folder)
 
     @classmethod
-    def load(cls, path: str | Path, *, data: bool = False) -> "Trained":
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        data: bool = False,
+        participants: Sequence[Participant] | None = None,
+    ) -> "Trained":
         """A run that is there; of its files only those in its folder are needed.
 
-        With `data` its clients have their data, too, if these are on this machine.
+        With `data` its clients have their data, too, if these are on this machine. A run of a
+        `Federation` needs its participants again: they hold the networks. Their data do not matter.
         """
         folder = RunFolder(Path(path))
-        if data:
+        if not folder.config.is_file():
+            raise RunError(f"{folder.path} is not a run folder (it has no config.toml)")
+        if not data:
+            return cls(folder, partial(finished.load_models, folder, participants))
+
+        def load() -> Checkpoint:
             try:
-                return cls(folder, finished.load(folder))
-            except FedghError:
-                pass  # what is wrong with the folder itself is found again, and said
-        return cls(folder, finished.load_models(folder))
+                return finished.load(folder)
+            except FedghError:  # what is wrong with the folder itself is found again, and said
+                return finished.load_models(folder, participants)
+
+        return cls(folder, load)
+
+    def __repr__(self) -> str:
+        return f"<{len(self.clients)} clients of {self.folder.path}>"
+
+    @cached_property
+    def left(self) -> Checkpoint:
+        """The models after the last round."""
+        return self._load()
 
     @cached_property
     def clients(self) -> Clients:
         """Its clients."""
-        return Clients(self)
-
-    def __repr__(self) -> str:
-        return f"<{len(self.clients)} clients of {self.folder.path}, round {self.left.round}>"
-
-    @cached_property
-    def infos(self) -> list[ClientInfo]:
-        """Who they are, in the words of clients.json."""
-        found = self._files.clients
-        if [info.client for info in found] != list(range(self.left.experiment.task.num_clients)):
+        found, files = self._files.clients, self._files
+        if [info.client for info in found] != list(range(files.settings.federation.clients)):
             raise RunError(f"{self.folder.path / 'clients.json'} is not what a run writes")
-        return found
+        scores = files.accuracies
+        return Clients(
+            [
+                TrainedClient(
+                    about,
+                    self.class_names,
+                    scores.get(about.client),
+                    partial(self._client, about.client),
+                )
+                for about in found
+            ]
+        )
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """The names of all classes."""
-        return self.left.experiment.source.class_names
+        return tuple(self._files.identity.classes)
 
-    @cached_property
-    def accuracies(self) -> dict[int, float]:
-        """Of every client that was judged, the last accuracy on its own test data."""
-        return self._files.accuracies
+    def _client(self, number: int) -> Loaded:
+        left = self.left
+        if number not in left.took_part:
+            raise RunError(
+                f"client {number} took part in none of the {left.round} rounds: it has no "
+                "trained model"
+            )
+        client = left.client(number)
+        client.to(CPU)
+        eval_mode(client)
+        fingerprint = self.folder.identity()["fingerprint"]
+        return Loaded(client, left.blueprint.method, fingerprint, left.round)
 
     @property
     def history(self) -> "pandas.DataFrame":
@@ -309,5 +287,5 @@ class Trained:
         return write_report(
             [self.folder.path],
             None if out is None else Path(out),
-            find_confusion=lambda folder: measure(folder, self.left),
+            find_confusion=lambda folder: measure(folder, self.left if self.left.data else None),
         )

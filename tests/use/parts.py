@@ -75,7 +75,7 @@ def as_if_trained(experiment: Experiment, path: Path) -> Trained:
     )
     blueprint, clients = experiment.blueprint(), list(range(len(experiment.partition)))
     files: Any = Fresh(blueprint)
-    return Trained(folder, Checkpoint(experiment, blueprint, 1, clients, files))
+    return Trained(folder, lambda: Checkpoint(experiment, blueprint, 1, clients, files))
 
 
 class Branching(nn.Module):

@@ -18,7 +18,7 @@ from fedgh.errors import FedghError, RunError
 from fedgh.experiment import prepare
 from fedgh.models import extractor
 from fedgh.report import extra
-from fedgh.trained import Trained, TrainedClient, UsableClient
+from fedgh.trained import Trained, TrainedClient
 from tests.test_cli import inside
 from tests.tiny import noisy
 from tests.use.parts import CLASSES, as_if_trained, branching, copied, images
@@ -182,7 +182,7 @@ def test_a_file_that_says_something_else_is_not_written(
     client = trained.clients[trained.left.took_part[0]]
     kind = export.FORMATS["safetensors"]
 
-    def read(trained: UsableClient, content: bytes) -> export.Run:
+    def read(trained: TrainedClient, content: bytes) -> export.Run:
         said = kind.read(trained, content)
         return lambda x: said(x) * (1 + wrong)
 
@@ -209,7 +209,7 @@ def test_what_is_missing_or_misspelt(
     trained = Trained.load(run)
     client = trained.clients[trained.left.took_part[0]]
     with pytest.raises(FedghError, match="no format 'onx'; did you mean 'onnx'"):
-        client.export(tmp_path / "model", "onx")
+        client.export(tmp_path / "model", "onx")  # type: ignore[arg-type]
     monkeypatch.setattr(extra, "find_spec", lambda _: None)
     with pytest.raises(FedghError, match=r"ONNX needs more packages: pip install 'fedgh\[onnx\]'"):
         client.export(tmp_path / "model", "onnx")

@@ -28,7 +28,7 @@ def test_predictions_are_as_good_as_the_run_says(run: Path) -> None:
     assert trained.left.took_part == took_part(run)
     for number in took_part(run):
         client = trained.clients[number]
-        test = client.client.data.test
+        test = client.loaded.client.data.test
         said = client.predict(test.x[test.index])
         right = [CLASSES[label] == name for label, name in zip(test.labels, said, strict=True)]
         assert sum(right) / len(right) == scores[number] == client.accuracy
@@ -56,7 +56,8 @@ def test_the_folder_alone_is_enough(run: Path, tmp_path: Path) -> None:
         assert alone.clients[number].logits(x).equal(whole.clients[number].logits(x))
     with pytest.raises(FedghError, match=r"gone\.npz does not exist"):
         finished.load(alone.folder)
-    assert not len(Trained.load(alone.folder.path, data=True).clients[number].client.data.test)
+    without = Trained.load(alone.folder.path, data=True)
+    assert not len(without.clients[number].loaded.client.data.test)
 
 
 def test_who_the_clients_are(run: Path) -> None:
@@ -77,7 +78,9 @@ def test_a_client_is_found_by_number_and_by_name(run: Path, tmp_path: Path) -> N
     path = copied(run, tmp_path / "named")
     trained = Trained.load(path)
     assert trained.clients["3"].number == trained.clients[3].number == 3
-    for wrong in (5, -1, "5", "north"):
+    assert trained.clients[-1].number == 4
+    assert [client.number for client in trained.clients[1:3]] == [1, 2]
+    for wrong in (5, -6, "5", "-1", "north"):
         with pytest.raises(FedghError, match=rf"no client {wrong}; they are 0 to 4$"):
             trained.clients[wrong]
     known = json.loads((path / "clients.json").read_text())
@@ -86,6 +89,8 @@ def test_a_client_is_found_by_number_and_by_name(run: Path, tmp_path: Path) -> N
     (path / "clients.json").write_text(json.dumps(named))
     trained = Trained.load(path)
     assert trained.clients["west"].number == 3
+    assert trained.clients[3].name == "west"
+    assert repr(trained.clients[3]).startswith("<client 3 west: ")
     assert trained.clients["2"].number == 4, "a name before a number"
     assert trained.clients[2].number == 2
     with pytest.raises(FedghError, match="did you mean 'north'"):
@@ -144,7 +149,7 @@ def test_a_run_from_before_needs_its_data(run: Path, tmp_path: Path) -> None:
     path = copied(run, tmp_path / "old")
     edit_json(path / "data.json", dtype=None)
     with pytest.raises(FedghError, match="does not exist"):
-        Trained.load(path)
+        _ = Trained.load(path).left
     settings = path / "config.toml"
     settings.write_text(settings.read_text().replace("gone.npz", run.name + ".npz"))
     x, number = images(5).x, took_part(run)[0]
@@ -158,8 +163,7 @@ def test_a_run_from_before_needs_its_data(run: Path, tmp_path: Path) -> None:
     [
         ({"dtype": "int7"}, "not what a run writes"),
         ({"shape": [1, -8, 8]}, "not what a run writes"),
-        ({"shape": []}, "were given in Python; use its models in the program"),
-        ({"dtype": ""}, "were given in Python; use its models in the program"),
+        ({"dtype": ""}, "not what a run writes"),
         ({"shape": [1, 9, 9]}, "does not fit its network as it is now"),
         ({"classes": ["cat"]}, "does not fit its network as it is now"),
     ],
@@ -203,7 +207,7 @@ def test_a_run_with_objects_is_loaded_with_them(tmp_path: Path) -> None:
     nets = [lambda shape, rep_dim: mlp(shape, rep_dim)]
     folder = training.run(prepare(settings, source=source, extractors=nets), tmp_path / "objects")
     left = finished.load(folder, lambda config: prepare(config, source=source, extractors=nets))
-    client = Trained(folder, left).clients[1]
+    client = Trained(folder, lambda: left).clients[1]
     assert client.accuracy == folder.records()[-1]["accuracy_per_client"][1]
     assert len(client.predict(source.x)) == 60
     with pytest.raises(FedghError, match="cannot import"):
@@ -231,4 +235,21 @@ def test_models_that_are_not_here(run: Path, tmp_path: Path, what: str, reason: 
         (path / what).rename(path / "away")
     for data in (False, True):
         with pytest.raises(RunError, match=reason):
-            Trained.load(path, data=data)
+            _ = Trained.load(path, data=data).clients[0].model
+
+
+def test_what_the_rounds_said_needs_no_model(run: Path, tmp_path: Path) -> None:
+    path = copied(run, tmp_path / "words")
+    (path / "checkpoint").rename(path / "away")
+    trained = Trained.load(path)
+    assert trained.history["accuracy"].tolist() == Trained.load(run).history["accuracy"].tolist()
+    assert [client.accuracy for client in trained.clients] == [
+        client.accuracy for client in Trained.load(run).clients
+    ]
+
+
+def test_a_report_without_the_data_does_not_count_nothing(run: Path, tmp_path: Path) -> None:
+    path = copied(run, tmp_path / "without")
+    page = Trained.load(path).report().read_text()
+    assert "gone.npz does not exist" in page
+    assert not (path / "confusion.json").exists()

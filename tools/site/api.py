@@ -16,7 +16,7 @@ FOR_METHODS = [
 """What a method of your own is written with, beside what `fedgh` itself exports."""
 
 
-TRAINED = ["fedgh.trained.UsableClient", "fedgh.join.join", "fedgh.join.Joined"]
+TRAINED = ["fedgh.trained.TrainedClient", "fedgh.join.join", "fedgh.join.Joined"]
 """What `Trained.clients` has, and how somebody joins later."""
 
 
