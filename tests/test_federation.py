@@ -206,7 +206,7 @@ def test_other_methods(method: str) -> None:
 
 
 def test_one_shared_network_needs_inputs_of_one_shape() -> None:
-    with pytest.raises(FedghError, match="it needs the shape of the inputs"):
+    with pytest.raises(FedghError, match="all clients need inputs of one shape"):
         Federation(three(), "fml", settings={"method.shared": "mlp"}).run(1, progress=False)
     alike = [Participant(net(4, seed=k), points(4, seed=k)) for k in range(2)]
     federation = Federation(alike, "fml", settings={"method.shared": "mlp"})

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from fedgh.errors import FedghError
     from fedgh.experiment import Experiment, prepare
     from fedgh.federation import Federation
-    from fedgh.models.adapt import Pixels, adapt
+    from fedgh.models.adapt import adapt
+    from fedgh.models.pixels import Pixels
     from fedgh.participant import Participant
     from fedgh.trained import Trained
     from fedgh.training import resume, run
@@ -37,7 +38,7 @@ _HOME = {
     "Method": "fedgh.core.method",
     "Participant": "fedgh.participant",
     "Payload": "fedgh.core.types",
-    "Pixels": "fedgh.models.adapt",
+    "Pixels": "fedgh.models.pixels",
     "RunFolder": "fedgh.core.runs",
     "Source": "fedgh.data.sources",
     "SplitModel": "fedgh.core.types",

@@ -31,7 +31,7 @@ from fedgh.core.types import Client, part
 from fedgh.data.batches import BYTE_OFFSET, BYTE_SCALE, to_input
 from fedgh.engines.host import one_line
 from fedgh.errors import ConfigError, RunError, printable, unknown
-from fedgh.models.adapt import Adapted
+from fedgh.models.body import Adapted
 from fedgh.report.extra import need
 from fedgh.trained import TrainedClient
 

@@ -9,7 +9,8 @@ from torch import nn
 from fedgh.data.own import IMAGE_SIZE, Data, source_of
 from fedgh.data.sources import Source
 from fedgh.errors import ConfigError, DataError
-from fedgh.models.adapt import Brought, Transform
+from fedgh.models.adapt import Brought
+from fedgh.models.body import Transform
 
 
 @dataclass(frozen=True)

@@ -193,6 +193,7 @@ def test_an_image_folder(tmp_path: Path) -> None:
         for i in range(3):
             image.new("RGB", (50, 40), colour).save(tmp_path / name / f"{i}.png")
     (tmp_path / "cat" / "notes.txt").write_text("not an image")
+    (tmp_path / "cat" / "._0.png").write_text("what macOS puts beside each file of an archive")
     source = SOURCES["image-folder"](Where(path=tmp_path))
     assert source.class_names == ("cat", "dog")
     assert source.x.shape == (6, 3, 32, 32)

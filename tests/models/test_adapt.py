@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file, save_model
 from torch import Tensor, nn
 
 from fedgh.errors import ConfigError
 from fedgh.models import extractor
-from fedgh.models.adapt import Brought, Pixels, adapt
+from fedgh.models.adapt import Brought, adapt
+from fedgh.models.pixels import Pixels
 
 SHAPE = (3, 8, 8)
 
@@ -112,6 +113,31 @@ def test_weights_come_from_a_file(tmp_path: Path) -> None:
     path.write_bytes(b"nothing")
     with pytest.raises(ConfigError, match="not a readable safetensors file"):
         adapt(Classifier(), SHAPE, 6, weights=path)
+
+
+def test_a_tensor_with_two_names_is_in_a_file_under_one(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.there, self.back = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.back.weight = self.there.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.back(self.there(x))
+            return out
+
+    trained, path, x = Tied(), tmp_path / "tied.safetensors", torch.randn(2, 4)
+    save_model(trained, str(path))
+    assert adapt(Tied(), (4,), 4, weights=path)(x).equal(trained(x))
+    found = load_file(path)
+    save_file({name: tensor for name, tensor in found.items() if "weight" not in name}, path)
+    with pytest.raises(ConfigError, match=r"there.weight is missing; back.weight is missing"):
+        adapt(Tied(), (4,), 4, weights=path)
+
+
+def test_other_numbers_than_float32_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"Linear: weight is float64.*call \.float\(\) on it"):
+        adapt(nn.Linear(4, 4).double(), (4,), 4)
 
 
 def test_pixels_are_brought_to_what_a_network_expects() -> None:

@@ -38,7 +38,7 @@ def test_every_run_can_be_planned(name: str, budget: BudgetName) -> None:
         if budget == "smoke":
             assert trial.config.data.name == "digits"
         elif budget == "quick" and name not in ("convergence", "poisoning"):
-            epochs = 1 if name == "privacy" else 5
+            epochs = 1 if name in ("header-lr", "noniid", "privacy") else 5
             assert (rounds, local.epochs, local.batch_size) == (10, epochs, 64)
         elif budget == "paper":
             assert rounds in (100, 500)

@@ -167,8 +167,12 @@ def image_folder(where: Where) -> Source:
 
 
 def images_in(folder: Path) -> list[Path]:
-    """The image files in a folder and those within it, by name."""
-    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_ENDINGS)
+    """The image files in a folder and those within it, by name; hidden ones are no images."""
+    return sorted(
+        file
+        for file in folder.rglob("*")
+        if file.suffix.lower() in IMAGE_ENDINGS and not file.name.startswith(".")
+    )
 
 
 def read_image(file: Path, shape: tuple[int, ...]) -> Tensor:

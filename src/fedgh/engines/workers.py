@@ -219,8 +219,8 @@ def _died(process: BaseProcess) -> RunError:
     return RunError(
         f"a worker process ended unexpectedly (exit code {process.exitcode}; -9 is often a lack "
         "of memory). The last completed round is safe: go on with `fedgh resume`, perhaps with "
-        "fewer workers or less run.memory. A script that starts a run needs "
-        "`if __name__ == '__main__':` around it."
+        "fewer workers or less run.memory. A program that starts a run must be a "
+        "file, with `if __name__ == '__main__':` around what it does."
     )
 
 

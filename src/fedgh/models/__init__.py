@@ -63,7 +63,9 @@ def shared_model(name: str, task: Task) -> SplitModel:
     with isolated(task.seed, "shared-model"):
         try:
             if not task.input_shape:
-                raise ConfigError("it needs the shape of the inputs: data.shape")
+                raise ConfigError(
+                    "all clients need inputs of one shape (data.shape, where data are private)"
+                )
             return split_model(extractor(name), task)
         except ConfigError as error:
             raise ConfigError(f"method.shared = '{name}': {error}") from None

@@ -8,7 +8,7 @@ those of the network, and it has one for each class or bears a usual name (`fc`,
 """
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -17,22 +17,16 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedgh.errors import ConfigError
+from fedgh.models.body import Adapted, Body, Transform, tensor_in
+from fedgh.models.weights import load_weights
 
 T = TypeVar("T")
 
-Transform = Callable[[Tensor], Tensor]
-"""From a batch as it is kept (pixels are in [-1, 1]) to what a network takes."""
-
 HEADS = {"classifier", "fc", "head", "heads", "logits", "score"}
-
-OUTPUTS = ("pooler_output", "logits", "last_hidden_state")
-"""Where transformers put what could be a representation, the best first."""
 
 
 def adapt(
@@ -90,7 +84,7 @@ class Brought:
         return "its output" if self.head is None else f"what goes into '{self.head}'"
 
     @cached_property
-    def body(self) -> "Body":
+    def body(self) -> Body:
         """The network as far as its representation."""
         network = deepcopy(self._network)
         if self.layer is not None and self.layer not in dict(network.named_modules()):
@@ -176,6 +170,12 @@ class Brought:
     def _network(self) -> nn.Module:
         """A copy, in which lazy layers have learned their sizes."""
         network = deepcopy(self.network).eval()
+        for name, parameter in network.named_parameters():
+            if parameter.is_floating_point() and parameter.dtype != torch.float32:
+                kind = str(parameter.dtype).removeprefix("torch.")
+                raise ConfigError(
+                    f"{self.name}: {name} is {kind}, but inputs are float32; call .float() on it"
+                )
         if any(is_lazy(parameter) for parameter in network.parameters()):
             self._try(lambda: network(self._seen))
         return network
@@ -238,149 +238,6 @@ class Head:
     name: str
     given: Tensor
     scores: Tensor
-
-
-class Body(nn.Module):
-    """A network as far as its representation, one vector for each sample."""
-
-    def __init__(
-        self, network: nn.Module, transform: Transform | None, layer: str | None, frozen: bool
-    ) -> None:
-        super().__init__()
-        self.transform = transform
-        self.network = network
-        self.layer = layer
-        self.frozen = frozen
-        if frozen:
-            network.requires_grad_(False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[batch, ...] -> [batch, width]."""
-        if self.transform is not None:
-            x = self.transform(x)
-        return vectors(self.network(x) if self.layer is None else self._at(self.layer, x))
-
-    def train(self, mode: bool = True) -> "Body":
-        """A frozen network also keeps the statistics of its normalisations."""
-        super().train(mode)
-        if self.frozen:
-            self.network.eval()
-        return self
-
-    def _at(self, layer: str, x: Tensor) -> object:
-        seen: list[object] = []
-        hook = self.network.get_submodule(layer).register_forward_hook(
-            lambda _, __, out: seen.append(out)
-        )
-        try:
-            self.network(x)
-        finally:
-            hook.remove()
-        if not seen:
-            raise ConfigError(f"the network does not use its layer '{layer}'")
-        return seen[-1]
-
-
-class Adapted(nn.Module):
-    """A network and the projection to the width that all agree on."""
-
-    def __init__(self, body: Body, projection: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-        self.projection = projection
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[batch, ...] -> [batch, rep_dim]."""
-        out: Tensor = self.projection(self.body(x))
-        return out
-
-
-class Pixels(nn.Module):
-    """The usual start of a network for pictures: from [-1, 1] to its own size and scale.
-
-    The defaults of `mean` and `std` are those of ImageNet, which most published weights expect.
-    """
-
-    def __init__(
-        self,
-        size: int | None = None,
-        mean: tuple[float, ...] = (0.485, 0.456, 0.406),
-        std: tuple[float, ...] = (0.229, 0.224, 0.225),
-    ) -> None:
-        super().__init__()
-        self.size = size
-        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
-
-    def extra_repr(self) -> str:
-        """The numbers, also for who reads about an exported model."""
-        mean, std = (self.get_buffer(name).flatten().tolist() for name in ("mean", "std"))
-        return f"size={self.size}, mean={mean}, std={std}"
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[batch, 1 or channels, h, w] -> [batch, channels, size, size]."""
-        if self.size is not None:
-            x = nn.functional.interpolate(
-                x, size=(self.size, self.size), mode="bilinear", antialias=True
-            )
-        out: Tensor = ((x + 1) / 2 - self.get_buffer("mean")) / self.get_buffer("std")
-        return out
-
-
-def tensor_in(out: object) -> Tensor:
-    """The tensor that a network means: itself, the first of several, or a named one."""
-    if isinstance(out, Tensor):
-        return out
-    if isinstance(out, Mapping):
-        named = [out[name] for name in OUTPUTS if out.get(name) is not None]
-        return tensor_in((named or list(out.values()))[0])
-    if isinstance(out, tuple | list) and out:
-        return tensor_in(out[0])
-    raise ConfigError(f"the network gives a {type(out).__name__} instead of a tensor")
-
-
-def vectors(out: object) -> Tensor:
-    """One vector for each sample: the mean over places of a picture, or over words of a text."""
-    tensor = tensor_in(out)
-    if tensor.ndim == 2:
-        return tensor
-    if tensor.ndim == 3 and isinstance(out, Tensor):
-        raise ConfigError(
-            f"the network gives {tuple(tensor.shape)}: which of it is the vector of a sample? End "
-            "it in nn.AdaptiveAvgPool1d(1), nn.Flatten(), or name a layer"
-        )
-    if tensor.ndim == 3:
-        return tensor.mean(1)
-    if tensor.ndim > 3:
-        return tensor.flatten(2).mean(2)
-    raise ConfigError(f"the network gives {tuple(tensor.shape)} instead of a vector per sample")
-
-
-def load_weights(network: nn.Module, path: Path, head: str | None = None) -> None:
-    """Start from the weights in a safetensors file; those of `head`, which was taken off, are left.
-
-    All others must be there and fit: half a network would train, and nobody would know.
-    """
-    try:
-        found = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{path} is not a readable safetensors file: {error}") from None
-    if head is not None:
-        found = {name: t for name, t in found.items() if not name.startswith(f"{head}.")}
-    own = network.state_dict()
-    problems = [f"{name} is missing" for name in own if name not in found]
-    problems += [f"{name} is not in the network" for name in found if name not in own]
-    problems += [
-        f"{name} is {list(found[name].shape)}, not {list(own[name].shape)}"
-        for name in own
-        if name in found and own[name].shape != found[name].shape
-    ]
-    if problems:
-        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise ConfigError(
-            f"{path} does not fit {type(network).__name__}: {'; '.join(problems[:3])}{more}"
-        )
-    network.load_state_dict(found)
 
 
 def _take_off(network: nn.Module, head: str) -> None:
