@@ -14,7 +14,7 @@ from tests.test_cli import inside
 # Where a study has many settings, some of each kind.
 SOME = {
     "table-homo": ["cifar10-homo", "cifar100-homo"],
-    "noniid": ["cifar10-hetero", "cifar10-hetero-s10", "cifar100-hetero-s100"],
+    "noniid": ["cifar10-hetero-e1", "cifar10-hetero-s10", "cifar100-hetero-s100"],
     "participation": ["cifar10-hetero-n100-c10", "cifar100-hetero-n100-c100"],
     "header-lr": ["cifar10-hetero-lr0.1"],
     "poisoning": ["poison-none", "poison-flip-3-defended", "poison-everything-3"],

@@ -13,13 +13,16 @@ from fedgh.report.vega import themes
 WIDTH = 640
 """Of a chart that is as wide as the page it is on."""
 
+PADDING = 24
+"""Around a chart: the text of an .svg is drawn in its reader's font, which may be a wider one."""
+
 
 def save(chart: AnyChart, path: Path) -> None:
     """Draw a chart on white into a file whose suffix says how: .svg, .png or .pdf."""
     spec = chart.to_dict()
     if spec.get("width") == "container":
         spec["width"] = WIDTH
-    theme = {**themes()["light"], "background": "white"}
+    theme = {**themes()["light"], "background": "white", "padding": PADDING}
     if path.suffix == ".svg":
         content = vl_convert.vegalite_to_svg(spec, config=theme).encode()
     elif path.suffix == ".png":
