@@ -3,13 +3,14 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedgh import experiment, statistics
+from fedgh import experiment, statistics, sweep
 from fedgh.core.runs import RunFolder
 from fedgh.core.types import Job
 from fedgh.errors import ConfigError, RunError
@@ -130,8 +131,26 @@ def test_what_is_impossible_is_noted_or_refused_before_anything_runs(tmp_path: P
     assert "clients 1, 3 differ" in outcome.missing["fedavg"]
     with pytest.raises(ConfigError, match="cannot hold all 10 classes"):  # no method's fault
         run_trials(plan("all", (0,), "federation.clients=2"), tmp_path, skip_impossible=True)
-    with pytest.raises(ConfigError, match="differ"):  # nothing is left to run
-        run_trials(plan("fedavg", (0,)), tmp_path, skip_impossible=True)
+    outcome = run_trials(plan("fedavg", (0,)), tmp_path / "none", skip_impossible=True)
+    assert (outcome.runs, list(outcome.missing)) == ([], ["fedavg"])
+
+
+def test_what_is_left_is_judged_by_what_is_alike(tmp_path: Path) -> None:
+    """Half the rounds of a method that took 8 s here, and one that is not known: 6 s a run."""
+
+    def done(label: str, seconds: float, *words: str, place: str = "here") -> Any:
+        (trial,) = plan(label, (0,), "federation.rounds=4", *words)
+        folder = RunFolder.create(tmp_path / f"{place}-{label}", "", {}, [], {})
+        folder.write_summary({"seconds": seconds})
+        return replace(trial, place=place), folder
+
+    (known, _), (other, _), *_ = runs = [done("fedgh", 8.0), done("fd", 4.0)]
+    shorter = replace(known, config=plan("fedgh", (1,), "federation.rounds=2")[0].config)
+    elsewhere = done("fedgh", 16.0, place="there")
+    assert sweep._forecast([*runs, elsewhere], [shorter]).endswith("0:00:04")
+    assert sweep._forecast([*runs, elsewhere], [replace(other, place="there")]).endswith("0:00:04")
+    assert sweep._forecast(runs, [replace(other, label="fedproto")]).endswith("0:00:06")
+    assert sweep._forecast([], [known]) == ""
 
 
 def test_a_run_that_diverges_is_a_result_and_the_sweep_goes_on(tmp_path: Path) -> None:
@@ -139,7 +158,18 @@ def test_a_run_that_diverges_is_a_result_and_the_sweep_goes_on(tmp_path: Path) -
     for _ in range(2):  # also when it is started again
         outcome = run_trials(trials, tmp_path)
         assert [t.label for t, _ in outcome.runs] == ["local.lr=0.01", "local.lr=0.02"]
-        assert "lower local.lr" in outcome.missing["local.lr=1e+30"]
+        assert "lower local.lr" in outcome.missing["local.lr=1e+30, seed 0"]
+
+
+def test_the_reason_of_one_seed_is_not_that_of_another(tmp_path: Path) -> None:
+    trials = [
+        replace(trial, label="fedgh")
+        for seed, lr in enumerate(("1e30", "0.01"))
+        for trial in plan("fedgh", (seed,), f"local.lr={lr}")
+    ]
+    outcome = run_trials(trials, tmp_path)
+    assert list(outcome.missing) == ["fedgh, seed 0"]
+    assert not outcome.runs, "a mean over the seeds that went well would flatter"
 
 
 def test_grids_may_have_lists() -> None:
@@ -269,8 +299,8 @@ def test_compare_as_a_user_types_it(
     for row in rows:
         assert f"{100 * float(row['accuracy']):.2f}" in out
         summaries = [
-            json.loads((tmp_path / f"{row['label']}-seed{seed}" / "summary.json").read_text())
-            for seed in (0, 1)
+            json.loads((tmp_path / folder / "summary.json").read_text())
+            for folder in (f"{row['label']}-seed{seed}".replace(":", ",") for seed in (0, 1))
         ]
         finals = [summary["final_accuracy"] for summary in summaries]
         assert float(row["accuracy"]) == pytest.approx(np.mean(finals))

@@ -485,6 +485,7 @@ def reproduce(
             print_whole(console, sheet(table))
         say(console, document.closing(result, files))
 
+    request.trials(words)  # a word of --only that means nothing is a mistake, also with --no-run
     reasons: dict[str, str] = {}
     with _again():
         try:

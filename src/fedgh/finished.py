@@ -100,7 +100,7 @@ def _check_models_are_here(folder: RunFolder) -> None:
     if (folder.path / "flower.json").exists():
         raise RunError("the models and their test data are with the participants")
     if not folder.checkpoint.is_dir():
-        raise RunError(f"{folder.path} has no checkpoint/: its models are not here")
+        raise RunError("the run folder has no checkpoint/: its models are not here")
 
 
 def _prepare(folder: RunFolder, prepare: Callable[[Config], Experiment]) -> Experiment:

@@ -93,6 +93,8 @@ def range_test(scores: NDArray[np.float64]) -> float:
     Within a client [column] the methods change places at random, so that comparing the lowest of
     many with the highest is not taken for a comparison of two.
     """
+    if scores.shape[1] < 2:
+        return 1.0
     rng = np.random.default_rng(0)
 
     def spread(table: NDArray[np.float64]) -> float:

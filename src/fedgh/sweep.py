@@ -52,7 +52,8 @@ class Trial:
     label: str
     seed: int
     config: Config
-    place: str = ""  # a folder for runs that belong together, when a sweep has several
+    place: str = ""  # what runs belong to that are compared, when a sweep has several
+    home: str = ""  # the folder for these
 
     @property
     def name(self) -> str:
@@ -67,7 +68,14 @@ class Trial:
     @property
     def folder(self) -> str:
         """Its run folder, seen from the folder of the sweep."""
-        return str(Path(self.place, f"{self.label.replace('/', '_')}-seed{self.seed}"))
+        name = self.label.replace("/", "_").replace(":", ",")  # no file of Windows has a colon
+        return str(Path(self.home, f"{name}-seed{self.seed}"))
+
+    @property
+    def work(self) -> float:
+        """How much there is to compute, compared with others on the same data."""
+        federation = self.config.federation
+        return federation.rounds * federation.participation * self.config.local.epochs
 
 
 @dataclass(frozen=True)
@@ -78,8 +86,19 @@ class Outcome:
     missing: dict[str, str]
 
     def at(self, place: str) -> "Outcome":
-        """The runs of one place."""
-        return Outcome([pair for pair in self.runs if pair[0].place == place], self.missing)
+        """The runs of one place, and what is missing there, without its name."""
+        start = f"{place}: "
+        missing = {
+            run.removeprefix(start): why
+            for run, why in self.missing.items()
+            if run.startswith(start)
+        }
+        return Outcome([pair for pair in self.runs if pair[0].place == place], missing)
+
+    def why_not(self, label: str) -> str | None:
+        """Why there is no run of a label, whatever its seed; a real reason before "not run"."""
+        reasons = [why for run, why in self.missing.items() if run.startswith(f"{label}, seed ")]
+        return next((why for why in reasons if why != NOT_RUN), reasons[0] if reasons else None)
 
 
 def plan_comparison(
@@ -155,11 +174,13 @@ def run_trials(
             try:
                 folder = _run_or_resume(prepared, out / trial.folder, watcher)
             except RunError as error:
-                missing[trial.name] = str(error)
+                missing[trial.run] = str(error)
                 continue
         runs[trial.folder] = (trial, folder)
-    in_order = [runs[trial.folder] for trial, _ in ready if trial.folder in runs]
-    return Outcome([pair for pair in in_order if pair[0].name not in missing], missing)
+    # A mean over the seeds that went well would flatter what failed with others.
+    failed = {trial.name for trial, _ in ready if trial.run in missing}
+    whole = [trial.folder for trial, _ in ready if trial.name not in failed]
+    return Outcome([runs[folder] for folder in whole], missing)
 
 
 def found(trials: Iterable[Trial], out: Path) -> Outcome:
@@ -178,16 +199,24 @@ def found(trials: Iterable[Trial], out: Path) -> Outcome:
 
 
 def _forecast(done: Iterable[tuple[Trial, RunFolder]], left: Iterable[Trial]) -> str:
-    """How long the rest may take, judged by what is done."""
-    times: dict[str, list[float]] = {}
+    """How long the rest may take, judged by what is done: by runs as much alike as there are."""
+    rates: dict[tuple[str, ...], list[float]] = {}
     for trial, folder in done:
-        times.setdefault(trial.label, []).append((folder.summary() or {})["seconds"])
-    if not times:
+        rate = (folder.summary() or {})["seconds"] / trial.work
+        for alike in _likenesses(trial):
+            rates.setdefault(alike, []).append(rate)
+    if not rates:
         return ""
-    known = {label: fmean(seconds) for label, seconds in times.items()}
-    usual = fmean(known.values())
-    seconds = sum(known.get(trial.label, usual) for trial in left)
+    seconds = sum(
+        trial.work * fmean(next(rates[alike] for alike in _likenesses(trial) if alike in rates))
+        for trial in left
+    )
     return f"; what is left may take {timedelta(seconds=round(seconds))}"
+
+
+def _likenesses(trial: Trial) -> list[tuple[str, ...]]:
+    """From most to least: the same method on the same setting, the same method, anything."""
+    return [(trial.label, trial.place), (trial.label,), ()]
 
 
 def _prepare(
@@ -209,8 +238,6 @@ def _prepare(
             continue
         _check_same(RunFolder(out / trial.folder), prepared)
         ready.append((trial, prepared))
-    if not ready:
-        raise ConfigError("; ".join(impossible.values()))
     return ready
 
 

@@ -97,7 +97,7 @@ def test_settings_of_one_method_and_two_seeds(
     assert "method.server_batch pair → client" in said
     assert "2 of 2" in said
     place = tmp_path / "smoke" / "cifar10-hetero-lr0.1"
-    damaged = place / "fedgh:server_lr=0.01-seed1"
+    damaged = place / "fedgh,server_lr=0.01-seed1"
 
     (damaged / "summary.json").unlink()
     assert reproduce(monkeypatch, tmp_path, *words, "--no-run") == 0
@@ -106,7 +106,7 @@ def test_settings_of_one_method_and_two_seeds(
     assert "cifar10-hetero-lr0.1: fedgh:server_lr=0.01, seed 1" in said
 
     # What is damaged is refused in a line, and never counted.
-    whole = (place / "fedgh:server_lr=0.01-seed0" / "summary.json").read_text(encoding="utf-8")
+    whole = (place / "fedgh,server_lr=0.01-seed0" / "summary.json").read_text(encoding="utf-8")
     (damaged / "summary.json").write_text(whole, encoding="utf-8")
     assert reproduce(monkeypatch, tmp_path, *words, "--no-run") == 1
     assert "summary.json is not what the rounds say" in capsys.readouterr().err

@@ -107,15 +107,56 @@ def test_what_holds(outcome: Outcome) -> None:
     rows = {(str(row[0]), str(row[1])): list(row[2:]) for row in verdicts(STUDY, outcome).rows}
     word, because, points, p = rows["FedGH is best", "Here"]
     assert word == "yes, of those run"
-    assert because == "the best rival is standalone; 1 of 2 rivals have no result"
+    assert because == "least surely of standalone; 1 of 2 rivals have no result"
     assert points == pytest.approx(10)
     assert p == pytest.approx(2 / 2**8, abs=0.002)  # both ways of flipping eight alike signs
     word, because, points, _ = rows["nothing matters", "Here"]
     assert word == "no"
     assert points == pytest.approx(10)
     assert because == "lowest standalone, highest fedgh; 1 of 3 have no result"
-    assert rows["FedGH is best", "There"][0] == "not run"
-    assert rows["nothing matters", "There"][0] == "not run"
+    assert rows["FedGH is best", "There"][0] == "no result"
+    assert rows["nothing matters", "There"][0] == "no result"
+
+
+def test_the_rival_that_decides_is_named(tmp_path: Path, outcome: Outcome) -> None:
+    """A small and steady lead says more than a large and erratic one; p is multiplied by two."""
+    trial = outcome.runs[1][0]
+    scores = [0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85]
+    erratic = [each + more for each, more in zip(scores, [0.3, -0.2] * 4, strict=True)]
+    runs = [
+        (replace(trial, label="standalone"), made(tmp_path / "s", [x + 0.01 for x in scores])),
+        (replace(trial, label="fd"), made(tmp_path / "e", erratic)),
+        (trial, made(tmp_path / "f", scores)),
+    ]
+    word, because, points, p = list(verdicts(STUDY, Outcome(runs, {})).rows[0])[2:]
+    assert (word, because) == ("no", "standalone is ahead")
+    assert points == pytest.approx(-1)
+    assert p == pytest.approx(2 * 2 / 2**8, abs=0.004)
+
+
+def test_a_verdict_does_not_wait_for_rivals_to_be_run(tmp_path: Path, outcome: Outcome) -> None:
+    """Five clients give p = 1/16 at best: by itself, by two rivals, and where one is impossible."""
+    trial = outcome.runs[1][0]
+    runs = [
+        (replace(trial, label="standalone"), made(tmp_path / "s", [0.6] * 5)),
+        (trial, made(tmp_path / "f", [0.5] * 5)),
+    ]
+
+    def p(**missing: str) -> object:
+        gone = {f"here: {label}, seed 0": why for label, why in missing.items()}
+        return verdicts(STUDY, Outcome(runs, gone)).rows[0][5]
+
+    assert p(fd=NOT_RUN) == pytest.approx(2 / 16, abs=0.01)
+    assert p(fd="cannot") == pytest.approx(1 / 16, abs=0.005)
+
+
+def test_a_claim_names_its_rivals(tmp_path: Path, outcome: Outcome) -> None:
+    table = STUDY.model_dump(by_alias=True)
+    table["claim"] = [{"text": "ahead of alone", "highest": "fedgh", "over": ["standalone"]}]
+    better = (replace(outcome.runs[0][0], label="fd"), made(tmp_path / "fd", [1.0] * 8))
+    runs = Outcome([*outcome.runs, better], {})
+    word, because, *_ = list(verdicts(Study.model_validate(table), runs).rows[0])[2:]
+    assert (word, because) == ("yes", "least surely of standalone")
 
 
 def test_a_claim_that_fails(outcome: Outcome) -> None:
@@ -153,6 +194,8 @@ def test_tables_for_people_and_programs() -> None:
         "| name | size | gain |\n| --- | --: | --: |\n"
         "| a\\|b | 1,234.6 | +0.13 |\n| c | - | - |\n\nA note.\n"
     )
+    assert Column("size", 4, significant=True).show(0.000012345) == "1.234e-05"
+    assert Column("size", 4, significant=True).show(12.0) == "12"
     assert list(csv.reader(io.StringIO(sheet.csv()))) == [
         ["name", "size", "gain"],
         ["a|b", "1234.56", "0.126"],
@@ -189,6 +232,7 @@ def test_many_methods_that_are_alike_are_called_alike() -> None:
     one_is_better = rng.normal(0, 1, (8, 10)) + np.eye(8)[:, :1] * 3
     assert statistics.range_test(one_is_better) < 0.01
     assert statistics.range_test(np.ones((3, 4))) == 1.0
+    assert statistics.range_test(np.ones((3, 0))) == 1.0
 
 
 def test_rivals_are_many(tmp_path: Path, outcome: Outcome) -> None:

@@ -163,7 +163,7 @@ def test_failures_are_shown(folders: list[Path], tmp_path: Path) -> None:
 
 def test_methods_that_send_no_class_means_say_so(runs: list[NamedRun]) -> None:
     sections = {s.id: s for s in run_page(runs[1:], confusion.read).sections}
-    assert "standalone: standalone sends none." in sections["means"].text
+    assert "standalone: there are none in its folder." in sections["means"].text
     assert not sections["means"].parts
     assert "Nothing was sent." in sections["costs"].text
 

@@ -16,6 +16,7 @@ PAPER_TASK = Task(
     num_classes=10, rep_dim=500, num_clients=10, rounds=1, seed=0, input_shape=(3, 32, 32)
 )
 MIB = 2**20
+FEWEST_ROUNDS = 3
 
 
 @contextmanager
@@ -44,19 +45,24 @@ def structures(study: Study) -> Sheet:
         model = split_model(extractor(row.extractor), PAPER_TASK)
         count = sum(parameter.numel() for parameter in model.parameters())
         size = 4 * count / MIB
-        rows.append([row.extractor, float(count), row.printed_mb, size, size - row.printed_mb])
+        rows.append([row.extractor, count, row.printed_mb, size, size - row.printed_mb])
     note = "With the header for ten classes; 1 MB = 2^20 bytes."
     return Sheet("", "Paper and ours", columns, rows, note)
 
 
 def convergence_sheet(outcome: Outcome) -> Sheet:
     """What Theorem 2 speaks of, as it was measured."""
-    columns = [Column("setting"), Column("seed", 0), Column("quantity"), Column("measured", 4)]
+    columns = [
+        Column("setting"),
+        Column("seed", 0),
+        Column("quantity"),
+        Column("measured", 4, significant=True),
+    ]
     rows: list[list[Cell]] = []
     for trial, run in outcome.runs:
         with _readable(run):
             found = convergence.analyse(run.records(), trial.config.local.lr)
-            rows += [[trial.place, float(trial.seed), *row] for row in _theorem(found)]
+            rows += [[trial.place, trial.seed, *row] for row in _theorem(found)]
     note = (
         "Constants are means over clients and rounds. L₁ is the larger of two secants: the "
         "assumption's constant is at least that, so that a left side above the right one says "
@@ -72,9 +78,7 @@ def _theorem(found: convergence.Convergence) -> list[list[Cell]]:
         ["squared gradient norm, first round", found.gradient[0]],
         ["squared gradient norm, last round", found.gradient[-1]],
         [f"its mean over all {found.rounds} rounds", found.running_mean[-1]],
-        ["fit of the running mean by a / T + b: a", found.fit.a],
-        ["fit: b, which it tends to", found.fit.b],
-        ["fit: R²", found.fit.r_squared],
+        *_fit(found),
         ["σ², noise of a mini-batch gradient", found.noise],
         ["δ², gap between local and global header", found.header_gap],
         ["L₁, smoothness, estimated", found.smoothness],
@@ -89,8 +93,9 @@ def _theorem(found: convergence.Convergence) -> list[list[Cell]]:
             ["Theorem 2, right side: from δ²", found.bound.header],
             ["Theorem 2, right side", found.bound.right],
             ["the same with the measured jump of the loss for δ²", found.bound.right_by_jump],
-            ["L₁ that would make these sides equal", found.smoothness_implied],
         ]
+        if found.smoothness_implied is not None and found.smoothness_implied > found.smoothness:
+            rows.append(["L₁ that would make these sides equal", found.smoothness_implied])
     else:
         rows.append(["Theorem 2, right side", found.no_bound])
     if found.jump is not None:
@@ -99,6 +104,17 @@ def _theorem(found: convergence.Convergence) -> list[list[Cell]]:
             ["Lemma 2: it claims at most", found.jump.claimed],
         ]
     return rows
+
+
+def _fit(found: convergence.Convergence) -> list[list[Cell]]:
+    """Two numbers are fitted: with fewer than three rounds that says nothing."""
+    if found.rounds < FEWEST_ROUNDS:
+        return [["fit of the running mean by a / T + b", f"needs {FEWEST_ROUNDS} rounds"]]
+    return [
+        ["fit of the running mean by a / T + b: a", found.fit.a],
+        ["fit: b, which it tends to", found.fit.b],
+        ["fit: R²", found.fit.r_squared],
+    ]
 
 
 def cost_sheet(outcome: Outcome) -> Sheet:
@@ -114,7 +130,7 @@ def cost_sheet(outcome: Outcome) -> Sheet:
     for trial, run in outcome.runs:
         with _readable(run):
             found = _measure(trial, run)
-            rows += [[trial.place, float(trial.seed), *row] for row in _cost(found)]
+            rows += [[trial.place, trial.seed, *row] for row in _cost(found)]
     note = "Epochs by the clock depend on the machine; by counted operations they do not."
     return Sheet("", "Paper and ours", columns, rows, note)
 
@@ -147,11 +163,11 @@ def poisoning_sheet(study: Study, outcome: Outcome) -> Sheet:
             [
                 trial.label,
                 titles[trial.place],
-                float(trial.seed),
+                trial.seed,
                 100 * harm.accuracy,
                 lies,
                 100 * harm.truths_left_out,
-                float(harm.rejected),
+                harm.rejected,
             ]
         )
     note = (

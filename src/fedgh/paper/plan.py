@@ -12,7 +12,9 @@ from fedgh.sweep import Trial, plan_comparison
 
 def narrowed(study: Study, only: Sequence[str]) -> Study:
     """The cases and methods that `only` names; where it names none of them, all."""
-    known = {*(case.name for case in study.cases), *study.methods}
+    known = [*(case.name for case in study.cases), *study.methods]
+    if only and not known:
+        raise ConfigError("--only: this study trains nothing")
     for word in only:
         if word not in known:
             raise ConfigError(f"--only: {unknown('setting or method', word, known)}")
@@ -32,7 +34,7 @@ def plan(
     """A run for every case, method and seed."""
     methods = ",".join(study.methods)
     return [
-        replace(trial, place=case.name)
+        replace(trial, place=case.name, home=case.folder(budget))
         for case in study.cases
         for trial in plan_comparison(
             case.experiment, methods, seeds, [*case.at(budget), *overrides], data_dir

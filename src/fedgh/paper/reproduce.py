@@ -84,12 +84,12 @@ class Result:
         return facts
 
     def conditions(self) -> list[str]:
-        """The budget, and what is different from the paper's settings."""
+        """The budget, and what it changes."""
         if not self.study.cases:
             return []
         facts = [f"budget {self.request.budget}: {budgets()[self.request.budget].about}"]
         if self.changes:
-            facts.append("different from the paper's settings: " + "; ".join(self.changes))
+            facts.append("different from --budget paper: " + "; ".join(self.changes))
         return facts
 
 
@@ -111,7 +111,9 @@ def collect(request: Request, out: Path, reasons: dict[str, str]) -> Result:
     wanted, trials = request.study, request.trials()
     there = found(trials, out / request.budget)
     names = {trial.run: trial.name for trial in trials}
-    missing = {run: reasons.get(names[run], why) for run, why in there.missing.items()}
+    missing = {
+        run: reasons.get(run) or reasons.get(names[run], why) for run, why in there.missing.items()
+    }
     outcome = Outcome(there.runs, missing)
     sheets: list[Sheet]
     found_lines: list[Line] = []

@@ -45,11 +45,9 @@ def lines(study: Study, outcome: Outcome, seeds: int) -> list[Line]:
     for case in study.cases:
         ours = {row.label: row for row in statistics.rows(outcome.at(case.name))}
         for method in study.methods:
-            start = f"{case.name}: {method}, seed "
-            reasons = [why for run, why in outcome.missing.items() if run.startswith(start)]
-            published = case.published.get(method, Published())
-            row = ours.get(method)
-            found.append(Line(case, method, published, row, seeds, reasons[0] if reasons else None))
+            published, row = case.published.get(method, Published()), ours.get(method)
+            why_not = outcome.at(case.name).why_not(method)
+            found.append(Line(case, method, published, row, seeds, why_not))
     return found
 
 
@@ -121,41 +119,47 @@ def verdicts(study: Study, outcome: Outcome) -> Sheet:
         for case in study.cases:
             here = outcome.at(case.name)
             if claim.highest is not None:
-                judged = _judge_highest(claim.highest, study.methods, here)
+                others = claim.over or [m for m in study.methods if m != claim.highest]
+                judged = _judge_highest(claim.highest, others, here)
             else:
                 judged = _judge_alike(claim.alike, here)
             rows.append([claim.text, case.title, *judged])
     note = (
         f"A difference counts when p < {SIGNIFICANT}; otherwise it is within noise. Clients are "
         "paired, over the seeds that the compared methods share. Highest: sign-flip tests against "
-        "each rival; to be ahead all of them must count, to be behind one, corrected for their "
-        "number. Alike: the spread of the means, with methods changing places within each client. "
-        "Not corrected for the number of settings, and clients of one run share a server: a hint."
+        "each rival; to be ahead all of them must count, to be behind one, corrected for how many "
+        "have or may still have a result. Points and p are of the rival that decides. Alike: the "
+        "spread of the means, with methods changing places within each client. Not corrected for "
+        "the number of settings, and clients of one run share a server: a hint."
     )
     return Sheet("claims", "Does it hold?", columns, rows, note)
 
 
-def _judge_highest(winner: str, methods: Sequence[str], outcome: Outcome) -> list[Cell]:
+def _judge_highest(winner: str, rivals: Sequence[str], outcome: Outcome) -> list[Cell]:
     if all(trial.label != winner for trial, _ in outcome.runs):
-        return ["not run", "", None, None]
-    rivals = [
+        return [_short(outcome.why_not(winner)), "", None, None]
+    compared = [
         (row.difference, row.p_value, row.label)
         for row in statistics.rows(outcome, reference=winner)
-        if row.difference is not None and row.p_value is not None
+        if row.label in rivals and row.difference is not None and row.p_value is not None
     ]
-    if not rivals:
+    if not compared:
         return ["not run", "no rival has a seed in common", None, None]
-    lead, _, best = max(rivals)  # of the rival that is most ahead, or least behind
-    if lead >= 0:
-        p = min(1.0, len(rivals) * min(p for ahead, p, _ in rivals if ahead >= 0))
+    absent = [rival for rival in rivals if rival not in {label for _, _, label in compared}]
+    ahead = [one for one in compared if one[0] >= 0]
+    if ahead:
+        lead, p, who = min(ahead, key=lambda one: (one[1], -one[0]))
+        # Those that are still to be run count, too, or each that is would change the verdict.
+        possible = len(compared) + sum(outcome.why_not(rival) == NOT_RUN for rival in absent)
+        p = min(1.0, possible * p)
         word = "no" if p < SIGNIFICANT else "not ahead, within noise"
+        because = f"{who} is ahead"
     else:
-        p = max(p for _, p, _ in rivals)
+        lead, p, who = max(compared, key=lambda one: (one[1], one[0]))
         word = "yes" if p < SIGNIFICANT else "ahead, within noise"
-    because = f"the best rival is {best}"
-    absent = len(methods) - 1 - len(rivals)
+        because = f"least surely of {who}"
     if absent:
-        because += f"; {absent} of {len(methods) - 1} rivals have no result"
+        because += f"; {len(absent)} of {len(rivals)} rivals have no result"
         word = "yes, of those run" if word == "yes" else word
     return [word, because, -100 * lead, p]
 
@@ -166,7 +170,8 @@ def _judge_alike(alike: Sequence[str], outcome: Outcome) -> list[Cell]:
         if trial.label in alike:
             by_label.setdefault(trial.label, {})[trial.seed] = run
     if len(by_label) < 2:
-        return ["not run", "", None, None]
+        words = {_short(outcome.why_not(label)) for label in alike if label not in by_label}
+        return [min(words), "", None, None]  # "no result" before "not run"
     shared = set.intersection(*({*runs} for runs in by_label.values()))
     if not shared:
         return ["not run", "they have no seed in common", None, None]
@@ -177,6 +182,8 @@ def _judge_alike(alike: Sequence[str], outcome: Outcome) -> list[Cell]:
         ]
     )
     scores = scores[:, ~np.isnan(scores).any(axis=0)]
+    if not scores.size:
+        return ["not run", "they have no client in common that was judged", None, None]
     means = dict(zip(by_label, scores.mean(axis=1), strict=True))
     low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
     p = statistics.range_test(scores)

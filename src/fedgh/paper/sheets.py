@@ -5,7 +5,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Cell = str | float | None
+Cell = str | int | float | None
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,7 @@ class Column:
     title: str
     digits: int = 2
     signed: bool = False
+    significant: bool = False  # the digits are those that count, not those after the point
 
     def show(self, cell: Cell) -> str:
         """A cell for a reader; what there is none of is a dash."""
@@ -22,6 +23,8 @@ class Column:
             return "-"
         if isinstance(cell, str):
             return cell
+        if self.significant:
+            return f"{cell:,.{self.digits}g}"
         rounded = round(cell, self.digits) + 0.0  # no minus before a zero
         return f"{rounded:{'+' if self.signed else ''},.{self.digits}f}"
 

@@ -7,7 +7,7 @@ two studies share by name is run once. A budget says how much of it a machine ca
 import tomllib
 from functools import cache
 from importlib import resources
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -33,6 +33,7 @@ class Case(_Strict):
     """One setting: an experiment of the package with some changes."""
 
     name: str  # of the folder of its runs
+    at_paper: str | None = None  # whose runs they are where no budget makes them shorter
     title: str
     experiment: str
     set: list[str] = []
@@ -40,6 +41,10 @@ class Case(_Strict):
     smoke: list[str] = []  # what these budgets change here beside what they change everywhere
     quick: list[str] = []
     published: dict[str, Published] = {}
+
+    def folder(self, budget: BudgetName) -> str:
+        """Where its runs lie."""
+        return self.at_paper if budget == "paper" and self.at_paper else self.name
 
     def at(self, budget: BudgetName) -> list[str]:
         """What this case changes when it is run with that budget."""
@@ -52,12 +57,13 @@ class Claim(_Strict):
 
     text: str
     highest: str | None = None
+    over: list[str] = []  # its rivals; else all others
     alike: list[str] = []
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "Claim":
-        if (self.highest is None) != bool(self.alike):
-            raise ValueError("a claim has either `highest` or `alike`")
+        if (self.highest is None) != bool(self.alike) or (self.over and self.alike):
+            raise ValueError("a claim has either `highest`, perhaps `over` some, or `alike`")
         return self
 
 
@@ -81,6 +87,18 @@ class Study(_Strict):
     cases: list[Case] = Field([], alias="case")
     claims: list[Claim] = Field([], alias="claim")
     structures: list[Structure] = Field([], alias="structure")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _what_all_cases_share(cls, table: dict[str, Any]) -> dict[str, Any]:
+        """`set` and `quick` of a study hold for every case."""
+        shared = {key: table.get(key, []) for key in ("set", "quick")}
+        cases = [
+            case | {key: [*words, *case.get(key, [])] for key, words in shared.items()}
+            for case in table.get("case", [])
+        ]
+        rest = {key: value for key, value in table.items() if key not in ("case", *shared)}
+        return rest | ({"case": cases} if cases else {})
 
 
 class Budget(_Strict):

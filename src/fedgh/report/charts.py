@@ -4,7 +4,8 @@ Charts choose no colours: the theme of the page (assets/theme.json) does, light 
 run folders is only ever data, never the name of a field or part of an expression.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 import altair as alt
@@ -21,6 +22,9 @@ ROW = 24
 MOST_DOTS = 40
 """Rounds of a line whose points are marked; more of them run together."""
 
+COLOURS = 10
+"""That the theme has for lines."""
+
 BYTE_UNITS = ("B", "KB", "MB", "GB", "TB")
 PERCENT = ".1%"
 
@@ -31,6 +35,28 @@ def accuracy_over_rounds(runs: Sequence[NamedRun]) -> AnyChart:
     lines = _lines(runs, rows, _round_axis(), _percent_axis("accuracy"))
     chart = alt.layer(lines, *_target(runs)) if rows else lines
     return wide(chart, "Mean test accuracy of the clients after each round.")
+
+
+def mean_over_rounds(groups: Mapping[str, Sequence[NamedRun]]) -> AnyChart:
+    """A line for each group, the mean of its runs, in a band of a standard deviation."""
+    rows: Rows = []
+    for label, runs in groups.items():
+        by_round: dict[int, list[float]] = {}
+        for run in runs:
+            for round in run.evaluated:
+                by_round.setdefault(round.round, []).append(round.accuracy or 0.0)
+        for number, scores in by_round.items():
+            mean, spread = fmean(scores), stdev(scores) if len(scores) > 1 else 0.0
+            band = {"low": mean - spread, "high": mean + spread}
+            rows.append({"run": label, "round": number, "accuracy": mean, **band})
+    base = alt.Chart({"values": rows}).encode(x=_round_axis(), color=colour([*groups]))
+    lines = base.mark_line(strokeWidth=2).encode(
+        y=_percent_axis("accuracy"),
+        strokeDash=dashes([*groups]),
+        tooltip=["run:N", "round:Q", alt.Tooltip("accuracy:Q", format=PERCENT)],
+    )
+    bands = base.mark_area(opacity=0.15).encode(y="low:Q", y2="high:Q")
+    return wide(alt.layer(bands, lines), "Mean test accuracy after each round, over seeds.")
 
 
 def accuracy_over_bytes(runs: Sequence[NamedRun]) -> AnyChart:
@@ -127,15 +153,28 @@ def seconds_by_phase(runs: Sequence[NamedRun]) -> AnyChart:
 
 def run_colour(runs: Sequence[NamedRun]) -> alt.Color:
     """A colour for each run, and a legend where there are several."""
-    longest = max(len(run.label) for run in runs)
-    columns = max(1, min(4, 50 // (longest + 4)))  # as many as half a page has room for
-    legend = alt.Legend(orient="top", columns=columns, labelLimit=300, symbolLimit=0)
+    return colour(labels(runs))
+
+
+def colour(names: Sequence[str]) -> alt.Color:
+    """A colour for each of these `run`s."""
     return alt.Color(
-        "run:N",
-        title=None,
-        scale=alt.Scale(domain=labels(runs)),
-        legend=legend if len(runs) > 1 else None,
+        "run:N", title=None, scale=alt.Scale(domain=list(names)), legend=_legend(names)
     )
+
+
+def dashes(names: Sequence[str]) -> alt.StrokeDash:
+    """Lines of another kind for each ten, since colours come again."""
+    kinds = [[1, 0], [6, 3], [2, 2]]
+    chosen = [kinds[number // COLOURS % len(kinds)] for number in range(len(names))]
+    scale = alt.Scale(domain=list(names), range=chosen)
+    return alt.StrokeDash("run:N", title=None, scale=scale, legend=_legend(names))
+
+
+def _legend(names: Sequence[str]) -> alt.Legend | None:
+    columns = max(1, min(4, 50 // (max(map(len, names)) + 4)))  # as many as half a page has room
+    legend = alt.Legend(orient="top", columns=columns, labelLimit=300, symbolLimit=0)
+    return legend if len(names) > 1 else None
 
 
 def labels(runs: Sequence[NamedRun]) -> list[str]:
@@ -190,6 +229,7 @@ def _lines(
             x=x,
             y=y,
             color=run_colour(runs),
+            strokeDash=dashes(labels(runs)),
             opacity=alt.condition(chosen, alt.value(1), alt.value(0.15)),
             tooltip=tooltip
             or [
@@ -208,7 +248,8 @@ def _target(runs: Sequence[NamedRun]) -> list[alt.Chart]:
     targets = sorted({run.settings.federation.target for run in runs} - {None}, key=str)
     rows: Rows = [{"accuracy": target} for target in targets]
     rule = alt.Chart({"values": rows}).mark_rule(strokeDash=[4, 4], opacity=0.6)
-    return [rule.encode(y="accuracy:Q")] if rows else []
+    tooltip = alt.Tooltip("accuracy:Q", title="target", format=PERCENT)
+    return [rule.encode(y="accuracy:Q", tooltip=tooltip)] if rows else []
 
 
 def _round_axis() -> alt.X:

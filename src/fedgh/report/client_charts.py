@@ -25,7 +25,7 @@ def accuracy_by_client(runs: Sequence[NamedRun]) -> AnyChart:
     """Every client's accuracy after the last evaluated round; with very many, how it is spread."""
     if max(len(run.clients) for run in runs) > MOST_ROWS:
         return _accuracy_by_network(runs)
-    alike = all(run.clients == runs[0].clients for run in runs)
+    alike = same_clients(runs)
     rows: Rows = []
     for run in runs:
         for client, score in _last_scores(run):
@@ -191,6 +191,11 @@ def most_confused(measured: Confusion) -> list[tuple[int, int, int, float]]:
         if count and true != predicted
     ]
     return sorted(mistakes, key=lambda mistake: -mistake[2])[:MOST_MISTAKES]
+
+
+def same_clients(runs: Sequence[NamedRun]) -> bool:
+    """Whether a number means the same client in all of them."""
+    return all(run.clients == runs[0].clients for run in runs)
 
 
 def client_name(client: ClientInfo) -> str:

@@ -13,7 +13,7 @@ from fedgh.report.vega import themes
 WIDTH = 640
 """Of a chart that is as wide as the page it is on."""
 
-PADDING = 24
+PADDING = 40
 """Around a chart: the text of an .svg is drawn in its reader's font, which may be a wider one."""
 
 

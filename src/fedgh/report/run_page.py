@@ -145,8 +145,9 @@ def _learning(runs: Sequence[NamedRun]) -> Section:
 
 
 def _dashes(runs: Sequence[NamedRun]) -> str:
-    targets = any(run.settings.federation.target is not None for run in runs)
-    return "The dashed line is the target." if targets else ""
+    targets = {run.settings.federation.target for run in runs} - {None}
+    lines = "line is the target" if len(targets) == 1 else "lines are the targets"
+    return f"The dashed {lines}." if targets else ""
 
 
 def _clients(runs: Sequence[NamedRun]) -> Section | None:
@@ -158,8 +159,8 @@ def _clients(runs: Sequence[NamedRun]) -> Section | None:
         "Clients by architecture: the tick is the median, the bar the middle half, the line the "
         "middle 90 per cent."
         if many
-        else "Number, architecture and classes of each client, and its accuracy on its own test "
-        "data after the last evaluated round."
+        else f"{_who(judged)} of each client, and its accuracy on its own test data after the "
+        "last evaluated round."
     )
     figure = Figure("accuracy-by-client", caption, client_charts.accuracy_by_client(judged))
     missing = [
@@ -168,6 +169,11 @@ def _clients(runs: Sequence[NamedRun]) -> Section | None:
         if run.result["judged_clients"] < len(run.clients)
     ]
     return Section("clients", "Clients", "\n".join(missing), [figure])
+
+
+def _who(runs: Sequence[NamedRun]) -> str:
+    alike = client_charts.same_clients(runs)
+    return "Number, architecture and classes" if alike else "The number"
 
 
 def _classes(runs: Sequence[NamedRun], measure: Measure) -> Section:
@@ -247,8 +253,7 @@ def _means(runs: Sequence[NamedRun]) -> Section:
             words.append(f"{run.label}: {error}.")
             continue
         if projection is None:
-            why = "sends none" if run.rounds else "has sent none yet"
-            words.append(f"{run.label}: {run.settings.method.name} {why}.")
+            words.append(f"{run.label}: there are none in its folder.")
             continue
         caption = (
             f"{run.label}: one point per client and class, coloured by class, on the two principal "
@@ -259,7 +264,8 @@ def _means(runs: Sequence[NamedRun]) -> Section:
             caption += f" Up to {projection.left_out} points of a panel are left out."
         parts.append(Figure(f"means-{number}", caption, means_chart(run, projection)))
     text = (
-        "Where the class means lie that clients send to the server; FedGH's are the paper's LARs."
+        "Where the class means lie that clients send to the server, if the method sends any and "
+        "the run keeps them; FedGH's are the paper's LARs."
     )
     return Section("means", "Class means", "\n".join([text, *words]), parts)
 
@@ -307,10 +313,15 @@ def _privacy(runs: Sequence[NamedRun]) -> Section | None:
     return Section("privacy", "Privacy", text, [Table(header, rows)])
 
 
+def _same_data(one: NamedRun, other: NamedRun) -> bool:
+    a, b = one.identity, other.identity
+    return one.clients == other.clients and (a.name, a.classes) == (b.name, b.classes)
+
+
 def _partition(runs: Sequence[NamedRun]) -> Section:
     groups: list[list[NamedRun]] = []
     for run in runs:
-        alike = (g for g in groups if g[0].clients == run.clients and g[0].identity == run.identity)
+        alike = (g for g in groups if _same_data(g[0], run))
         same = next(alike, None)
         if same is None:
             groups.append([run])

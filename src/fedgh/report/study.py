@@ -5,10 +5,12 @@ from typing import Any
 
 import altair as alt
 
+from fedgh.core.runs import RunFolder
 from fedgh.paper import convergence
 from fedgh.paper.reproduce import Result
+from fedgh.paper.result import Line
 from fedgh.paper.study import Case, Study
-from fedgh.report.charts import accuracy_over_rounds
+from fedgh.report.charts import AnyChart, accuracy_over_rounds, mean_over_rounds
 from fedgh.report.page import Figure, Page, Part, Section, Table, of_sheet
 from fedgh.report.runs import NamedRun
 from fedgh.sweep import Trial
@@ -53,9 +55,8 @@ def _beside_paper(result: Result) -> alt.FacetChart:
     for line in result.lines:
         place = {"setting": line.case.title, "method": line.method}
         if line.ours is not None and line.accuracy is not None:
-            spread = 100 * (line.ours.accuracy_std or 0.0)
-            ours = {"low": line.accuracy - spread, "high": line.accuracy + spread}
-            rows.append({**place, "whose": "ours", "accuracy": line.accuracy, **ours})
+            ours = {"whose": "ours", "accuracy": line.accuracy}
+            rows.append({**place, **ours, **_spread(line)})
         if line.paper.accuracy is not None:
             rows.append({**place, "whose": "the paper's", "accuracy": line.paper.accuracy})
     scale = alt.Scale(zero=False, padding=12)
@@ -90,14 +91,16 @@ def _over_axis(result: Result, axis: str) -> alt.FacetChart:
             "data": panel,
             "x": line.case.x,
             "accuracy": line.accuracy,
+            **_spread(line),
             "method": line.method if line.case in placed else line.case.title,
         }
         for line in result.lines
         for panel in ([_panel(line.case)] if line.case in placed else panels)
         if line.accuracy is not None
     ]
+    same_data = len({case.experiment for case in placed}) == 1  # then heights can be compared
     base = alt.Chart().encode(
-        y=alt.Y("accuracy:Q", title="accuracy, %", scale=alt.Scale(zero=False)),
+        y=_accuracy("accuracy"),
         color=alt.Color("method:N", title=None, sort=result.study.methods),
     )
     lines = (
@@ -108,19 +111,35 @@ def _over_axis(result: Result, axis: str) -> alt.FacetChart:
         )
         .transform_filter("isValid(datum.x)")
     )
+    spreads = (
+        base.mark_rule()
+        .encode(x=_axis(result.study, axis), y=_accuracy("low"), y2="high:Q")
+        .transform_filter("isValid(datum.x)")
+    )
     across = (
         base.mark_rule(strokeDash=[4, 4])
         .encode(tooltip=["method:N", alt.Tooltip("accuracy:Q", format=".2f")])
         .transform_filter("!isValid(datum.x)")
     )
     facets: alt.FacetChart = (
-        alt.layer(lines, across, data={"values": rows})
+        alt.layer(spreads, lines, across, data={"values": rows})
         .properties(width=320, height=260)
         .facet(column=alt.Column("data:N", title=None, sort=panels))
-        .resolve_scale(x="independent", y="independent")
+        .resolve_scale(x="independent", y="shared" if same_data else "independent")
         .properties(description=f"Accuracy over the {axis}, by method and data set")
     )
     return facets
+
+
+def _spread(line: Line) -> dict[str, float]:
+    """A standard deviation over seeds around our accuracy."""
+    spread = 100 * (line.ours.accuracy_std or 0.0) if line.ours else 0.0
+    middle = line.accuracy or 0.0
+    return {"low": middle - spread, "high": middle + spread}
+
+
+def _accuracy(field: str) -> alt.Y:
+    return alt.Y(f"{field}:Q", title="accuracy, %", scale=alt.Scale(zero=False))
 
 
 def _axis(study: Study, title: str) -> alt.X:
@@ -181,16 +200,18 @@ def _curves(result: Result) -> list[Section]:
         pictures = {f"{name}-rounds": (first, result.outcome.runs)}
     titles = {case.name: case.title for case in result.study.cases}
 
-    def label(trial: Trial) -> str:
-        line = trial.label if others else titles[trial.place]
-        return line if len(result.request.seeds) == 1 else f"{line}, seed {trial.seed}"
+    def chart(runs: list[tuple[Trial, RunFolder]]) -> AnyChart:
+        lines: dict[str, list[NamedRun]] = {}
+        for trial, run in runs:
+            label = trial.label if others else titles[trial.place]
+            lines.setdefault(label, []).append(NamedRun(label, run))
+        if len(result.request.seeds) > 1:
+            return mean_over_rounds(lines)
+        return accuracy_over_rounds([run for (run,) in lines.values()])
 
     figures = [
         Figure(
-            _id(picture),
-            f"{title}: mean accuracy over all clients.",
-            accuracy_over_rounds([NamedRun(label(trial), run) for trial, run in runs]),
-            whole_width=True,
+            _id(picture), f"{title}: mean accuracy over all clients.", chart(runs), whole_width=True
         )
         for picture, (title, runs) in pictures.items()
         if runs
