@@ -42,9 +42,9 @@ $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/run.done: pyproject.toml requirements.lock | $(BIN)/pip
-	$(BIN)/pip install --quiet -c requirements.lock -e '.[report]'
+	$(BIN)/pip install --quiet --no-compile -c requirements.lock -e '.[report]'
 	touch $@
 
 $(VENV)/dev.done: pyproject.toml requirements.lock | $(BIN)/pip
-	$(BIN)/pip install --quiet -c requirements.lock -e '.[dev]'
+	$(BIN)/pip install --quiet --no-compile -c requirements.lock -e '.[dev]'
 	touch $@
