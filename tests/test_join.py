@@ -1,6 +1,7 @@
 """A newcomer learns with the global header, and alone beside it."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedgh import Federation, Participant, cli
 from fedgh.core.runs import RunFolder
-from fedgh.errors import DataError, RunError
+from fedgh.errors import ConfigError, DataError, RunError
 from fedgh.join import Joined, join
 from tests.test_federation import net, points, three
 
@@ -45,17 +46,22 @@ def test_a_round_begins_with_the_header_of_the_run(run: RunFolder) -> None:
     _, state = run.committed()
     text = run.config.read_text().replace("lr = 0.1", "lr = 1e-30", 1)
     copy = RunFolder(run.path.parent / "slow")
-    copy.path.mkdir(exist_ok=True)
-    for file in run.path.rglob("*"):
-        if file.is_file():
-            target = copy.path / file.relative_to(run.path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(file.read_bytes())
+    shutil.copytree(run.path, copy.path)
     copy.config.write_text(text)
     client = join(copy, newcomer(), 1).client
     assert torch.allclose(client.model.header.weight, state["server.weight"])
     assert client.classes == ["a", "b", "c"]
     assert client.number == 3
+
+
+def test_what_cannot_be_flipped_is_refused(run: RunFolder) -> None:
+    copy = RunFolder(run.path.parent / "flipped")
+    shutil.copytree(run.path, copy.path)
+    text = run.config.read_text()
+    assert "augment = []" in text
+    copy.config.write_text(text.replace("augment = []", 'augment = ["flip"]'))
+    with pytest.raises(ConfigError, match=r"local.augment is for images, .* shape \(5,\)"):
+        join(copy, newcomer(), 1)
 
 
 def test_epochs_until_the_others_are_reached() -> None:

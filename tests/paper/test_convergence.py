@@ -4,6 +4,7 @@ from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from fedgh.core.runs import Record, RunFolder
 from fedgh.core.types import Client, SplitModel
 from fedgh.errors import RunError
 from fedgh.methods.fedgh import FedGH
+from fedgh.paper import measured
 from fedgh.paper.convergence import Probed, analyse, fit
 from tests.tiny import a_client, numbers, quick
 
@@ -139,6 +141,24 @@ def record(number: int, gradient: float, **more: float) -> Record:
         "participants": [0, 1],
         "measured": {**usual, "gradient_start": gradient, "loss_start": 2.0 / number, **more},
     }
+
+
+def test_numbers_that_mean_nothing_are_not_shown() -> None:
+    """Two rounds fit a / T + b exactly; and L₁ is not sought where the bound holds anyway."""
+    gap = {"header_gap": 0.5, "loss_jump": 0.25}
+
+    def shown_of(*records: Record) -> dict[Any, Any]:
+        rows: Any = measured._theorem(analyse(records, lr=0.25))
+        return dict(rows)
+
+    few = shown_of(record(1, 9.0), record(2, 3.0, **gap))
+    assert few["fit of the running mean by a / T + b"] == "needs 3 rounds"
+    assert "fit: R²" not in few
+    steep = {"gradient_steps": 100.0}
+    for more, shown in ((gap, False), (gap | steep, True)):
+        rows = shown_of(*(record(number, 3.0, **more) for number in (1, 2, 3)))
+        assert ("L₁ that would make these sides equal" in rows) == shown
+        assert (rows["Theorem 2, left side"] > rows["Theorem 2, right side"]) == shown
 
 
 def test_both_sides_worked_by_hand() -> None:

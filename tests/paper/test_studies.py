@@ -53,6 +53,25 @@ def test_a_shared_name_is_a_shared_setting() -> None:
             assert seen.setdefault(each.name, what) == what, each.name
 
 
+def test_runs_that_are_anothers_at_paper_are_the_same() -> None:
+    """Where no budget makes them shorter, so that nobody trains them twice."""
+    at_paper = {
+        trial.folder: trial.config
+        for wanted in studies().values()
+        if wanted.cases
+        for trial in plan(wanted, "paper", [0])
+        if trial.home == trial.place
+    }
+    shared = [
+        trial
+        for name in ("noniid", "privacy", "header-lr")
+        for trial in plan(study(name), "paper", [0])
+        if trial.home != trial.place and trial.folder in at_paper
+    ]
+    assert {trial.place for trial in shared} == {"cifar10-hetero-e1", "cifar100-hetero-e1"}
+    assert all(at_paper[trial.folder] == trial.config for trial in shared)
+
+
 @pytest.mark.parametrize(("data", "classes", "held"), [("cifar10", 10, 2), ("cifar100", 100, 10)])
 def test_published_costs_follow_from_the_methods(data: str, classes: int, held: int) -> None:
     """The paper's bytes per client and round, and its totals, can be worked out."""

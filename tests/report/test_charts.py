@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +31,26 @@ def test_accuracy_over_rounds_and_bytes(runs: list[NamedRun]) -> None:
     assert target == [{"accuracy": 0.3}]
     losses = [r["train_loss"] for run in runs for r in run.folder.records()]
     assert [row["loss"] for row in rows(charts.loss_over_rounds(runs))] == losses
+
+
+def test_several_seeds_are_a_mean_and_a_band(runs: list[NamedRun]) -> None:
+    one, other = runs[:2]
+    chart = charts.mean_over_rounds({"both": [one, other], "alone": [one]})
+    drawn = {(row["run"], row["round"]): row for row in rows(chart)}
+    for a, b in zip(one.evaluated, other.evaluated, strict=True):
+        assert a.accuracy is not None
+        assert b.accuracy is not None
+        both, alone = drawn["both", a.round], drawn["alone", a.round]
+        spread = abs(a.accuracy - b.accuracy) / 2**0.5  # the sample standard deviation of two
+        assert both["accuracy"] == pytest.approx((a.accuracy + b.accuracy) / 2)
+        assert both["high"] - both["accuracy"] == pytest.approx(spread)
+        assert alone["low"] == alone["accuracy"] == alone["high"] == a.accuracy
+
+
+def test_lines_beyond_the_colours_are_dashed() -> None:
+    encoding: Any = charts.dashes([str(number) for number in range(12)]).to_dict()
+    scale = encoding["scale"]
+    assert scale["range"][0] == scale["range"][9] != scale["range"][10] == scale["range"][11]
 
 
 @pytest.mark.parametrize(
