@@ -15,7 +15,6 @@ from benchmarks.plain import plain_clients, plain_round
 from fedgh import training
 from fedgh.bench.rounds import hetero
 from fedgh.bench.suite import SECTIONS, Bench
-from fedgh.core.checkpoint import ServerFile
 from fedgh.core.types import part
 from fedgh.methods.fedgh import FedGH
 from fedgh.report.bench import bench, verdicts
@@ -62,7 +61,7 @@ def _difference(bench: Bench) -> float:
     )
     experiment = hetero(source, 64, 1, 1, "local.augment=[]")
     run = training.run(experiment, bench.folder / "compared")
-    ours = part(ServerFile(run.checkpoint).load()[1], "server.")
+    ours = part(run.committed()[1], "server.")
     header, accuracies = plain_round(
         plain_clients(experiment),
         experiment.initial_server(),

@@ -17,7 +17,7 @@ from fedgh.errors import ConfigError, RunError
 from fedgh.methods import METHODS
 from fedgh.sweep import Outcome, Trial, plan_comparison, plan_search, run_trials
 from tests.test_cli import SET, inside
-from tests.tiny import QUICK, numbers, quick
+from tests.tiny import QUICK, a_run, numbers, quick
 
 
 def plan(methods: str, seeds: tuple[int, ...] = (0, 1), *overrides: str) -> list[Trial]:
@@ -140,7 +140,7 @@ def test_what_is_left_is_judged_by_what_is_alike(tmp_path: Path) -> None:
 
     def done(label: str, seconds: float, *words: str, place: str = "here") -> Any:
         (trial,) = plan(label, (0,), "federation.rounds=4", *words)
-        folder = RunFolder.create(tmp_path / f"{place}-{label}", "", {}, [], {})
+        folder = a_run(tmp_path / f"{place}-{label}")
         folder.write_summary({"seconds": seconds})
         return replace(trial, place=place), folder
 
@@ -207,7 +207,7 @@ def test_bad_plans() -> None:
 
 def fake_run(path: Path, rounds: list[list[float]], reached: int | None = None) -> RunFolder:
     """A finished run with these accuracies per round and client."""
-    run = RunFolder.create(path, "", {}, [], {})
+    run = a_run(path)
     for number, accuracies in enumerate(rounds, 1):
         run.append(
             {

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from fedgh import config, experiment
 from fedgh.core import wire
-from fedgh.core.runs import RunFolder
+from fedgh.core.runs import Record, RunFolder
 from fedgh.core.sealed import unpack
-from fedgh.core.types import Client, ClientData, Examples, LocalTraining, SplitModel, Task
+from fedgh.core.types import Client, ClientData, Examples, LocalTraining, Payload, SplitModel, Task
 from fedgh.experiment import Experiment
 
 
@@ -98,6 +98,18 @@ QUICK = [
 def quick(*overrides: str) -> Experiment:
     """A federation on digits that runs in a second."""
     return experiment.prepare(config.load("demo", [*QUICK, *overrides]))
+
+
+def a_run(
+    path: Path,
+    config: str = "",
+    identity: Record | None = None,
+    clients: list[Record] | None = None,
+    state: Payload | None = None,
+) -> RunFolder:
+    """A run folder before its first round, as nobody uses it any more."""
+    with RunFolder.create(path, config, identity or {}, clients or [], state or {}) as run:
+        return run
 
 
 def numbers(run: RunFolder) -> list[dict[str, Any]]:

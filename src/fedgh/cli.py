@@ -10,13 +10,16 @@ from dataclasses import fields
 from enum import StrEnum
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from fedgh import __version__
 from fedgh.errors import ConfigError, FedghError, RunError
+
+if TYPE_CHECKING:
+    from fedgh.trust import Trust
 
 # Everything else is imported by the command that needs it: torch alone takes over a second,
 # and `fedgh --help` should not.
@@ -99,6 +102,12 @@ class ExportFormat(StrEnum):
 TrainedRun = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run folder with its checkpoint.")
 ]
+TrustIt = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="The run is mine: import the code and open the files that it names."
+    ),
+]
 OneClient = Annotated[str, typer.Option(metavar="K", help="Whose model: its number, or its name.")]
 Engine = Annotated[EngineName | None, typer.Option(help="Where the clients run.")]
 Workers = Annotated[int | None, typer.Option(min=0, help="Worker processes; 0 = one per core.")]
@@ -123,7 +132,7 @@ def run(
     settings = config.load(experiment, _overrides(set_, engine, workers), data_dir)
     with console.status(f"loading {settings.data.name}"):
         prepared = prepare(settings)
-    folder = out or _free_folder(Path("runs"), Path(experiment).stem)
+    folder = out or _free_folder(Path("runs", Path(experiment).stem))
     with _resumable(folder), Live(console) as live:
         finished = training.run(prepared, folder, live)
     _show(console, finished)
@@ -139,6 +148,7 @@ def resume(
 ) -> None:
     """Go on with a run that was stopped; it ends as if it never had been.
 
+    Imports the code and opens the data that the run names: only for a run of your own.
     What does not change the result may be changed: --set run.memory=1.
     """
     from fedgh import training
@@ -164,6 +174,7 @@ def report(
     format_: Annotated[
         FigureFormat, typer.Option("--format", help="Of these figures.")
     ] = FigureFormat.svg,
+    trust: TrustIt = False,
 ) -> None:
     """Write one HTML page about a run, or about several side by side; it opens offline."""
     from fedgh.report.terminal import say
@@ -171,7 +182,7 @@ def report(
 
     console = Console()
     with console.status("writing the report"):
-        page = write_report(runs, out, figures, format_.value)
+        page = write_report(runs, out, figures, format_.value, trust=_how_far(trust))
     say(console, f"report     {page}")
     if figures is not None:
         say(console, f"figures    {figures}")
@@ -201,6 +212,7 @@ def predict(
     ],
     client: OneClient,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write it there.")] = None,
+    trust: TrustIt = False,
 ) -> None:
     """Say what a client's model takes images or arrays for."""
     from dataclasses import replace
@@ -212,7 +224,7 @@ def predict(
 
     console = Console()
     with console.status("predicting"):
-        table = predict(Trained.load(run).clients[client], paths)
+        table = predict(Trained.load(run, trust=trust).clients[client], paths)
     if csv is not None:
         write_atomic(csv, table.csv().encode())
     print_whole(console, sheet(replace(table, rows=table.rows[:MOST_ROWS])))
@@ -229,16 +241,20 @@ def export(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Else RUN/export/client-K with an ending.")
     ] = None,
+    trust: TrustIt = False,
 ) -> None:
     """Write a client's model for other programs, and check that it still says the same."""
+    from fedgh.core.disk import check_no_link
     from fedgh.export import FORMATS
     from fedgh.report.terminal import human_bytes, say
     from fedgh.trained import Trained
 
     console = Console()
     with console.status("exporting"):
-        trained = Trained.load(run, data=True).clients[client]
+        trained = Trained.load(run, data=True, trust=trust).clients[client]
         ending = FORMATS[format_.value].ending
+        if out is None:
+            check_no_link(run / "export")
         path = out or run / "export" / f"client-{trained.number}{ending}"
         done = trained.export(path, format_.value)
     whose = "of its own test samples" if done.own else "random inputs, since its data are not here"
@@ -257,6 +273,7 @@ def audit(
         int | None, typer.Option(min=0, help="The victim; else the first that took part.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the attacks, not of the run.")] = 0,
+    trust: TrustIt = False,
     quiet: Quiet = False,
 ) -> None:
     """Attack a client of a finished run: what do its class means tell about its samples?"""
@@ -269,10 +286,10 @@ def audit(
     console = Console(quiet=quiet)
     folder = RunFolder(run)
     with console.status("") as status:
-        found = audit.audit(folder, client, seed, status.update)
+        found = audit.audit(folder, client, seed, status.update, trust=_how_far(trust))
         path = result.write(folder, found)
         status.update("writing the report")
-        line = report_after(folder)
+        line = report_after(folder, _how_far(trust))
     table = overview(found)
     print_whole(console, sheet(table))
     say(
@@ -297,6 +314,7 @@ def join_(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep its model and the numbers there.")
     ] = None,
+    trust: TrustIt = False,
     quiet: Quiet = False,
 ) -> None:
     """Let a newcomer learn with the global header of a run, and measure what that is worth."""
@@ -310,9 +328,10 @@ def join_(
     with console.status("a newcomer joins") as status:
         found = join.join(
             folder,
-            join.newcomer(folder, network, data, image_size),
+            join.newcomer(folder, network, data, image_size, trust=trust),
             rounds,
             lambda round, *_: status.update(f"round {round} of {rounds}"),
+            trust=trust,
         )
         files = join.keep(found, out) if out is not None else []
     print_whole(console, sheet(curve(found)))
@@ -734,10 +753,23 @@ def _engine(engine: EngineName | None, workers: int | None) -> list[tuple[str, A
     return [(key, value) for key, value in chosen if value is not None]
 
 
-def _free_folder(parent: Path, name: str) -> Path:
-    """runs/demo, or runs/demo-2 and so on when that is taken."""
-    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
-    return next(parent / free for free in names if not (parent / free).exists())
+def _free_folder(wanted: Path) -> Path:
+    """Make runs/demo, or runs/demo-2 and so on when that is taken.
+
+    Made at once, so that of two processes each gets its own.
+    """
+    for number in count(1):
+        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            break
+    return folder
+
+
+def _how_far(trust: bool) -> "Trust":
+    from fedgh.trust import FOREIGN, OWN
+
+    return OWN if trust else FOREIGN
 
 
 def _known(kind: Kind) -> dict[str, str]:

@@ -6,24 +6,42 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedgh.core.attack import Attack
 from fedgh.core.defence import Defence
+from fedgh.core.disk import read_bytes
 from fedgh.core.method import Method
+from fedgh.core.names import Names
 from fedgh.core.types import LocalTraining, NameList
 from fedgh.data.fetch import expanded
 from fedgh.data.sources import SOURCES
 from fedgh.errors import ConfigError, import_object, unknown
 from fedgh.methods import METHODS
+from fedgh.privacy.mechanism import MIN_DELTA
+from fedgh.trust import OWN, ForeignError, Trust, texts_in
 
 DEFAULT_METHOD = "fedgh"
 
 NOT_TOML = (ValueError, RecursionError)
 """What tomllib raises: its own error, and Python's for too many digits or brackets."""
+
+MAX_CONFIG = 2**20
+"""Bytes of a configuration file; ten thousand names of classes take a fifth of that."""
+
+MAX_DOTS = 2000
+"""Dots in a line. The time that tomllib takes for a dotted key is quadratic in its parts."""
+
+
+# What the text in a field names, see `core.names`.
+Word = Annotated[str, Names.NOTHING]
+Words = Annotated[NameList, Names.NOTHING]
+Networks = Annotated[NameList, Names.NETWORK]
+Place = Annotated[Path, Names.PATH]
+Machine = Annotated[str, Names.MACHINE]
 
 
 class _Section(BaseModel):
@@ -36,21 +54,21 @@ class FederationSection(_Section):
     clients: int = Field(10, ge=1)  # in the whole federation
     rounds: int = Field(10, ge=1, lt=2**31)  # from start to end
     participation: float = Field(1.0, gt=0, le=1)  # share of the clients in each round
-    seed: int = Field(0, ge=0)  # of the partition, weights, batches and all else
+    seed: int = Field(0, ge=0, lt=2**63)  # of the partition, weights, batches and all else
     target: float | None = Field(None, gt=0, le=1)  # accuracy whose cost is reported
 
 
 class DataSection(_Section):
     """Which data, and how they are dealt to the clients."""
 
-    name: str = "digits"  # one of `fedgh list datasets`
-    dir: Path | None = None  # holds the official files; else $FEDGH_DATA, else the user cache
-    path: Path | None = None  # your own file (npz) or folder (image-folder)
+    name: Word = "digits"  # one of `fedgh list datasets`
+    dir: Place | None = None  # holds the official files; else $FEDGH_DATA, else the user cache
+    path: Place | None = None  # your own file (npz) or folder (image-folder)
     image_size: int = Field(32, ge=1)  # what the images of a folder are scaled to
     partition: Literal["classes", "dirichlet", "iid"] = "classes"  # who gets which samples
     classes_per_client: int = Field(2, ge=1)  # for "classes"
     alpha: float = Field(0.5, gt=0)  # for "dirichlet"
-    classes: NameList | None = None  # for "private": the names of all classes
+    classes: Words | None = None  # for "private": the names of all classes
     shape: list[int] | None = None  # for "private": of one input, if a method shares a network
 
     def absolute(self) -> "DataSection":
@@ -64,7 +82,7 @@ class DataSection(_Section):
 class ModelSection(_Section):
     """The extractors, dealt round-robin over the clients, and the width they share."""
 
-    zoo: NameList = Field(["cnn1", "cnn2", "cnn3", "cnn4", "cnn5"], min_length=1)  # dealt in turn
+    zoo: Networks = Field(["cnn1", "cnn2", "cnn3", "cnn4", "cnn5"], min_length=1)  # dealt in turn
     rep_dim: int = Field(500, ge=1)  # numbers in a representation
 
 
@@ -73,7 +91,7 @@ class PrivacySection(_Section):
 
     protects: Literal["nothing", "sample", "client"] = "nothing"  # what is hidden among others
     epsilon: float = Field(8.0, gt=0, le=1000)  # of a client that takes part in every round
-    delta: float = Field(1e-5, ge=1e-100, lt=1)  # the chance with which ε may not hold
+    delta: float = Field(1e-5, ge=MIN_DELTA, lt=1)  # the chance with which ε may not hold
     clip: float = Field(10.0, gt=0)  # the largest L2 norm of one sample's vector
     counts: Literal["public", "secret"] = "public"  # the samples of each class, for "sample"
 
@@ -87,7 +105,7 @@ class RunSection(_Section):
 
     engine: Literal["serial", "workers", "ray"] = "workers"  # where the clients run
     workers: int = Field(0, ge=0)  # processes; 0 = one per core, or per graphics card
-    address: str = "local"  # of a Ray cluster; "auto" = the one this machine belongs to
+    address: Machine = "local"  # of a Ray cluster; "auto" = the one this machine belongs to
     device: Literal["cpu", "cuda", "mps", "auto"] = "cpu"  # where their models are
     memory: float = Field(4.0, gt=0)  # GiB of clients kept in memory; the others wait in files
     eval_every: int = Field(1, ge=1)  # rounds between evaluations; the last is always evaluated
@@ -146,12 +164,17 @@ class Config(_Sections):
         return tomli_w.dumps(self.to_table())
 
 
-def parse(table: Mapping[str, Any]) -> Config:
-    """An experiment from plain values; ConfigError names each mistake and the nearest key."""
+def parse(table: Mapping[str, Any], trust: Trust = OWN) -> Config:
+    """An experiment from plain values; ConfigError names each mistake and the nearest key.
+
+    What the values name is imported, and later opened, only as far as `trust` goes.
+    """
     table = dict(table)
     problems: list[str] = []
     try:
-        method = _parse_method(table.pop("method", {}))
+        method = _parse_method(table.pop("method", {}), trust)
+    except ForeignError:
+        raise
     except ConfigError as error:
         problems.append(str(error))
     try:
@@ -163,21 +186,46 @@ def parse(table: Mapping[str, Any]) -> Config:
             problems.append("data.name: " + unknown("data set", sections.data.name, SOURCES))
     if problems:
         raise ConfigError("\n".join(problems))
-    return Config(**dict(sections), method=method)
+    config = Config(**dict(sections), method=method)
+    trust.check_all(config)
+    return config
 
 
 def load(
     experiment: str | Path, overrides: Iterable[str] = (), data_dir: Path | None = None
 ) -> Config:
-    """A named experiment or a TOML file, with `section.key=value` overrides."""
-    table = _read(experiment)
-    parsed = [_parse_override(text) for text in overrides]
-    if data_dir is not None:
-        parsed.append(("data", "dir", str(data_dir)))
+    """The user's own experiment: a named one or a TOML file, with `section.key=value` overrides."""
+    where = [("data", "dir", str(data_dir))] if data_dir is not None else []
+    return _with_overrides(_read(experiment), [*map(_parse_override, overrides), *where], OWN)
+
+
+def load_run(
+    path: Path, overrides: Iterable[str] = (), *, trust: Trust, ignoring: Iterable[str] = ()
+) -> Config:
+    """The configuration in a run folder, which may come from elsewhere.
+
+    The keys (`section.key`) that are ignored have their defaults, whatever the file says.
+    """
+    table = read_toml(path)
+    for key in ignoring:
+        section, _, name = key.partition(".")
+        if isinstance(table.get(section), dict):
+            table[section].pop(name, None)
+    return _with_overrides(table, list(map(_parse_override, overrides)), trust)
+
+
+def names_in(config: Config) -> Trust:
+    """Trust that allows what this configuration names, and nothing else from outside fedgh."""
+    return Trust(names=frozenset({_method_name(config.method), *texts_in(config)}))
+
+
+def _with_overrides(
+    table: dict[str, Any], overrides: list[tuple[str, str, Any]], trust: Trust
+) -> Config:
     # A method's name first: another method has other fields.
-    for section, name, value in sorted(parsed, key=lambda item: item[:2] != ("method", "name")):
+    for section, name, value in sorted(overrides, key=lambda item: item[:2] != ("method", "name")):
         _override(table, section, name, value)
-    config = parse(table)
+    config = parse(table, trust)
     return config.model_copy(update={"data": config.data.absolute()})
 
 
@@ -199,20 +247,35 @@ def _read(experiment: str | Path) -> dict[str, Any]:
     name = str(experiment)
     if name in experiments():
         text = (resources.files("fedgh") / "experiments" / f"{name}.toml").read_text("utf-8")
-    else:
-        path = Path(name)
-        if not path.is_file():
-            raise ConfigError(unknown("experiment or file", name, experiments()))
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{name} cannot be read ({error.strerror}); allow it") from None
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{name} cannot be read: {error}") from None
+        return tomllib.loads(text)
+    if not Path(name).is_file():
+        raise ConfigError(unknown("experiment or file", name, experiments()))
+    return read_toml(Path(name), follow=True)
+
+
+def read_toml(path: Path, *, follow: bool = False) -> dict[str, Any]:
+    """The tables of a TOML file that may come from elsewhere; ConfigError says why not."""
+    return parse_toml(read_text(path, follow=follow), path)
+
+
+def read_text(path: Path, *, follow: bool = False) -> str:
+    """The text of a configuration file; `follow` allows a symbolic link."""
+    try:
+        return read_bytes(path, MAX_CONFIG, follow=follow).decode()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+
+
+def parse_toml(text: str, path: Path) -> dict[str, Any]:
+    """The tables in the text of the file `path`."""
+    if sum(line.count(".") ** 2 for line in text.splitlines()) > MAX_DOTS**2:
+        raise ConfigError(f"{path} is not a configuration: too many dots in a line")
     try:
         return tomllib.loads(text)
     except NOT_TOML as error:
-        raise ConfigError(f"{name} is not valid TOML: {error}") from None
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
 def _parse_override(text: str) -> tuple[str, str, Any]:
@@ -235,12 +298,14 @@ def _override(table: dict[str, Any], section: str, name: str, value: object) -> 
     target[name] = value
 
 
-def _parse_method(table: object) -> Method:
+def _parse_method(table: object, trust: Trust) -> Method:
     if not isinstance(table, dict):
         raise ConfigError(f"method: expected a section, got {table!r}")
     settings = dict(table)
-    name = settings.pop("name", DEFAULT_METHOD)
-    method = _find_method(str(name))
+    name = str(settings.pop("name", DEFAULT_METHOD))
+    if ":" in name:
+        trust.check("method.name", Names.METHOD, name)
+    method = _find_method(name)
     try:
         parsed: Method = TypeAdapter(method).validate_json(_as_json(settings))
     except ValidationError as error:

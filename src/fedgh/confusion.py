@@ -1,25 +1,23 @@
 """Which classes the models of a finished run take for which: measured once, from its checkpoint.
 
-As resuming does, this loads the data and imports the networks that the configuration names.
+The data are loaded and the networks made that the configuration names, as far as it is trusted.
 """
 
 import json
-import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from pydantic import TypeAdapter
 
-from fedgh.core.disk import write_atomic
+from fedgh.core.disk import read_bytes, write_atomic
 from fedgh.core.local import confusion
 from fedgh.core.rng import stream
-from fedgh.core.runs import RunFolder
+from fedgh.core.runs import MAX_JSON, RunFolder
 from fedgh.engines.host import one_thread
 from fedgh.errors import RunError
 from fedgh.finished import Checkpoint, load
-from fedgh.methods import METHODS
-from fedgh.models import EXTRACTORS
+from fedgh.trust import Trust
 
 MOST_CLIENTS = 200
 """Models that are looked at, at most: of very many clients a random sample says as much."""
@@ -44,7 +42,7 @@ def read(folder: RunFolder) -> Confusion | None:
         return None
     classes = len(folder.identity()["classes"])
     try:
-        found = TypeAdapter(Confusion).validate_json(path.read_bytes())
+        found = TypeAdapter(Confusion).validate_json(read_bytes(path, MAX_JSON))
         if [len(row) for row in found.counts] != [classes] * classes:
             raise ValueError("it has other classes than the run")
     except (OSError, ValueError):
@@ -52,7 +50,7 @@ def read(folder: RunFolder) -> Confusion | None:
     return found
 
 
-def measure(folder: RunFolder, left: Checkpoint | None = None) -> Confusion:
+def measure(folder: RunFolder, left: Checkpoint | None = None, *, trust: Trust) -> Confusion:
     """Measure a finished run and keep the result in its folder; FedghError says why not.
 
     `left` is what it has left, if that is known already.
@@ -62,29 +60,11 @@ def measure(folder: RunFolder, left: Checkpoint | None = None) -> Confusion:
         return known
     if folder.summary() is None:
         raise RunError("the run has not finished")
-    left = left or load(folder)
+    left = left or load(folder, trust=trust)
     with one_thread():  # as in the run, so that the numbers are the same
         measured = _measure(left)
     write_atomic(_path(folder), json.dumps(asdict(measured)).encode() + b"\n")
     return measured
-
-
-def measure_own(folder: RunFolder) -> Confusion:
-    """The same, but of code only the package's own is run: the folder may be a stranger's."""
-    known = read(folder)
-    if known is not None:
-        return known
-    try:
-        table = tomllib.loads(folder.config.read_text(encoding="utf-8"))
-        names = {table["method"]["name"], *table["model"]["zoo"]}
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
-        raise RunError(f"{folder.config} cannot be read") from None
-    if not names <= METHODS.keys() | EXTRACTORS.keys():
-        raise RunError(
-            "it has a method or a network that is not fedgh's own, whose code a report does not "
-            "run; `fedgh run` measures it at its end"
-        )
-    return measure(folder)
 
 
 def _measure(left: Checkpoint) -> Confusion:

@@ -154,7 +154,7 @@ class Federation:
         except Enough:
             pass  # its last round is committed
         folder = RunFolder.open(path)
-        trained = Trained(folder, lambda: finished.load(folder, lambda _: experiment))
+        trained = Trained(folder, lambda: finished.load_with(folder, experiment))
         if scratch:
             finalize(trained, scratch.cleanup)
         return trained
@@ -219,7 +219,7 @@ def _train(experiment: Experiment, path: Path, watch: Watcher) -> None:
             "weights of these (torch.manual_seed before they are made keeps them); choose another "
             "`out`"
         )
-    training.resume(path, watch, prepare=lambda _: experiment)
+    training.resume_with(experiment, path, watch)
 
 
 def _checked(participants: object) -> tuple[Participant, ...]:

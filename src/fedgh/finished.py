@@ -1,9 +1,9 @@
 """A run again, from its folder: the experiment, and the clients as the last round left them.
 
-As resuming does, this imports the networks that the configuration names.
+The networks and data that the configuration names are used as far as the caller trusts the folder.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from fedgh import config as configs
 from fedgh import experiment as experiments
 from fedgh.config import Config
-from fedgh.core.checkpoint import ClientFiles, check_clients
+from fedgh.core.checkpoint import ClientFiles
 from fedgh.core.runs import Record, RunFolder
 from fedgh.core.types import Client
 from fedgh.data import partition
@@ -22,6 +22,13 @@ from fedgh.errors import ConfigError, FedghError, RunError, printable
 from fedgh.experiment import Experiment
 from fedgh.models import Extractor, extractor
 from fedgh.participant import Participant
+from fedgh.trust import Trust
+
+NEEDLESS = (
+    *("data.dir", "data.path", "run.address", "run.device"),
+    *("run.global_accuracy", "privacy.protects"),
+)
+"""Settings of no importance to what a trained model computes."""
 
 
 @dataclass(frozen=True)
@@ -56,41 +63,49 @@ class Checkpoint:
         return client
 
 
-def load(
-    folder: RunFolder, prepare: Callable[[Config], Experiment] = experiments.prepare
-) -> Checkpoint:
-    """What a run has left; RunError says what is missing.
-
-    A run that was made with its own source or extractors needs a `prepare` that supplies them
-    again.
-    """
+def load(folder: RunFolder, *, trust: Trust) -> Checkpoint:
+    """What a run has left, with its data; RunError says what is missing."""
     _check_models_are_here(folder)
-    return _left(folder, _prepare(folder, prepare))
+    config = _config(folder, trust)
+    data = config.data
+    if data.name in OFFICIAL and find(data.name, data.dir) is None:
+        raise RunError(f"{data.name} is not on this machine (fedgh data fetch {data.name})")
+    experiment = experiments.prepare(config)
+    if experiment.private:
+        raise RunError("the data are with the participants")
+    return load_with(folder, experiment)
 
 
-def load_models(folder: RunFolder, participants: Sequence[Participant] | None = None) -> Checkpoint:
-    """The same from the folder alone: its clients have their models, and no data.
+def load_with(folder: RunFolder, experiment: Experiment) -> Checkpoint:
+    """What a run of this experiment has left; nothing that its folder names is used."""
+    _check_models_are_here(folder)
+    if experiment.fingerprint() != folder.identity()["fingerprint"]:
+        raise RunError("the data it was trained on are not the ones that its configuration names")
+    return _left(folder, experiment)
+
+
+def load_models(
+    folder: RunFolder, participants: Sequence[Participant] | None = None, *, trust: Trust
+) -> Checkpoint:
+    """What a run has left, from the folder alone: its clients have their models, and no data.
 
     Networks that were given in Python have to be given again, as the participants of then.
     """
     _check_models_are_here(folder)
-    needless = ["run.device=cpu", "run.global_accuracy=false", "privacy.protects=nothing"]
-    config = _config(folder, needless)
+    config = _config(folder, trust, (*NEEDLESS, "model.zoo"))
     if config.data.name == "private":
         raise RunError("the models are with the participants")
     if config.data.name == "own":
         return _left(folder, _as_brought(folder, config, participants or ()))
-    if not {"shape", "dtype"} <= folder.identity().keys():
-        return load(folder)  # a run from before folders said it: its data do
-    return _left(folder, _as_named(folder, config))
+    return _left(folder, _as_named(folder, _config(folder, trust, NEEDLESS)))
 
 
 def _left(folder: RunFolder, experiment: Experiment) -> Checkpoint:
     round, state = folder.committed()
     trained = state["trained"].tolist()
-    check_clients(folder.checkpoint, round, trained)
+    files = folder.client_files(round)
+    files.check(trained)
     took_part = [client for client, last in enumerate(trained) if last]
-    files = ClientFiles(folder.checkpoint, round)
     return Checkpoint(experiment, experiment.blueprint(), round, took_part, files)
 
 
@@ -103,22 +118,9 @@ def _check_models_are_here(folder: RunFolder) -> None:
         raise RunError("the run folder has no checkpoint/: its models are not here")
 
 
-def _prepare(folder: RunFolder, prepare: Callable[[Config], Experiment]) -> Experiment:
-    config = _config(folder)
-    data = config.data
-    if data.name in OFFICIAL and find(data.name, data.dir) is None:
-        raise RunError(f"{data.name} is not on this machine (fedgh data fetch {data.name})")
-    experiment = prepare(config)
-    if experiment.private:
-        raise RunError("the data are with the participants")
-    if experiment.fingerprint() != folder.identity()["fingerprint"]:
-        raise RunError("the data it was trained on are not the ones that its configuration names")
-    return experiment
-
-
-def _config(folder: RunFolder, overrides: Sequence[str] = ()) -> Config:
+def _config(folder: RunFolder, trust: Trust, ignoring: Sequence[str] = ()) -> Config:
     try:
-        return configs.load(folder.config, overrides)
+        return configs.load_run(folder.config, trust=trust, ignoring=ignoring)
     except ConfigError as error:
         raise ConfigError(f"{folder.path}: {'; '.join(str(error).splitlines())}") from None
 

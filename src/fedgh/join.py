@@ -33,6 +33,7 @@ from fedgh.models import Extractor, check_extractor, extractor
 from fedgh.participant import Participant
 from fedgh.report.runs import ClientInfo
 from fedgh.trained import Loaded, TrainedClient
+from fedgh.trust import FOREIGN, OWN
 
 if TYPE_CHECKING:
     import pandas
@@ -85,10 +86,15 @@ def join(
     newcomer: Participant,
     rounds: int = 20,
     on_round: OnRound = lambda *_: None,
+    *,
+    trust: bool = False,
 ) -> Joined:
-    """Let a newcomer learn for so many rounds, with the global header of a run and without."""
+    """Let a newcomer learn for so many rounds, with the global header of a run and without.
+
+    `trust` allows the configuration of the run to name a method outside fedgh.
+    """
     folder = run if isinstance(run, RunFolder) else RunFolder.open(Path(run))
-    config, classes = configs.load(folder.config), folder.identity()["classes"]
+    config, classes = _config(folder, trust), folder.identity()["classes"]
     task = Task(
         num_classes=len(classes),
         rep_dim=config.model.rep_dim,
@@ -121,9 +127,11 @@ def join(
     return Joined(client, others, config.local.epochs, *scores)
 
 
-def newcomer(folder: RunFolder, network: str, data: Path, image_size: int) -> Participant:
+def newcomer(
+    folder: RunFolder, network: str, data: Path, image_size: int, *, trust: bool = False
+) -> Participant:
     """A newcomer with a network that is known by name, and data from a folder or file."""
-    config = configs.load(folder.config)
+    config = _config(folder, trust)
     classes = folder.identity()["classes"]
     source = source_of(data, classes, image_size)
     make, width = extractor(network), config.model.rep_dim
@@ -149,6 +157,15 @@ def keep(joined: Joined, folder: Path) -> list[Path]:
     }
     write_atomic(numbers, json.dumps(words, indent=1).encode() + b"\n")
     return [model, numbers]
+
+
+def _config(folder: RunFolder, trust: bool) -> Config:
+    """The settings of a run that matter to a newcomer: neither its networks nor its data do."""
+    return configs.load_run(
+        folder.config,
+        trust=OWN if trust else FOREIGN,
+        ignoring=("data.dir", "data.path", "model.zoo", "run.address"),
+    )
 
 
 def _client(config: Config, method: Method, task: Task, data: Source, network: Extractor) -> Client:

@@ -24,9 +24,13 @@ from fedgh.errors import ConfigError, MethodError, RunError
 from fedgh.experiment import Experiment, load_source, prepare
 from fedgh.methods import METHODS
 from fedgh.summary import check_finished
-from fedgh.training import Unwatched, Watcher, resume, run
+from fedgh.training import Unwatched, Watcher, resume_with, run
+from fedgh.trust import ForeignError
 
 NOT_RUN = "not run"
+
+_PLACES = ("data.dir", "data.path", "run.address")
+"""Settings that say where things are, which is not compared."""
 
 # To what a run records.
 _IRRELEVANT = {
@@ -243,7 +247,7 @@ def _prepare(
 
 def _run_or_resume(prepared: Experiment, path: Path, watcher: Watcher) -> RunFolder:
     if RunFolder(path).config.exists():
-        return resume(path, watcher, prepare=lambda _: prepared)
+        return resume_with(prepared, path, watcher)
     return run(prepared, path, watcher)
 
 
@@ -260,7 +264,13 @@ def _check_same(folder: RunFolder, prepared: Experiment) -> None:
 def _check_config(folder: RunFolder, config: Config) -> None:
     if not folder.config.exists():
         return
-    there, wanted = configs.load(folder.config).to_table(), config.to_table()
+    try:
+        found = configs.load_run(folder.config, trust=configs.names_in(config), ignoring=_PLACES)
+    except ForeignError as error:
+        raise RunError(
+            f"{folder.path} is another run: {error.setting}. Choose another --out"
+        ) from None
+    there, wanted = found.to_table(), config.to_table()
     differences = [
         f"{section}.{key} is {there[section].get(key)} there, {wanted[section].get(key)} asked for"
         for section in wanted

@@ -27,6 +27,7 @@ from fedgh.errors import ConfigError, DataError, FedghError, RunError, unknown
 from fedgh.finished import Checkpoint
 from fedgh.participant import Participant
 from fedgh.report.runs import ClientInfo, NamedRun
+from fedgh.trust import FOREIGN, OWN, Trust
 
 if TYPE_CHECKING:
     import pandas
@@ -184,9 +185,12 @@ class NoSuchClientError(ConfigError, IndexError):
 class Trained:
     """A run and the models that it has left; these are read when they are first used."""
 
-    def __init__(self, folder: RunFolder, load: Callable[[], Checkpoint]) -> None:
+    def __init__(
+        self, folder: RunFolder, load: Callable[[], Checkpoint], trust: Trust = FOREIGN
+    ) -> None:
         self.folder = folder
         self._load = load
+        self._trust = trust  # how far the names in its configuration are followed
         self._files = NamedRun(folder.path.name, folder)
 
     @classmethod
@@ -196,25 +200,29 @@ class Trained:
         *,
         data: bool = False,
         participants: Sequence[Participant] | None = None,
+        trust: bool = False,
     ) -> "Trained":
         """A run that is there; of its files only those in its folder are needed.
 
         With `data` its clients have their data, too, if these are on this machine. A run of a
         `Federation` needs its participants again: they hold the networks. Their data do not matter.
+        `trust` allows its configuration to name code to import and files to open.
         """
         folder = RunFolder(Path(path))
         if not folder.config.is_file():
             raise RunError(f"{folder.path} is not a run folder (it has no config.toml)")
+        how_far = OWN if trust else FOREIGN
         if not data:
-            return cls(folder, partial(finished.load_models, folder, participants))
+            models = partial(finished.load_models, folder, participants, trust=how_far)
+            return cls(folder, models, how_far)
 
         def load() -> Checkpoint:
             try:
-                return finished.load(folder)
+                return finished.load(folder, trust=how_far)
             except FedghError:  # what is wrong with the folder itself is found again, and said
-                return finished.load_models(folder, participants)
+                return finished.load_models(folder, participants, trust=how_far)
 
-        return cls(folder, load)
+        return cls(folder, load, how_far)
 
     def __repr__(self) -> str:
         return f"<{len(self.clients)} clients of {self.folder.path}>"
@@ -287,5 +295,7 @@ class Trained:
         return write_report(
             [self.folder.path],
             None if out is None else Path(out),
-            find_confusion=lambda folder: measure(folder, self.left if self.left.data else None),
+            find_confusion=lambda folder: measure(
+                folder, self.left if self.left.data else None, trust=self._trust
+            ),
         )

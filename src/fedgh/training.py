@@ -8,7 +8,6 @@ from typing import Protocol
 
 from fedgh import config as configs
 from fedgh.config import Config
-from fedgh.core.checkpoint import check_clients
 from fedgh.core.means import Album, worth_keeping
 from fedgh.core.rounds import Engine, Federation, ignore
 from fedgh.core.runs import Record, RunFolder
@@ -20,6 +19,7 @@ from fedgh.errors import ConfigError, RunError
 from fedgh.experiment import Experiment, prepare
 from fedgh.report.tensorboard import Scalars, need_tensorboard
 from fedgh.summary import summarise
+from fedgh.trust import OWN
 
 
 class Watcher(Protocol):
@@ -93,14 +93,15 @@ def run(
     metrics = ["accuracy", "evaluation_accuracy"]
     if experiment.config.run.global_accuracy:
         metrics.append("global_accuracy")
-    folder = RunFolder.create(
+    with RunFolder.create(
         out,
         config=experiment.config.to_toml(),
         identity=experiment.identity(),
         clients=experiment.clients(),
         state=Federation.initial_state(experiment.task, experiment.initial_server(), metrics),
-    )
-    return _train(experiment, folder, watch or Unwatched(), make_engine or local_engine)
+    ) as folder:
+        _train(experiment, folder, watch or Unwatched(), make_engine or local_engine)
+    return folder
 
 
 def resume(
@@ -115,6 +116,8 @@ def resume(
 ) -> RunFolder:
     """Go on with a run after its last completed round, perhaps on another engine.
 
+    Imports the code and opens the data that its configuration names: only for a run of one's own.
+
     `overrides` may change what does not change the result: `run.memory=1`.
 
     A run that was made with its own source or extractors needs a `prepare` that supplies them
@@ -123,21 +126,46 @@ def resume(
     folder = RunFolder.open(path)
     chosen = {"engine": engine, "workers": workers}
     changes = [f"run.{key}={value}" for key, value in chosen.items() if value is not None]
-    try:
-        experiment = prepare(configs.load(folder.config, [*overrides, *changes]))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {'; '.join(str(error).splitlines())}") from None
+    with folder.locked():
+        try:
+            experiment = prepare(configs.load_run(folder.config, [*overrides, *changes], trust=OWN))
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {'; '.join(str(error).splitlines())}") from None
+        _go_on(experiment, folder, watch, make_engine)
+    return folder
+
+
+def resume_with(
+    experiment: Experiment,
+    path: Path,
+    watch: Watcher | None = None,
+    *,
+    make_engine: MakeEngine | None = None,
+) -> RunFolder:
+    """Go on with the run of this experiment; what its folder names is neither read nor imported."""
+    folder = RunFolder.open(path)
+    with folder.locked():
+        _go_on(experiment, folder, watch, make_engine)
+    return folder
+
+
+def _go_on(
+    experiment: Experiment,
+    folder: RunFolder,
+    watch: Watcher | None,
+    make_engine: MakeEngine | None,
+) -> None:
     _check_same(experiment, folder)
     _check_extras(experiment)
-    return _train(experiment, folder, watch or Unwatched(), make_engine or local_engine)
+    _train(experiment, folder, watch or Unwatched(), make_engine or local_engine)
 
 
 def _train(
     experiment: Experiment, folder: RunFolder, watch: Watcher, make_engine: MakeEngine
-) -> RunFolder:
+) -> None:
+    """Play the rounds that are missing in a folder that this process has locked."""
     config, task = experiment.config, experiment.task
     with ExitStack() as stack:
-        stack.enter_context(folder.locked())
         stack.enter_context(one_thread())
         done, state = folder.committed()
         if config.run.tensorboard:
@@ -196,19 +224,17 @@ def _train(
         if account is not None:
             summary["privacy"] = account.summary()
         folder.write_summary(summary)
-    return folder
 
 
 def _check_same(experiment: Experiment, folder: RunFolder) -> None:
     """Refuse to go on with other data or settings, or in a folder that was damaged."""
-    known = folder.identity()
+    known = {key: value for key, value in folder.identity().items() if key != "run"}
     if known["fingerprint"] != experiment.fingerprint():
         raise RunError(
             f"{folder.path} was started with other data or settings than are there now; put them "
             "back (a run that was started from Python with its own data is resumed from Python)"
         )
-    same = known.items() <= experiment.identity().items()  # runs from before said less of it
-    if not same or folder.clients() != experiment.clients():
+    if known != experiment.identity() or folder.clients() != experiment.clients():
         raise RunError(
             f"{folder.path}: data.json or clients.json is not as the run wrote it; put it back "
             "from a copy"
@@ -230,14 +256,14 @@ def _check_extras(experiment: Experiment) -> None:
 def local_engine(experiment: Experiment, folder: RunFolder, round: int, state: Payload) -> Engine:
     """Clients whose states are in the run folder, computed where `run.engine` says."""
     _check_data_are_here(experiment)
-    checkpoint = folder.checkpoint
-    check_clients(checkpoint, round, state["trained"].tolist())
+    files = folder.client_files(round)
+    files.check(state["trained"].tolist())
     section = experiment.config.run
     memory = int(section.memory * 2**30)
     if section.engine == "serial":
-        return Serial(experiment.blueprint(), checkpoint, round, memory)
+        return Serial(experiment.blueprint(), files, memory)
     if section.engine == "workers":
-        return Workers(experiment.blueprint(), checkpoint, round, memory, section.workers)
+        return Workers(experiment.blueprint(), files, memory, section.workers)
     from fedgh.engines.ray import Ray  # an extra
 
-    return Ray(experiment.blueprint(), checkpoint, round, memory, section.workers, section.address)
+    return Ray(experiment.blueprint(), files, memory, section.workers, section.address)

@@ -22,6 +22,7 @@ from fedgh.core.runs import RunFolder
 from fedgh.errors import RunError
 from fedgh.report.audit_sheets import MIDDLE, overview
 from fedgh.report.write import write_report
+from fedgh.trust import OWN
 from tests.tiny import quick
 
 LITTLE = Effort(sizes=(1, 5), targets=8, candidates=40, levels=(OPEN, MIDDLE))
@@ -29,7 +30,7 @@ LITTLE = Effort(sizes=(1, 5), targets=8, candidates=40, levels=(OPEN, MIDDLE))
 
 @pytest.fixture(scope="module")
 def found(run: RunFolder) -> Audit:
-    return audit(run, 0, 0, lambda _: None, LITTLE)
+    return audit(run, 0, 0, lambda _: None, LITTLE, trust=OWN)
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_a_single_vector_leaks_and_one_with_noise_does_not(found: Audit) -> None
 
 def test_it_is_repeatable_and_another_seed_is_another_audit(run: RunFolder, found: Audit) -> None:
     small = Effort(sizes=(1,), targets=4, candidates=10, levels=(OPEN,))
-    one, two, other = (audit(run, 1, seed, lambda _: None, small) for seed in (3, 3, 4))
+    one, two, other = (audit(run, 1, seed, lambda _: None, small, trust=OWN) for seed in (3, 3, 4))
     assert one.model_dump(exclude={"seconds"}) == two.model_dump(exclude={"seconds"})
     assert one.reconstructed != other.reconstructed
 
@@ -156,7 +157,7 @@ def test_other_methods_that_send_means(tmp_path: Path, method: str) -> None:
     words = [f"method.name={method}", "data.classes_per_client=4", "federation.rounds=1"]
     made = training.run(quick(*words), tmp_path / "run")
     small = Effort(sizes=(1,), targets=4, candidates=10, levels=(OPEN,))
-    seen = audit(made, None, 0, lambda _: None, small)
+    seen = audit(made, None, 0, lambda _: None, small, trust=OWN)
     assert seen.method == method
     assert seen.sends_counts == (method == "fedproto")
 
@@ -167,7 +168,7 @@ def test_a_run_that_protects_its_uploads(tmp_path: Path) -> None:
         quick("data.classes_per_client=4", "federation.rounds=1", *words), tmp_path / "run"
     )
     small = Effort(sizes=(1,), targets=4, candidates=10, levels=(OPEN,))
-    seen = audit(made, None, 0, lambda _: None, small)
+    seen = audit(made, None, 0, lambda _: None, small, trust=OWN)
     assert seen.clip == 2.5
     assert seen.protected == Level(protects="sample", epsilon=seen.protected.epsilon)
     assert seen.protected.epsilon == pytest.approx(3, rel=1e-6)
@@ -181,7 +182,7 @@ def test_data_that_are_no_images(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", x=x, y=y)
     data = ["data.name=npz", f"data.path={tmp_path / 'data.npz'}", "federation.rounds=1"]
     made = training.run(quick(*data), tmp_path / "run")
-    seen = audit(made, None, 0, lambda _: None, LITTLE)
+    seen = audit(made, None, 0, lambda _: None, LITTLE, trust=OWN)
     assert (seen.reconstructed, seen.pictures) == ([], {})
     assert len(seen.told) > 10
     assert overview(seen).rows[0][1] is None

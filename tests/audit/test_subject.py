@@ -14,13 +14,14 @@ from fedgh.core.rng import stream
 from fedgh.core.runs import RunFolder
 from fedgh.core.types import Examples
 from fedgh.errors import FedghError
+from fedgh.trust import OWN
 from tests.tiny import quick
 
 
 @pytest.mark.parametrize("client", [0, 1])
 def test_the_attacker_has_no_sample_of_the_victim(run: RunFolder, client: int) -> None:
-    found = subject.find(run, client, seed=0)
-    left = finished.load(run)
+    found = subject.find(run, client, seed=0, trust=OWN)
+    left = finished.load(run, trust=OWN)
     own = torch.cat(left.blueprint.partition.indices(client))
     theirs = subject._auxiliary(left, client, found.labels, seed=0).index
     assert not set(own.tolist()) & set(theirs.tolist())
@@ -30,7 +31,7 @@ def test_the_attacker_has_no_sample_of_the_victim(run: RunFolder, client: int) -
 
 
 def test_its_means_are_those_that_it_sent_last(run: RunFolder) -> None:
-    found = subject.find(run, 2, seed=0)
+    found = subject.find(run, 2, seed=0, trust=OWN)
     means = run.means()[3]
     mine = means["clients"] == 2
     assert means["classes"][mine].tolist() == found.labels
@@ -39,7 +40,7 @@ def test_its_means_are_those_that_it_sent_last(run: RunFolder) -> None:
 
 
 def test_without_the_network_the_attacker_has_those_of_others(run: RunFolder) -> None:
-    found = subject.find(run, 0, seed=0)
+    found = subject.find(run, 0, seed=0, trust=OWN)
     known, unknown = found.known, found.unknown
     assert unknown is not None
     assert torch.equal(known.victim.vectors, unknown.victim.vectors)
@@ -72,7 +73,7 @@ def test_large_images_are_made_smaller() -> None:
 def test_what_cannot_be_attacked_is_said(tmp_path: Path, words: list[str], reason: str) -> None:
     made = training.run(quick("federation.rounds=1", *words), tmp_path / "run")
     with pytest.raises(FedghError, match=reason) as caught:
-        subject.find(made, None, seed=0)
+        subject.find(made, None, seed=0, trust=OWN)
     assert "\n" not in str(caught.value)
 
 
@@ -96,4 +97,4 @@ def test_what_is_missing_is_said(
     elif damage:
         (path / damage).write_text("{}")
     with pytest.raises(FedghError, match=reason):
-        subject.find(RunFolder(path), client, seed=0)
+        subject.find(RunFolder(path), client, seed=0, trust=OWN)

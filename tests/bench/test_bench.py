@@ -19,7 +19,6 @@ from fedgh import training
 from fedgh.bench import header, overhead, rounds, scale, suite
 from fedgh.bench.helpers import Helpers
 from fedgh.cli import app
-from fedgh.core.checkpoint import ServerFile
 from fedgh.core.rng import stream
 from fedgh.core.types import Task, part
 from fedgh.data.sources import Source
@@ -81,7 +80,7 @@ def test_the_plain_version_comes_to_the_same_result(tmp_path: Path) -> None:
     run = training.run(experiment, tmp_path / "run")
     start = experiment.initial_server()
     plain, accuracies = plain_round(plain_clients(experiment), start, server_lr=0.01)
-    ours = part(ServerFile(run.checkpoint).load()[1], "server.")
+    ours = part(run.committed()[1], "server.")
     assert not plain["weight"].equal(start["weight"])
     torch.testing.assert_close(plain, ours, atol=1e-5, rtol=0)
     assert run.records()[0]["accuracy_per_client"] == pytest.approx(accuracies)

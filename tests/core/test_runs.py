@@ -6,11 +6,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from fedgh.core.checkpoint import ClientFiles, check_clients
+from fedgh.core.checkpoint import ClientFiles
 from fedgh.core.disk import write_atomic
 from fedgh.core.runs import RunFolder
 from fedgh.core.types import Payload
 from fedgh.errors import RunError
+from tests.tiny import a_run
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def create(path: Path) -> RunFolder:
-    return RunFolder.create(path, "", {}, [], state(0))
+    return a_run(path, state=state(0))
 
 
 def state(round: int) -> Payload:
@@ -64,14 +65,14 @@ def test_a_run_that_was_not_quite_created_is_created_again(tmp_path: Path) -> No
 
 
 def test_an_unfinished_round_is_forgotten(run: RunFolder) -> None:
-    files = ClientFiles(run.checkpoint, 0)
+    files = run.client_files(0)
     play(run, files, 1)
     play(run, files, 2)
     # Round 3 got as far as its client files and half its line.
     files.write(3, 0, {"w": torch.zeros(2)})
     files.write(3, 1, {"w": torch.zeros(2)})
     files.seal(3)
-    (run.checkpoint / "server.safetensors.123.part").write_bytes(b"half")
+    (run.checkpoint / "server.safetensors.0123456789abcdef.part").write_bytes(b"half")
     with (run.path / "rounds.jsonl").open("a") as file:
         file.write('{"round": 3, "accur')
     round, found = run.rewind()
@@ -82,10 +83,10 @@ def test_an_unfinished_round_is_forgotten(run: RunFolder) -> None:
         "client-000000.round-000002.safetensors",
         "server.safetensors",
     ]
-    restored = ClientFiles(run.checkpoint, 2).load(0)
+    restored = run.client_files(2).load(0)
     assert restored is not None
     assert_close(restored["w"], torch.full((2,), 2.0))
-    assert ClientFiles(run.checkpoint, 2).load(1) is None
+    assert run.client_files(2).load(1) is None
 
 
 def test_a_state_written_before_its_checkpoint_replaces_nothing_until_the_commit(
@@ -94,12 +95,12 @@ def test_a_state_written_before_its_checkpoint_replaces_nothing_until_the_commit
     def there() -> list[str]:
         return sorted(p.name[14:26] for p in run.checkpoint.glob("client-*"))
 
-    files = ClientFiles(run.checkpoint, 0)
+    files = run.client_files(0)
     play(run, files, 1)
     for round in (2, 3):  # memory was short; no checkpoint is due yet
         files.write(round, 0, {"w": torch.full((2,), float(round))})
     assert there() == ["round-000001", "round-000003"]
-    assert ClientFiles(run.checkpoint, 1).load(0)["w"][0] == 1  # type: ignore[index]
+    assert run.client_files(1).load(0)["w"][0] == 1  # type: ignore[index]
     files.seal(4)
     assert "round-000001" in there()  # round 4 is not committed yet
     for round in (2, 3, 4):
@@ -108,11 +109,11 @@ def test_a_state_written_before_its_checkpoint_replaces_nothing_until_the_commit
     files.seal(5)
     assert there() == ["round-000003"]
     assert run.rewind()[0] == 4
-    assert ClientFiles(run.checkpoint, 4).load(0)["w"][0] == 3  # type: ignore[index]
+    assert run.client_files(4).load(0)["w"][0] == 3  # type: ignore[index]
 
 
 def test_a_line_that_was_written_but_not_committed_is_forgotten(run: RunFolder) -> None:
-    play(run, ClientFiles(run.checkpoint, 0), 1)
+    play(run, run.client_files(0), 1)
     run.append({"round": 2})
     assert run.rewind()[0] == 1
     assert [record["round"] for record in run.records()] == [1]
@@ -121,19 +122,19 @@ def test_a_line_that_was_written_but_not_committed_is_forgotten(run: RunFolder) 
 def resumed(run: RunFolder) -> None:
     """As far as a run goes before it goes on."""
     round, found = run.rewind()
-    check_clients(run.checkpoint, round, found["trained"].tolist())
+    run.client_files(round).check(found["trained"].tolist())
 
 
 @pytest.mark.parametrize("text", ['{"round": 7}', "null", "{}", "[1]", "\xff", ""])
 def test_a_damaged_history_is_refused(run: RunFolder, text: str) -> None:
-    play(run, ClientFiles(run.checkpoint, 0), 1)
+    play(run, run.client_files(0), 1)
     (run.path / "rounds.jsonl").write_text(text + "\n")
     with pytest.raises(RunError, match="rounds 1 to 1"):
         run.rewind()
 
 
 def test_a_changed_line_is_refused_by_all_who_read_it(run: RunFolder) -> None:
-    files = ClientFiles(run.checkpoint, 0)
+    files = run.client_files(0)
     play(run, files, 1)
     run.append({"round": 2, "accuracy": 0.5})
     path = run.path / "rounds.jsonl"
@@ -149,24 +150,41 @@ def test_a_changed_line_is_refused_by_all_who_read_it(run: RunFolder) -> None:
             read()
 
 
-def test_a_checkpoint_from_before_there_were_digests_is_gone_on_with(run: RunFolder) -> None:
-    files = ClientFiles(run.checkpoint, 0)
-    play(run, files, 1)
+def test_a_state_without_its_digest_is_refused(run: RunFolder) -> None:
+    play(run, run.client_files(0), 1)
     for path in run.checkpoint.iterdir():
-        about = {"round": "1"} if path.name.startswith("server") else None
-        save_file(load_file(path), path, about)
-    assert run.rewind()[0] == 1
-    play(run, ClientFiles(run.checkpoint, 1), 2)
-    assert RunFolder.open(run.path).rewind()[0] == 2
+        whole = path.read_bytes()
+        save_file(load_file(path), path, {"round": "1"})
+        with pytest.raises(RunError, match="its digest is missing"):
+            resumed(run)
+        path.write_bytes(whole)
+    resumed(run)
+
+
+def test_a_state_of_another_run_is_refused(run: RunFolder, tmp_path: Path) -> None:
+    other = create(tmp_path / "other")
+    for each in (run, other):
+        play(each, each.client_files(0), 1)
+    for path in run.checkpoint.iterdir():
+        mine = path.read_bytes()
+        path.write_bytes((other.checkpoint / path.name).read_bytes())
+        with pytest.raises(RunError, match=f"{path.name}.*another.* run"):
+            resumed(run)
+        path.write_bytes(mine)
+    run.count_asked([0, 1])
+    other.count_asked([1])
+    (run.path / "asked.json").write_bytes((other.path / "asked.json").read_bytes())
+    with pytest.raises(RunError, match="another run"):
+        run.asked()
 
 
 @pytest.mark.parametrize("other", ["client-000001.round-000001", "client-000000.round-000002"])
 def test_a_state_under_another_name_is_refused(run: RunFolder, other: str) -> None:
-    play(run, ClientFiles(run.checkpoint, 0), 1)
+    play(run, run.client_files(0), 1)
     mine = run.checkpoint / "client-000000.round-000001.safetensors"
     mine.rename(run.checkpoint / f"{other}.safetensors")
-    with pytest.raises(RunError, match=f"{other}.*another client or round"):
-        ClientFiles(run.checkpoint, 2).load(int(other[7:13]))
+    with pytest.raises(RunError, match=f"{other}.*another client, round or run"):
+        run.client_files(2).load(int(other[7:13]))
 
 
 def test_class_means_that_were_changed_are_refused(run: RunFolder) -> None:
@@ -180,9 +198,9 @@ def test_class_means_that_were_changed_are_refused(run: RunFolder) -> None:
 
 def test_what_a_killed_process_wrote_in_part_is_removed(run: RunFolder) -> None:
     run.keep_means(1, {"means": torch.ones(2, 3)})
-    play(run, ClientFiles(run.checkpoint, 0), 1)
+    play(run, run.client_files(0), 1)
     for folder in (run.path, run.checkpoint, run.path / "means"):
-        (folder / "something.123.part").write_bytes(b"half")
+        (folder / "something.0123456789abcdef.part").write_bytes(b"half")
     (run.path / "mine.part").write_text("not of a process")
     run.rewind()
     assert [path.name for path in run.path.rglob("*.part")] == ["mine.part"]
@@ -193,7 +211,7 @@ def test_what_a_killed_process_wrote_in_part_is_removed(run: RunFolder) -> None:
 def test_a_missing_or_damaged_state_is_refused(
     run: RunFolder, name: str, content: bytes | None
 ) -> None:
-    play(run, ClientFiles(run.checkpoint, 0), 1)
+    play(run, run.client_files(0), 1)
     path = run.checkpoint / f"{name}.safetensors"
     path.unlink()
     if content is not None:
@@ -204,7 +222,7 @@ def test_a_missing_or_damaged_state_is_refused(
 
 
 def test_a_state_that_was_cut_short_is_refused(run: RunFolder) -> None:
-    play(run, ClientFiles(run.checkpoint, 0), 1)
+    play(run, run.client_files(0), 1)
     path = run.checkpoint / "client-000000.round-000001.safetensors"
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(RunError, match="client-000000"):

@@ -158,7 +158,7 @@ def test_a_full_disk_ends_the_run_with_an_explanation(
     down = wire.to_bytes(quick().initial_server())
     with pytest.raises(OSError, match="No space"):
         host.run(Job(0, 1, down, evaluate=False))
-    serial = Serial(quick().blueprint(), tmp_path, 0, memory=1)
+    serial = Serial(quick().blueprint(), ClientFiles(tmp_path, 0), memory=1)
     with pytest.raises(RunError, match="fedgh resume"):
         list(serial.run([Job(0, 1, down, evaluate=False)]))
 
@@ -172,7 +172,7 @@ def test_the_longest_jobs_are_shared_out_first_and_done_in_client_order(tmp_path
     blueprint = quick(*settings).blueprint()
     costs = [blueprint.cost(Job(client, 1, b"", evaluate=True)) for client in range(4)]
     assert min(costs[0], costs[2]) > max(costs[1], costs[3])
-    engine = Workers(blueprint, tmp_path, 0, 2**30, 2)
+    engine = Workers(blueprint, ClientFiles(tmp_path, 0), 2**30, 2)
     try:
         down = wire.to_bytes(quick(*settings).initial_server())
         replies = list(engine.run([Job(c, 1, down, evaluate=True) for c in range(4)]))

@@ -14,6 +14,7 @@ from fedgh.paper.result import communication, lines, main_sheet, verdicts
 from fedgh.paper.sheets import Column, Sheet
 from fedgh.paper.study import Study
 from fedgh.sweep import NOT_RUN, Outcome, Trial, plan_comparison
+from tests.tiny import a_run
 
 STUDY = Study.model_validate(
     {
@@ -49,7 +50,7 @@ STUDY = Study.model_validate(
 
 def made(path: Path, accuracies: list[float]) -> RunFolder:
     """A finished run of two rounds, of which the first was better."""
-    run = RunFolder.create(path, "", {}, [], {})
+    run = a_run(path)
     for number, each in enumerate([[1.0] * len(accuracies), accuracies], 1):
         mean = sum(each) / len(each)
         run.append(

@@ -8,6 +8,7 @@ import pytest
 from fedgh import config, confusion, training
 from fedgh.experiment import prepare
 from fedgh.report.runs import NamedRun, name_runs
+from fedgh.trust import OWN
 from tests.tiny import QUICK
 
 HOSTILE = "</script><script>alert(1)</script>"
@@ -25,7 +26,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     data = ["data.name=npz", f"data.path={place / 'data.npz'}", "data.classes_per_client=3"]
     for method in ("fedgh", "standalone"):
         words = [*QUICK, *data, f"method.name={method}", "federation.target=0.3"]
-        confusion.measure(training.run(prepare(config.load("demo", words)), place / method))
+        confusion.measure(
+            training.run(prepare(config.load("demo", words)), place / method), trust=OWN
+        )
     return [place / "fedgh", place / "standalone"]
 
 

@@ -8,21 +8,21 @@ import pytest
 import torch
 
 from fedgh import config, confusion
-from fedgh.core.checkpoint import ClientFiles
 from fedgh.core.runs import RunFolder
 from fedgh.errors import FedghError
 from fedgh.experiment import prepare
+from fedgh.trust import OWN
 
 
 def test_it_agrees_with_the_last_record_and_with_brute_force(folders: list[Path]) -> None:
     for path in folders:
         run = RunFolder.open(path)
-        found = confusion.measure(run)
+        found = confusion.measure(run, trust=OWN)
         accuracies = [right / of for right, of in zip(found.right, found.tested, strict=True)]
         assert accuracies == run.records()[-1]["accuracy_per_client"]
 
         blueprint = prepare(config.load(run.config)).blueprint()
-        files = ClientFiles(run.checkpoint, 3)
+        files = run.client_files(3)
         counts: Counter[tuple[int, int]] = Counter()
         for number in range(5):
             client = blueprint.make(number)
@@ -41,9 +41,9 @@ def test_it_agrees_with_the_last_record_and_with_brute_force(folders: list[Path]
 
 def test_it_is_kept(folders: list[Path], tmp_path: Path) -> None:
     run = RunFolder(shutil.copytree(folders[0], tmp_path / "run"))
-    first = confusion.measure(run)
+    first = confusion.measure(run, trust=OWN)
     shutil.rmtree(run.checkpoint)
-    assert confusion.measure(run) == first == confusion.read(run)
+    assert confusion.measure(run, trust=OWN) == first == confusion.read(run)
 
 
 def test_of_many_clients_some(
@@ -52,7 +52,7 @@ def test_of_many_clients_some(
     run = RunFolder(shutil.copytree(folders[0], tmp_path / "run"))
     (run.path / "confusion.json").unlink(missing_ok=True)
     monkeypatch.setattr(confusion, "MOST_CLIENTS", 2)
-    found = confusion.measure(run)
+    found = confusion.measure(run, trust=OWN)
     assert (len(found.clients), found.took_part) == (2, 5)
     scores = run.records()[-1]["accuracy_per_client"]
     for client, right, of in zip(found.clients, found.right, found.tested, strict=True):
@@ -104,6 +104,6 @@ def test_a_reason_is_given_when_it_cannot_be(
     else:
         (run.path / damage).write_text("{}")
     with pytest.raises(FedghError) as caught:
-        confusion.measure(run)
+        confusion.measure(run, trust=OWN)
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fedgh.report.page import Cell, Fold, Image, Page, Section, Table
 from fedgh.report.run_page import run_page, state_of
 from fedgh.report.runs import NamedRun, name_runs
 from fedgh.report.write import write_report
+from fedgh.trust import OWN
 from tests.report.conftest import HOSTILE
 from tests.report.parts import cut, rewrite
 
@@ -54,7 +56,7 @@ class Elements(HTMLParser):
 
 @pytest.fixture(scope="module")
 def both(runs: list[NamedRun]) -> Elements:
-    return Elements(page.html(run_page(runs, confusion.measure)))
+    return Elements(page.html(run_page(runs, partial(confusion.measure, trust=OWN))))
 
 
 def content(*paths: Path) -> dict[str, Any]:
@@ -67,7 +69,7 @@ def test_hostile_names_stay_text(both: Elements, runs: list[NamedRun]) -> None:
     assert HOSTILE in both.text  # in the table of mistakes or the labels of clients
     assert HOSTILE in json.dumps(charts)
     assert not any(tag == "b" for tag, _ in both.tags)
-    raw = page.html(run_page(runs, confusion.measure))
+    raw = page.html(run_page(runs, partial(confusion.measure, trust=OWN)))
     assert raw.count("</script>") == 4
     assert "<script>alert" not in raw
 
@@ -147,7 +149,7 @@ def test_a_run_that_goes_on_has_a_page(folders: list[Path], tmp_path: Path, roun
     words = f"round {rounds} of 3 is done" if rounds else "no round is complete yet"
     assert state_of(run) == words
     assert words in made["main"]
-    measured = run_page([run], confusion.measure).content()
+    measured = run_page([run], partial(confusion.measure, trust=OWN)).content()
     assert "has not finished" in measured["main"]
 
 
@@ -174,7 +176,7 @@ def test_a_page_says_why_a_chart_is_missing(folders: list[Path], tmp_path: Path)
     shutil.rmtree(path / "checkpoint")
     file = next((path / "means").iterdir())
     file.write_bytes(b"nonsense")
-    made = run_page(name_runs([path]), confusion.measure).content()
+    made = run_page(name_runs([path]), partial(confusion.measure, trust=OWN)).content()
     assert "has no checkpoint/: its models are not here" in made["main"]
     assert f"means/{file.name} cannot be read" in made["main"]
 
@@ -260,7 +262,7 @@ def test_a_stranger_s_code_is_not_run(
     (tmp_path / "stranger.py").write_text("raise SystemExit('it ran')")
     monkeypatch.syspath_prepend(str(tmp_path))
     out = write_report([path], tmp_path / "page.html")
-    assert "whose code a report does not run" in out.read_text()
+    assert "names a method outside fedgh" in out.read_text()
     assert "stranger" not in sys.modules
 
 

@@ -17,7 +17,7 @@ from fedgh.engines.host import Blueprint
 from fedgh.experiment import Experiment, prepare
 from fedgh.finished import Checkpoint
 from fedgh.trained import Trained
-from tests.tiny import QUICK
+from tests.tiny import QUICK, a_run
 
 CLASSES = ("cat", "dog", "owl")
 
@@ -70,7 +70,7 @@ class Fresh:
 
 def as_if_trained(experiment: Experiment, path: Path) -> Trained:
     """A run of one round in which nothing was computed: networks of any size are quick."""
-    folder = RunFolder.create(
+    folder = a_run(
         path, experiment.config.to_toml(), experiment.identity(), experiment.clients(), {}
     )
     blueprint, clients = experiment.blueprint(), list(range(len(experiment.partition)))

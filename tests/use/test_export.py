@@ -63,7 +63,7 @@ def run_torch(path: Path, x: Tensor) -> tuple[Tensor, str]:
 
 
 def test_safetensors_are_the_weights_to_the_bit(run: Path, tmp_path: Path) -> None:
-    trained = Trained.load(run, data=True)
+    trained = Trained.load(run, data=True, trust=True)
     number = trained.left.took_part[0]
     done = trained.clients[number].export(tmp_path / "new" / "model.safetensors", "safetensors")
     assert (done.difference, done.own, done.samples) == (0.0, True, 6)
@@ -160,7 +160,7 @@ def test_onnx_takes_raw_images_and_is_silent(
 
 
 def test_tables_are_taken_as_they_are(table_run: Path, tmp_path: Path) -> None:
-    client = Trained.load(copied(table_run, tmp_path / "alone"), data=True).clients[1]
+    client = Trained.load(copied(table_run, tmp_path / "alone"), data=True, trust=True).clients[1]
     done = client.export(tmp_path / "model.pt2", "torch-export")
     assert (done.own, done.samples) == (False, export.MOST_SAMPLES)
     x = torch.randn(3, 5, generator=torch.Generator().manual_seed(2))
@@ -178,7 +178,7 @@ def test_tables_are_taken_as_they_are(table_run: Path, tmp_path: Path) -> None:
 def test_a_file_that_says_something_else_is_not_written(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: float
 ) -> None:
-    trained = Trained.load(run)
+    trained = Trained.load(run, trust=True)
     client = trained.clients[trained.left.took_part[0]]
     kind = export.FORMATS["safetensors"]
 
@@ -206,7 +206,7 @@ def test_a_network_that_cannot_be_followed_is_named(tmp_path: Path) -> None:
 def test_what_is_missing_or_misspelt(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained = Trained.load(run)
+    trained = Trained.load(run, trust=True)
     client = trained.clients[trained.left.took_part[0]]
     with pytest.raises(FedghError, match="no format 'onx'; did you mean 'onnx'"):
         client.export(tmp_path / "model", "onx")  # type: ignore[arg-type]
@@ -222,9 +222,9 @@ def test_the_command(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    number = str(Trained.load(run).left.took_part[0])
+    number = str(Trained.load(run, trust=True).left.took_part[0])
     path = copied(run, tmp_path / "alone")
-    words = ["export", str(path), "--client", number, "--format", "safetensors"]
+    words = ["export", str(path), "--client", number, "--format", "safetensors", "--trust"]
     assert inside(monkeypatch, *words) == 0
     said = capsys.readouterr().out
     assert "random inputs, since its data are not here: logits differ by at most 0.0e+00" in said

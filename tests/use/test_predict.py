@@ -24,7 +24,7 @@ from tests.use.parts import as_if_trained, copied, images
 
 @pytest.fixture
 def client(run: Path) -> TrainedClient:
-    trained = Trained.load(run)
+    trained = Trained.load(run, trust=True)
     return trained.clients[trained.left.took_part[0]]
 
 
@@ -121,7 +121,7 @@ def test_files_of_other_inputs_are_named(
         predict(client, [tmp_path / "empty"])
     (image,) = write_images(tmp_path / "photos", 1)
     with pytest.raises(DataError, match=r"the client takes float32 \[n, 5\], not images"):
-        predict(Trained.load(table_run).clients[0], [image])
+        predict(Trained.load(table_run, trust=True).clients[0], [image])
 
 
 def test_the_predict_command(
@@ -132,15 +132,15 @@ def test_the_predict_command(
 ) -> None:
     path = copied(run, tmp_path / "alone")
     np.save(tmp_path / "x.npy", images(250).x.numpy())
-    number = Trained.load(run).left.took_part[0]
-    words = ["predict", str(path), "--client", str(number), str(tmp_path / "x.npy")]
+    number = Trained.load(run, trust=True).left.took_part[0]
+    words = ["predict", str(path), "--client", str(number), "--trust", str(tmp_path / "x.npy")]
     assert inside(monkeypatch, *words, "--csv", str(tmp_path / "said.csv")) == 0
     said = capsys.readouterr().out
     assert "50 more rows; --csv FILE writes all" in said
     with (tmp_path / "said.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["row"]) for row in rows] == list(range(250))
-    expected = Trained.load(run).clients[number].predict(images(250).x)
+    expected = Trained.load(run, trust=True).clients[number].predict(images(250).x)
     assert [row["class"] for row in rows] == expected
     assert inside(monkeypatch, *words[:-1], str(tmp_path / "nothing")) == 1
     assert capsys.readouterr().err == f"error: {tmp_path / 'nothing'} does not exist\n"

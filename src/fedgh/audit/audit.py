@@ -21,6 +21,7 @@ from fedgh.core.runs import RunFolder
 from fedgh.engines.host import one_thread
 from fedgh.methods.fedproto import FedProto
 from fedgh.report.extra import need
+from fedgh.trust import Trust
 
 FALSE_ALARMS = 0.01
 
@@ -39,14 +40,20 @@ class Effort:
 
 
 def audit(
-    folder: RunFolder, client: int | None, seed: int, say: Say, effort: Effort | None = None
+    folder: RunFolder,
+    client: int | None,
+    seed: int,
+    say: Say,
+    effort: Effort | None = None,
+    *,
+    trust: Trust,
 ) -> Audit:
     """Attack a client of a run; FedghError says why not."""
     start = time.perf_counter()
     need("privacy", "an audit")
     say("loading the run")
     with one_thread():
-        subject = find(folder, client, seed)
+        subject = find(folder, client, seed, trust=trust)
         attacks = _Attacks(subject, seed, effort or Effort(), say)
         reconstructed, told = list(attacks.reconstructions()), list(attacks.memberships())
     known, unknown = subject.known, subject.unknown

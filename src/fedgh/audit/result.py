@@ -8,7 +8,7 @@ from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from fedgh.audit.noise import Level
-from fedgh.core.disk import write_atomic
+from fedgh.core.disk import read_bytes, write_atomic
 from fedgh.core.runs import RunFolder
 from fedgh.errors import RunError
 
@@ -128,9 +128,7 @@ def read(folder: RunFolder) -> Audit | None:
     if not path.exists():
         return None
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ValueError("it is too large")
-        return Audit.model_validate_json(path.read_bytes())
+        return Audit.model_validate_json(read_bytes(path, MOST_BYTES))
     except (OSError, ValueError):
         raise RunError(f"{path} cannot be read; delete it, or make it again: fedgh audit") from None
 

@@ -25,6 +25,7 @@ from fedgh.methods.fd import FD
 from fedgh.methods.fedgh import FedGH
 from fedgh.methods.fedproto import FedProto
 from fedgh.privacy.mechanism import Privacy
+from fedgh.trust import Trust
 
 MOST_CLASSES = 5
 MOST_OTHERS = 3
@@ -64,13 +65,13 @@ def sent_by(method: Method, client: Client) -> Callable[[Tensor], Tensor]:
     raise RunError(f"{method.name} sends no class means, as fedgh, fedproto and fd do")
 
 
-def find(folder: RunFolder, client: int | None, seed: int) -> Subject:
+def find(folder: RunFolder, client: int | None, seed: int, *, trust: Trust) -> Subject:
     """The victim `client` (else the first that took part) of a run; RunError says why not."""
     if not folder.config.is_file():
         raise RunError(f"{folder.path} is not a run folder (it has no config.toml)")
     if not folder.checkpoint.is_dir():
         raise RunError(f"{folder.path} has no checkpoint/, and the attacks need the models in it")
-    left = finished.load(folder)
+    left = finished.load(folder, trust=trust)
     if not left.took_part:
         raise RunError(f"{folder.path} has no complete round yet")
     number = left.took_part[0] if client is None else client

@@ -3,7 +3,8 @@
 A checkpoint of round t is one file per client that has changed, then the server's file. The
 server's file names the round and replaces its predecessor in one step: that step is the commit.
 Client files of later rounds are left-overs of an interrupted one and do not count; a file that
-the commit has made superfluous is deleted only afterwards.
+the commit has made superfluous is deleted only afterwards. Every file carries the identity of its
+run: a state of another run is refused.
 """
 
 import re
@@ -11,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedgh.core.disk import replace, sync_folder, write_atomic
+from fedgh.core.disk import read_bytes, replace, sync_folder, write_atomic
 from fedgh.core.history import Mark
-from fedgh.core.sealed import About, pack, read_about, unpack
+from fedgh.core.sealed import MAX_STATE, About, pack, read_about, unpack
 from fedgh.core.types import Payload
 from fedgh.errors import RunError
 
@@ -38,29 +39,29 @@ class ServerFile:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "server.safetensors"
 
-    def commit(self, mark: Mark, state: Payload) -> None:
+    def commit(self, mark: Mark, state: Payload, run: str) -> None:
         """Make this the point that a resumed run starts from."""
-        write_atomic(self.path, pack(state, round=mark.round, history=mark.digest))
+        write_atomic(self.path, pack(state, round=mark.round, history=mark.digest, run=run))
 
-    def load(self) -> tuple[Mark, Payload]:
+    def load(self, run: str) -> tuple[Mark, Payload]:
         """How far the run has come, and the state that it left."""
         with _explained(self.path):
-            about, state = unpack(self.path.read_bytes())
-            return _mark(about), state
+            about, state = unpack(read_bytes(self.path, MAX_STATE))
+            return _mark(about, run), state
 
-    def mark(self) -> Mark:
-        """How far the run has come; nowhere, if it has no checkpoint."""
-        if not self.path.exists():
-            return Mark(0, None)
+    def mark(self, run: str) -> Mark:
+        """How far the run has come."""
         with _explained(self.path):
-            return _mark(read_about(self.path))
+            return _mark(read_about(self.path), run)
 
 
-def _mark(about: About) -> Mark:
-    round = str(about.get("round"))
-    if not round.isdecimal():
+def _mark(about: About, run: str) -> Mark:
+    if about.get("run") != run:
+        raise ValueError("it is the state of another run")
+    round, digest = about.get("round"), about.get("history")
+    if not isinstance(round, int) or not isinstance(digest, str):
         raise ValueError("it does not say which round it is of")
-    return Mark(int(round), about.get("history"))
+    return Mark(round, digest)
 
 
 class ClientFiles:
@@ -70,8 +71,9 @@ class ClientFiles:
     what it replaces stays.
     """
 
-    def __init__(self, folder: Path, round: int) -> None:
+    def __init__(self, folder: Path, round: int, run: str = "") -> None:
         self.folder = folder
+        self.run = run  # whose states these are
         self._current = {client: path for client, _, path in _newest(folder, round)}
         self._superseded: list[tuple[int, Path]] = []  # the round of the successor, the file
         self._sealed = round
@@ -96,15 +98,35 @@ class ClientFiles:
         if path is None:
             return None
         with _explained(path):
-            content = path.read_bytes()
+            content = read_bytes(path, MAX_STATE)
             about, state = unpack(content)
-            if about and about != {"client": client, "round": _round_of(path)}:
-                raise ValueError("it is the state of another client or round")
+            self._check_whose(client, path, about)
         return content, state
+
+    def check(self, trained: Sequence[int]) -> None:
+        """Refuse a checkpoint in which the state of a client that has trained is not there.
+
+        `trained` says in which round each client last did, 0 for never.
+        """
+        for client, last in enumerate(trained):
+            if self.round(client) < last:
+                raise RunError(
+                    f"{self.folder} lacks the state of client {client}, which trained in round "
+                    f"{last}; the run cannot be resumed"
+                )
+            if last:  # without reading it all; one that was cut short is found out
+                path = self._current[client]
+                with _explained(path):
+                    self._check_whose(client, path, read_about(path))
+
+    def _check_whose(self, client: int, path: Path, about: About) -> None:
+        expected = {"client": client, "round": _round_of(path), "run": self.run}
+        if {key: about.get(key) for key in expected} != expected:
+            raise ValueError("it is the state of another client, round or run")
 
     def write(self, round: int, client: int, state: Payload) -> None:
         """Write a client's state after `round`."""
-        self.put(round, client, pack(state, client=client, round=round))
+        self.put(round, client, pack(state, client=client, round=round, run=self.run))
 
     def put(self, round: int, client: int, content: bytes) -> None:
         """Write a client's state after `round`, given as it will be on disk."""
@@ -143,24 +165,6 @@ def _round_of(path: Path) -> int:
     match = _CLIENT_FILE.fullmatch(path.name)
     assert match is not None
     return int(match[2])
-
-
-def check_clients(folder: Path, round: int, trained: Sequence[int]) -> None:
-    """Refuse a checkpoint in which the state of a client that has trained is not there.
-
-    `trained` says in which round each client last did, 0 for never.
-    """
-    there = {client: (saved, path) for client, saved, path in _newest(folder, round)}
-    for client, last in enumerate(trained):
-        saved, path = there.get(client, (0, folder))
-        if saved < last:
-            raise RunError(
-                f"{folder} lacks the state of client {client}, which trained in round {last}; "
-                "the run cannot be resumed"
-            )
-        if last:
-            with _explained(path):  # without reading it all; one that was cut short is found out
-                read_about(path)
 
 
 def discard_leftovers(folder: Path, round: int) -> None:

@@ -1,17 +1,19 @@
 """rounds.jsonl: a line per round, and the digest by which a commit knows them again."""
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from fedgh.core.disk import naming, write_atomic
+from fedgh.core.disk import append, open_regular, write_atomic
 from fedgh.errors import RunError
 
 Record = dict[str, Any]
+
+MAX_LINE = 2**28
+"""Bytes of one round's record: enough for a few numbers of each of ten million clients."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Mark:
     """How far a run had come when it was committed."""
 
     round: int
-    digest: str | None  # of the lines so far; checkpoints from before there were digests have none
+    digest: str | None  # of the lines so far; None when there is no checkpoint
 
 
 class History:
@@ -50,10 +52,7 @@ class History:
     def append(self, record: Record) -> None:
         """Add a round."""
         line = to_json(record)
-        with naming(self._path), self._path.open("ab") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        append(self._path, line)
         if self._running is not None:
             self._running.update(line)
 
@@ -69,21 +68,25 @@ class History:
         return self._running.hexdigest()
 
     def _lines(self) -> list[bytes]:
+        """The lines that are records of rounds 1, 2 and so on, up to the first that is not."""
+        lines: list[bytes] = []
         try:
-            content = self._path.read_bytes()
+            with open_regular(self._path) as file:
+                while len(line := file.readline(MAX_LINE)) < MAX_LINE:
+                    try:
+                        record = json.loads(line)
+                    except (ValueError, RecursionError):
+                        break
+                    if not isinstance(record, dict) or record.get("round") != len(lines) + 1:
+                        break
+                    lines.append(line.rstrip(b"\r\n") + b"\n")
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise RunError(f"{self._path} cannot be read ({error.strerror}); allow it") from None
-        lines: list[bytes] = []
-        for line in content.splitlines():
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                break
-            if not isinstance(record, dict) or record.get("round") != len(lines) + 1:
-                break
-            lines.append(line + b"\n")
+            raise RunError(
+                f"{self._path} cannot be read ({error.strerror}); allow it, or put it back from "
+                "a copy"
+            ) from None
         return lines
 
 

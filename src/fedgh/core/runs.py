@@ -1,7 +1,8 @@
 """The run folder: the contract that resuming, reports and tests rely on.
 
 config.toml     resolved, enough to run again
-data.json       which data: name, size, classes, and a fingerprint of them and the settings
+data.json       which run: its identity; which data: name, size, classes, and a fingerprint of
+                them and the settings
 clients.json    who the clients are: network, classes, number of samples
 rounds.jsonl    one line per round
 asked.json      how often each client was asked for an upload, where that costs privacy each time
@@ -15,27 +16,50 @@ audit.json      what attackers learn from class means, once `fedgh audit` has lo
 tensorboard/    the same numbers for TensorBoard, with run.tensorboard
 """
 
-import fcntl
 import json
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import BaseModel, NonNegativeInt, ValidationError
 
-from fedgh.core.checkpoint import ServerFile, discard_leftovers
-from fedgh.core.disk import discard_parts, explaining, make_folder, write_atomic
+from fedgh.core.checkpoint import ClientFiles, ServerFile, discard_leftovers
+from fedgh.core.disk import (
+    check_no_link,
+    discard_parts,
+    explaining,
+    locked,
+    make_folder,
+    read_bytes,
+    write_atomic,
+)
 from fedgh.core.history import History, Mark, to_json
 from fedgh.core.history import Record as Record
 from fedgh.core.sealed import pack, unpack
 from fedgh.core.types import Payload
 from fedgh.errors import RunError
 
+MAX_JSON = 2**28
+"""Bytes of a JSON file in a run folder: enough for some numbers of each of a million clients."""
+
+MAX_MEANS = 2**30
+"""Bytes of the class means of one round."""
+
+
+class _Asked(BaseModel):
+    run: str
+    asked: dict[int, NonNegativeInt]
+
 
 class RunFolder:
-    """One run on disk. Whatever moment a crash comes, the last committed round is intact."""
+    """One run on disk. Whatever moment a crash comes, the last committed round is intact.
+
+    Who writes holds the lock of the folder, from before the first byte of a new run. Files that a
+    resume relies on carry the identity of the run, which is drawn when it begins.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,28 +70,30 @@ class RunFolder:
         self._means = path / "means"
 
     @classmethod
+    @contextmanager
     def create(
         cls, path: Path, config: str, identity: Record, clients: list[Record], state: Payload
-    ) -> "RunFolder":
-        """A new run before its first round; refuses a folder that holds something already."""
-        if path.exists() and not _unborn(path):
-            raise RunError(
-                f"{path} exists and is not empty; choose another --out, "
-                f"or go on with it: fedgh resume {path}"
-            )
+    ) -> Iterator["RunFolder"]:
+        """Hold a new run, locked, before its first round; refuse a folder that holds something."""
         run = cls(path)
-        try:
-            make_folder(run.checkpoint)
-            write_atomic(path / "data.json", to_json(identity))
-            write_atomic(path / "clients.json", to_json(clients))
-            run._server.commit(Mark(0, run._history.digest()), state)
-            write_atomic(run.config, config.encode())  # last: with it the run exists
-        except OSError as error:
-            raise RunError(
-                f"cannot write {error.filename}: {error.strerror}. The run has not begun: make "
-                "room, or allow it, and start it again"
-            ) from None
-        return run
+        with ExitStack() as stack:
+            try:
+                _check_unborn(path)  # before the lock, which would be a file among others' files
+                make_folder(path)
+                stack.enter_context(run._lock())
+                _check_unborn(path)
+                make_folder(run.checkpoint)
+                name = secrets.token_hex(16)
+                write_atomic(path / "data.json", to_json({"run": name, **identity}))
+                write_atomic(path / "clients.json", to_json(clients))
+                run._server.commit(Mark(0, run._history.digest()), state, name)
+                write_atomic(run.config, config.encode())  # last: with it the run exists
+            except OSError as error:
+                raise RunError(
+                    f"cannot write {error.filename}: {error.strerror}. The run has not begun: make "
+                    "room, or allow it, and start it again"
+                ) from None
+            yield run
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
@@ -85,13 +111,20 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep a second process from writing into this run; released even by kill -9."""
-        with explaining():
-            file = (self.path / ".lock").open("w")
-        with file:
+        with ExitStack() as stack:
+            with explaining():
+                stack.enter_context(self._lock())
+            yield
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        with ExitStack() as stack:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+                stack.enter_context(locked(self.path / ".lock"))
+            except BlockingIOError:
                 raise RunError(f"{self.path} is in use by another process") from None
+            for folder in (self.checkpoint, self._means):
+                check_no_link(folder)
             yield
 
     def identity(self) -> Record:
@@ -103,6 +136,18 @@ class RunFolder:
                 raise RunError(f"{self.path / 'data.json'} is not what a run writes: {key}")
         return known
 
+    @property
+    def run(self) -> str:
+        """The identity of the run, which every state and count of it carries."""
+        found = self._read_json("data.json")
+        name = found.get("run") if isinstance(found, dict) else None
+        if not isinstance(name, str):
+            raise RunError(
+                f"{self.path / 'data.json'} does not say which run it belongs to; an older fedgh "
+                "has made it: go on with that one, or run it again"
+            )
+        return name
+
     def clients(self) -> list[Record]:
         """Who the clients are."""
         found: list[Record] = self._read_json("clients.json")
@@ -110,31 +155,31 @@ class RunFolder:
 
     def records(self) -> list[Record]:
         """The rounds so far; those that are committed are as they were when they were."""
-        return self._history.records(self._server.mark())  # the mark first: lines only come
+        mark = self._server.mark(self.run) if self._server.path.exists() else Mark(0, None)
+        return self._history.records(mark)  # the mark came first: lines are only added
 
     @explaining()
     def count_asked(self, clients: Iterable[int]) -> None:
         """Count that these are about to be asked: what they answer may cost privacy."""
         asked = Counter(self.asked())
         asked.update(clients)
-        write_atomic(
-            self.path / "asked.json",
-            to_json({str(client): times for client, times in asked.items()}),
-        )
+        content = _Asked(run=self.run, asked=dict(asked))
+        write_atomic(self.path / "asked.json", content.model_dump_json().encode() + b"\n")
 
     def asked(self) -> dict[int, int]:
         """How often each client was asked, also in rounds that were then lost, where counted."""
         if not (self.path / "asked.json").exists():
             return {}
         try:
-            return TypeAdapter(dict[int, NonNegativeInt]).validate_python(
-                self._read_json("asked.json")
-            )
+            known = _Asked.model_validate(self._read_json("asked.json"))
         except ValidationError as error:
             where = ".".join(map(str, error.errors()[0]["loc"]))
             raise RunError(
                 f"{self.path / 'asked.json'} is not what a run writes: {where}"
             ) from None
+        if known.run != self.run:
+            raise RunError(f"{self.path / 'asked.json'} is of another run")
+        return known.asked
 
     @explaining()
     def append(self, record: Record) -> None:
@@ -144,11 +189,11 @@ class RunFolder:
     @explaining()
     def commit(self, round: int, state: Payload) -> None:
         """Make `round`, the last that was added, the one to resume from."""
-        self._server.commit(Mark(round, self._history.digest()), state)
+        self._server.commit(Mark(round, self._history.digest()), state, self.run)
 
     def committed(self) -> tuple[int, Payload]:
         """The last committed round, and the state that it left."""
-        mark, state = self._server.load()
+        mark, state = self._server.load(self.run)
         self._history.records(mark)
         return mark.round, state
 
@@ -166,6 +211,10 @@ class RunFolder:
             discard_parts(self._means)
         return round, state
 
+    def client_files(self, round: int) -> ClientFiles:
+        """The states of the clients after `round`."""
+        return ClientFiles(self.checkpoint, round, self.run)
+
     @explaining()
     def discard_leftovers(self) -> None:
         """Delete client states that the last commit does not need."""
@@ -175,13 +224,17 @@ class RunFolder:
     def keep_means(self, round: int, means: Payload) -> None:
         """Keep the class means of a round."""
         make_folder(self._means)
-        write_atomic(self._means / f"{round:06}.safetensors", pack(means, round=round))
+        content = pack(means, round=round, run=self.run)
+        write_atomic(self._means / f"{round:06}.safetensors", content)
 
     def means(self) -> dict[int, Payload]:
         """The class means that were kept, by round."""
-        return {round: _read_means(round, file) for round, file in self._mean_files().items()}
+        files, run = self._mean_files(), self.run if self._means.exists() else ""
+        return {round: _read_means(round, file, run) for round, file in files.items()}
 
     def _mean_files(self) -> dict[int, Path]:
+        if self._means.is_symlink():
+            raise RunError(f"{self._means} is a symbolic link; nothing is read behind it")
         files = sorted(self._means.glob("*.safetensors"))
         return {int(file.stem): file for file in files if file.stem.isdecimal()}
 
@@ -199,26 +252,31 @@ class RunFolder:
 
     def _read_json(self, name: str) -> Any:
         try:
-            return json.loads((self.path / name).read_text(encoding="utf-8"))
+            return json.loads(read_bytes(self.path / name, MAX_JSON))
         except (OSError, ValueError, RecursionError) as error:
             raise RunError(
                 f"{self.path / name} cannot be read ({error}); put it back from a copy"
             ) from None
 
 
-def _unborn(path: Path) -> bool:
-    """Whether a folder is empty but for what `create` writes before the configuration."""
-    return path.is_dir() and all(
-        item.name in ("checkpoint", "clients.json", "data.json") or item.suffix == ".part"
-        for item in path.iterdir()
-    )
+def _check_unborn(path: Path) -> None:
+    """Refuse a folder that holds anything but what `create` writes before the configuration."""
+    first = (".lock", "checkpoint", "clients.json", "data.json")
+    if path.exists() and not (
+        path.is_dir()
+        and all(item.name in first or item.suffix == ".part" for item in path.iterdir())
+    ):
+        raise RunError(
+            f"{path} exists and is not empty; choose another --out, "
+            f"or go on with it: fedgh resume {path}"
+        )
 
 
-def _read_means(round: int, file: Path) -> Payload:
+def _read_means(round: int, file: Path, run: str) -> Payload:
     try:
-        about, means = unpack(file.read_bytes())
+        about, means = unpack(read_bytes(file, MAX_MEANS))
     except (OSError, ValueError) as error:
         raise RunError(f"{file} cannot be read ({error})") from None
-    if about and about != {"round": round}:
-        raise RunError(f"{file} holds the means of another round")
+    if about != {"round": round, "run": run}:
+        raise RunError(f"{file} holds the means of another round or run")
     return means

@@ -6,19 +6,26 @@ states should be equal bytes.)
 """
 
 import json
+import os
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-from safetensors import SafetensorError, safe_open
 
+from fedgh.core.disk import open_regular
 from fedgh.core.types import Payload
 
 About = dict[str, Any]
 
 _KEY = "fedgh"
 _UNKNOWN = "0" * 32
+
+MAX_STATE = 16 * 2**30
+"""Bytes of a state that is read."""
+
+MAX_HEADER = 100_000_000
+"""Bytes of the JSON in front of the tensors; safetensors has the same limit."""
 
 
 def pack(state: Payload, **about: int | str | None) -> bytes:
@@ -31,38 +38,43 @@ def pack(state: Payload, **about: int | str | None) -> bytes:
 
 
 def unpack(content: bytes) -> tuple[About, Payload]:
-    """What a state is of, and its tensors; ValueError when it is not as it was packed.
-
-    States from before there were digests are taken as they are.
-    """
+    """What a state is of, and its tensors; ValueError when it is not as it was packed."""
     try:
         state = safetensors.torch.load(content)
     except Exception as error:  # whatever safetensors and torch make of such bytes
         raise ValueError(str(error).partition("\n")[0]) from None
     size = int.from_bytes(content[:8], "little")
-    about = _about(json.loads(content[8 : 8 + size]).get("__metadata__", {}))
-    digest = about.pop("blake2b", None)
-    if digest is not None and _digest(content, digest) != digest:
+    about = _about(json.loads(content[8 : 8 + size]))
+    digest = about.pop("blake2b")
+    if _digest(content, digest) != digest:
         raise ValueError("it has changed since it was written")
     return about, state
 
 
 def read_about(path: Path) -> About:
     """What the state in a file is of, without reading it all; ValueError if it was cut short."""
+    with open_regular(path) as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > MAX_HEADER:
+            raise ValueError("it is not a state")
+        try:
+            header = json.loads(file.read(size))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"]
+        except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
+            raise ValueError("it is not a state") from None
+        if os.fstat(file.fileno()).st_size != 8 + size + max(ends, default=0):
+            raise ValueError("it was cut short")
+    return _about(header)
+
+
+def _about(header: dict[str, Any]) -> About:
     try:
-        with safe_open(path, "pt") as file:
-            return _about(file.metadata() or {})
-    except SafetensorError as error:
-        raise ValueError(str(error)) from None
-
-
-def _about(metadata: dict[str, str]) -> About:
-    if _KEY not in metadata:
-        return dict(metadata)
-    about = json.loads(metadata[_KEY])
-    if not (isinstance(about, dict) and isinstance(about.get("blake2b"), str)):
-        raise ValueError("its digest is missing")
-    return about
+        about = json.loads(header["__metadata__"][_KEY])
+        if isinstance(about["blake2b"], str):
+            return dict(about)
+    except (ValueError, LookupError, TypeError):
+        pass
+    raise ValueError("its digest is missing")
 
 
 def _digest(content: bytes, own: str) -> str:

@@ -12,7 +12,6 @@ import warnings
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -65,13 +64,12 @@ class Ray:
     def __init__(
         self,
         blueprint: Blueprint,
-        checkpoint: Path,
-        round: int,
+        files: ClientFiles,
         memory: int,
         count: int = 0,
         address: str = "local",
     ) -> None:
-        self._files = ClientFiles(checkpoint, round)
+        self._files = files
         # Ray's own logs and sockets go when the run ends, if Ray was started for it.
         self._place = TemporaryDirectory(prefix="fedgh-ray-", ignore_cleanup_errors=True)
         self._connected = _connect(address, self._place.name)
@@ -116,7 +114,7 @@ class Ray:
 
     def _start(self) -> Place:
         actor = Actor.options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD").remote(  # type: ignore[attr-defined]
-            self._blueprint, self._memory
+            self._blueprint, self._memory, self._files.run
         )
         return Place(actor, actor.ready.remote())
 
@@ -213,8 +211,9 @@ class _Handed:
 class Actor:
     """A host on some machine."""
 
-    def __init__(self, packed: tuple[Blueprint, dict[str, Any]], memory: int) -> None:
+    def __init__(self, packed: tuple[Blueprint, dict[str, Any]], memory: int, run: str) -> None:
         become_worker()
+        self._run_name = run
         self._states = _Handed()
         self._host = ClientHost(_unpack(*packed), self._states, memory)
         self._trained: set[int] = set()  # clients whose newest state was made or came here
@@ -237,7 +236,7 @@ class Actor:
         if new is None:
             return reply, None
         self._trained.add(client)
-        return reply, pack(new, client=client, round=job.round)
+        return reply, pack(new, client=client, round=job.round, run=self._run_name)
 
 
 def _connect(address: str, place: str) -> bool:

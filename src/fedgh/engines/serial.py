@@ -1,7 +1,6 @@
 """One client after the other in this process: the engine to debug with."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from fedgh.core.checkpoint import ClientFiles
 from fedgh.core.disk import explaining
@@ -12,8 +11,8 @@ from fedgh.engines.host import Blueprint, ClientHost
 class Serial:
     """Same bits as every other engine, with all clients within reach of a debugger."""
 
-    def __init__(self, blueprint: Blueprint, checkpoint: Path, round: int, memory: int) -> None:
-        self._host = ClientHost(blueprint, ClientFiles(checkpoint, round), memory)
+    def __init__(self, blueprint: Blueprint, files: ClientFiles, memory: int) -> None:
+        self._host = ClientHost(blueprint, files, memory)
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
         """Do the jobs one by one."""

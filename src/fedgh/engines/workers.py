@@ -38,7 +38,7 @@ class Workers:
     """The engine for real work on one machine."""
 
     def __init__(
-        self, blueprint: Blueprint, checkpoint: Path, round: int, memory: int, count: int = 0
+        self, blueprint: Blueprint, files: ClientFiles, memory: int, count: int = 0
     ) -> None:
         _share(blueprint)
         count = count or processes_for(blueprint.device, available_cores())
@@ -54,10 +54,7 @@ class Workers:
                     device = share_of(blueprint.device, index)
                     process = context.Process(
                         target=_work,
-                        args=(
-                            *(theirs, replace(blueprint, device=device)),
-                            *(checkpoint, round, memory // count),
-                        ),
+                        args=(theirs, replace(blueprint, device=device), files, memory // count),
                         name=f"fedgh-worker-{index}",
                         daemon=True,
                     )
@@ -139,12 +136,9 @@ class Workers:
                 yield answer
 
 
-def _work(
-    connection: Connection, blueprint: Blueprint, checkpoint: Path, round: int, memory: int
-) -> None:
+def _work(connection: Connection, blueprint: Blueprint, files: ClientFiles, memory: int) -> None:
     """The life of a worker: do what is asked until the other end is gone."""
     become_worker()
-    files = ClientFiles(checkpoint, round)
     host = ClientHost(blueprint, files, memory)
     try:
         while True:

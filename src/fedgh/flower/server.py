@@ -64,7 +64,7 @@ def serve(grid: Grid, run_id: int, settings: Mapping[str, Any]) -> RunFolder:
 
     try:
         if (out / "config.toml").exists():
-            return training.resume(out, Log(), prepare=lambda _: experiment, make_engine=engine)
+            return training.resume_with(experiment, out, Log(), make_engine=engine)
         return training.run(experiment, out, Log(), make_engine=engine)
     except FedghError as error:
         for session in begun:

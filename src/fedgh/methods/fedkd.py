@@ -24,6 +24,7 @@ from fedgh.core.average import WeightedMean, load_network, network_state, update
 from fedgh.core.local import sgd_epochs
 from fedgh.core.losses import distill
 from fedgh.core.method import Method
+from fedgh.core.names import Names
 from fedgh.core.types import Client, Payload, SplitModel, Task, Upload, part, prefixed
 from fedgh.errors import WireError
 from fedgh.models import shared_model
@@ -89,7 +90,7 @@ class FedKD(Method):
 
     energy_start: Annotated[float, Field(gt=0, le=1)] = 0.95  # kept of each matrix in round 1
     energy_end: Annotated[float, Field(gt=0, le=1)] = 0.98  # and in the last round
-    shared: str = "cnn5"  # the extractor of the mentee
+    shared: Annotated[str, Names.NETWORK] = "cnn5"  # the extractor of the mentee
 
     def energy(self, round: int, rounds: int) -> float:
         """The share kept in a round, the last of which keeps `energy_end`."""

@@ -19,6 +19,7 @@ from fedgh.core.average import load_network, mean_by_examples, network_spec, net
 from fedgh.core.local import sgd_epochs
 from fedgh.core.losses import distill
 from fedgh.core.method import Method
+from fedgh.core.names import Names
 from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
 from fedgh.models import shared_model
 
@@ -42,7 +43,7 @@ class FML(Method):
 
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the labels for the private model
     beta: Annotated[float, Field(ge=0, le=1)] = 0.5  # and for the shared one
-    shared: str = "cnn5"  # the extractor of the shared model
+    shared: Annotated[str, Names.NETWORK] = "cnn5"  # the extractor of the shared model
 
     def init_server(
         self, task: Task, models: Sequence[SplitModel], rng: torch.Generator

@@ -4,8 +4,8 @@ Nothing in a run folder is taken on trust: a file that is not what a run writes 
 a configuration is read as text, so that no code it names is imported.
 """
 
-import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from fedgh.config import NOT_TOML
+from fedgh import config as configs
 from fedgh.core.runs import Record, RunFolder
-from fedgh.errors import RunError
+from fedgh.errors import ConfigError, RunError
 from fedgh.summary import so_far
 
 T = TypeVar("T")
@@ -162,18 +162,14 @@ class NamedRun:
     @cached_property
     def config_text(self) -> str:
         """Its configuration as it is in the file."""
-        try:
-            return self.folder.config.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise RunError(f"{self.folder.config} cannot be read ({error})") from None
+        with _as_run_error():
+            return configs.read_text(self.folder.config)
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """Its configuration as plain values, section by section."""
-        try:
-            return tomllib.loads(self.config_text)
-        except NOT_TOML as error:
-            raise RunError(f"{self.folder.config} is not valid TOML: {error}") from None
+        with _as_run_error():
+            return configs.parse_toml(self.config_text, self.folder.config)
 
     @cached_property
     def settings(self) -> _Settings:
@@ -200,6 +196,15 @@ class NamedRun:
             raise RunError(
                 f"{self.folder.path / file} is not what a run writes: {where}: {first['msg']}"
             ) from None
+
+
+@contextmanager
+def _as_run_error() -> Iterator[None]:
+    """A configuration that is wrong in a run folder is the folder's mistake, not the user's."""
+    try:
+        yield
+    except ConfigError as error:
+        raise RunError(str(error)) from None
 
 
 def name_runs(paths: Sequence[Path]) -> list[NamedRun]:

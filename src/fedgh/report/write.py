@@ -1,13 +1,16 @@
 """From run folders to a report on disk."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from fedgh.confusion import Confusion, measure, measure_own
+from fedgh.confusion import Confusion, measure
+from fedgh.core.disk import make_folder
 from fedgh.core.runs import RunFolder
 from fedgh.engines.host import one_line
 from fedgh.errors import FedghError
 from fedgh.report.extra import need_report
+from fedgh.trust import FOREIGN, OWN, Trust
 
 
 def write_report(
@@ -15,11 +18,13 @@ def write_report(
     out: Path | None = None,
     figures: Path | None = None,
     kind: str = "svg",
-    find_confusion: Callable[[RunFolder], Confusion] = measure_own,
+    find_confusion: Callable[[RunFolder], Confusion] | None = None,
+    trust: Trust = FOREIGN,
 ) -> Path:
     """Write the page about these runs and return its path; its charts also go into `figures`.
 
-    By default a run's page is in its folder, and that of several in the current one.
+    By default a run's page is in its folder, and that of several in the current one. What has not
+    been measured yet is measured with the code and data that a run names as far as `trust` goes.
     """
     need_report()
     from fedgh.report import page  # Altair takes a second
@@ -27,19 +32,19 @@ def write_report(
     from fedgh.report.run_page import run_page
     from fedgh.report.runs import name_runs
 
-    made = run_page(name_runs(paths), find_confusion)
+    made = run_page(name_runs(paths), find_confusion or partial(measure, trust=trust))
     out = out or (paths[0] if len(paths) == 1 else Path()) / "report.html"
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     page.write(made, out)
     if figures is not None:
         save_all(made, figures, kind)
     return out
 
 
-def report_after(run: RunFolder) -> str:
+def report_after(run: RunFolder, trust: Trust = OWN) -> str:
     """Write the report of a finished run and say where, or why not: that never harms the run."""
     try:
-        return f"report     {write_report([run.path], find_confusion=measure)}"
+        return f"report     {write_report([run.path], trust=trust)}"
     except FedghError as error:
         return f"report     not written: {error}"
     except KeyboardInterrupt:

@@ -1,0 +1,46 @@
+"""What the text in a field of a configuration names; declared in the field's annotation.
+
+shared: Annotated[str, Names.NETWORK] = "cnn5"
+"""
+
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel
+
+
+class Names(Enum):
+    """What using a text may do: import code, open a file, connect to a machine, or nothing."""
+
+    METHOD = "a method"
+    NETWORK = "a network"
+    PATH = "a file or folder"
+    MACHINE = "another machine"
+    NOTHING = "nothing"  # it is shown, or compared with names that fedgh knows
+
+
+def declarations(section: type[Any]) -> dict[str, Names | None]:
+    """What each field of a section that can hold text declares; None when it declares nothing."""
+    if is_dataclass(section):
+        names = [field.name for field in fields(section)]
+    else:
+        assert issubclass(section, BaseModel)
+        names = list(section.model_fields)
+    hints = get_type_hints(section, include_extras=True)
+    return {name: _declared(hints[name]) for name in names if _holds_text(hints[name])}
+
+
+def _declared(hint: Any) -> Names | None:
+    """The first declaration in a type, however deep: of `Place | None` that of `Place`."""
+    if isinstance(hint, Names):
+        return hint
+    found = (_declared(part) for part in (*getattr(hint, "__metadata__", ()), *get_args(hint)))
+    return next((names for names in found if names is not None), None)
+
+
+def _holds_text(hint: Any) -> bool:
+    if get_origin(hint) is Literal:
+        return False
+    return hint in (str, Path, Any, object) or any(map(_holds_text, get_args(hint)))

@@ -1,0 +1,94 @@
+"""The one decision which names in a configuration may be followed.
+
+A configuration can name code to import, files to open and machines to connect to. In one that the
+user has written they are all meant. One that comes from elsewhere (a run folder, a server) may name
+only what is part of fedgh, and what the user has allowed by name. `core.names` declares field by
+field what a text names; a field that declares nothing may then only have its default.
+"""
+
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from fedgh.core.names import Names, declarations
+from fedgh.errors import ConfigError, printable
+from fedgh.methods import METHODS
+from fedgh.models import EXTRACTORS
+
+PACKAGED: dict[Names, frozenset[str]] = {
+    Names.METHOD: frozenset(METHODS),
+    Names.NETWORK: frozenset(EXTRACTORS),
+    Names.PATH: frozenset(),
+    Names.MACHINE: frozenset({"local"}),
+}
+"""What a text may say wherever it comes from."""
+
+HOW_TO_ALLOW = "if you have read and trust it: --trust (in Python: trust=True)"
+
+
+class ForeignError(ConfigError):
+    """A configuration from elsewhere names what is not part of fedgh."""
+
+    def __init__(self, setting: str, what: str) -> None:
+        super().__init__(
+            f"{setting} names {what} outside fedgh, which is not used for a configuration from "
+            f"elsewhere; {HOW_TO_ALLOW}"
+        )
+        self.setting = setting
+
+
+@dataclass(frozen=True)
+class Trust:
+    """How far the names in a configuration are followed."""
+
+    everything: bool = False
+    names: frozenset[str] = frozenset()  # allowed beside what is part of fedgh
+
+    def check(self, key: str, names: Names | None, text: object) -> None:
+        """Raise ForeignError unless what a text names may be imported, opened or reached."""
+        if self.everything or names is Names.NOTHING or text is None:
+            return
+        packaged = PACKAGED[names] if names else frozenset()
+        if str(text) not in self.names | packaged:
+            what = names.value if names else "something"
+            raise ForeignError(f"{key} = '{printable(str(text))}'", what)
+
+    def check_all(self, config: BaseModel) -> None:
+        """Raise ForeignError unless all names in a configuration may be followed."""
+        for key, names, text in _texts(config):
+            self.check(key, names, text)
+
+
+OWN = Trust(everything=True)
+"""The configuration is the user's own."""
+
+FOREIGN = Trust()
+"""It comes from elsewhere."""
+
+
+def texts_in(config: BaseModel) -> frozenset[str]:
+    """What a configuration names."""
+    return frozenset(str(text) for _, _, text in _texts(config))
+
+
+def _texts(config: BaseModel) -> Iterator[tuple[str, Names | None, object]]:
+    """Every text in a configuration: its key, what it is declared to name, itself."""
+    for section in type(config).model_fields:
+        holder = getattr(config, section)
+        for field, names in declarations(type(holder)).items():
+            value = getattr(holder, field)
+            if names is None and value == _default(type(holder), field):
+                continue
+            for text in value if isinstance(value, list) else [value]:
+                if isinstance(text, str | Path | None) or names is None:
+                    yield f"{section}.{field}", names, text
+
+
+def _default(section: type[Any], name: str) -> object:
+    if hasattr(section, "model_fields"):
+        return section.model_fields[name].get_default(call_default_factory=True)
+    field = next(field for field in fields(section) if field.name == name)
+    return field.default if field.default_factory is MISSING else field.default_factory()
