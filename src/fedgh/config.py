@@ -140,7 +140,14 @@ class Config(_Sections):
     def to_table(self) -> dict[str, Any]:
         """Plain values, section by section; what is None is left out."""
         sections = self.model_dump(mode="json", exclude={"method"}, exclude_none=True)
-        return {**sections, "method": {"name": _method_name(self.method), **asdict(self.method)}}
+        return {**sections, "method": {"name": self.method_name, **asdict(self.method)}}
+
+    @property
+    def method_name(self) -> str:
+        """The name by which a configuration names its method."""
+        kind = type(self.method)
+        packaged = METHODS.get(kind.name) is kind
+        return kind.name if packaged else f"{kind.__module__}:{kind.__qualname__}"
 
     def portable(self) -> dict[str, Any]:
         """The same without what is one machine's affair: how it is run, where files are.
@@ -216,7 +223,7 @@ def load_run(
 
 def names_in(config: Config) -> Trust:
     """Trust that allows what this configuration names, and nothing else from outside fedgh."""
-    return Trust(names=frozenset({_method_name(config.method), *texts_in(config)}))
+    return Trust(names=texts_in(config) | {config.method_name})
 
 
 def _with_overrides(
@@ -329,14 +336,6 @@ def _find_method(name: str) -> type[Method]:
     if lacks:
         raise ConfigError(f"method.name: '{name}' does not define {', '.join(lacks)}")
     return found
-
-
-def _method_name(method: Method) -> str:
-    """The name by which `_find_method` finds this method again."""
-    kind = type(method)
-    if METHODS.get(kind.name) is kind:
-        return kind.name
-    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def _as_json(table: object) -> str:

@@ -91,7 +91,8 @@ class Experiment:
         privacy = self.privacy
         if privacy is None:
             return None
-        return Account(privacy, self.config.privacy.delta, self.task.num_clients)
+        section = self.config.privacy
+        return Account(privacy, section.epsilon, section.delta, self.task.num_clients)
 
     def initial_server(self) -> Payload:
         """What the server holds before the first round; refuses what the method cannot do."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from fedgh import config as configs
 from fedgh.config import Config
+from fedgh.core.disk import make_folder
 from fedgh.core.runs import RunFolder
 from fedgh.data.sources import Source
 from fedgh.errors import ConfigError, MethodError, RunError
@@ -163,7 +164,7 @@ def run_trials(
     """
     missing = {} if missing is None else missing
     ready = _prepare(trials, out, skip_impossible, missing)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     runs = {
         trial.folder: (trial, folder)
         for trial, folder in found([trial for trial, _ in ready], out).runs

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from fedgh import config as configs
 from fedgh.config import Config
+from fedgh.core.disk import check_no_link, explaining
 from fedgh.core.means import Album, worth_keeping
 from fedgh.core.rounds import Engine, Federation, ignore
 from fedgh.core.runs import Record, RunFolder
@@ -169,6 +170,8 @@ def _train(
         stack.enter_context(one_thread())
         done, state = folder.committed()
         if config.run.tensorboard:
+            with explaining():
+                check_no_link(folder.path / "tensorboard")
             scalars = Scalars(folder.path / "tensorboard", done)
             watch = Both(watch, stack.enter_context(closing(scalars)))
         watch.started(experiment, folder, folder.records()[:done])
@@ -196,6 +199,8 @@ def _train(
                 strikes=config.run.strikes,
             )
             for number in range(done + 1, task.rounds + 1):
+                if account is not None:
+                    account.check(federation.participants(number))
                 album = Album()
                 picture = album.add if worth_keeping(number, task.rounds) else ignore
                 record = federation.round(number, watch.replied, picture)

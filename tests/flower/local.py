@@ -16,6 +16,8 @@ from fedgh.flower.server import serve
 from tests.tiny import tensors
 
 FIRST_NODE = 1000
+NETWORKS = ",".join(f"tests.tiny:{name}" for name in ("mlp", "noisy", "failing", "infinite"))
+"""Code outside fedgh that participants allow: that of these tests."""
 
 
 class Unreliable(LocalGrid):
@@ -64,6 +66,7 @@ class House:
             node_config: dict[str, int | str] = {
                 "client": k,
                 "state": str(path / "states"),
+                "allow": NETWORKS,
                 **(settings or {}),
             }
             key = read_public_key(keys / f"{k}.pub")
@@ -81,11 +84,11 @@ class House:
 
     def home(self, k: int) -> Path:
         """Where a participant keeps its states."""
-        (found,) = (self.path / "states").glob(f"*/client-{k}")
+        (found,) = (self.path / "states").glob(f"experiments/*/client-{k}")
         return found
 
     def states(self) -> dict[str, bytes]:
         """The last state of every participant, to the bit."""
-        homes = (self.path / "states").glob("*/client-*")
+        homes = (self.path / "states").glob("experiments/*/client-*")
         newest = [item for home in homes for item in _newest(home, 2**62)]
         return {path.name: tensors(path) for _, _, path in newest}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedgh.experiment import Experiment
 from fedgh.flower.folder import FederationFolder
+from tests.flower.local import NETWORKS
 from tests.tiny import quick
 
 TWO = ["federation.clients=2", "data.classes_per_client=5", "federation.participation=1"]
@@ -15,7 +16,8 @@ TWO = ["federation.clients=2", "data.classes_per_client=5", "federation.particip
 
 def federation(path: Path, experiment: Experiment, node_config: str = "") -> FederationFolder:
     """The folder of a federation."""
-    made = FederationFolder.create(path, experiment.config, node_config=node_config)
+    allowed = f'allow="{NETWORKS}" {node_config}'
+    made = FederationFolder.create(path, experiment.config, node_config=allowed)
     return FederationFolder.open(made.path)
 
 

@@ -111,13 +111,13 @@ def test_what_goes_with_an_answer_is_there_to_go_on_from(ask: Ask, tmp_path: Pat
         ask(round)
     assert [ask(round, start=2).error for round in (1, 2)] == [None, None]
     assert ask(3, start=2, down=OTHER).error is None
-    assert ClientFiles(tmp_path / "e" / "client-0", 9).round(0) == 3
+    assert ClientFiles(client.home_of(tmp_path, "e", 0), 9).round(0) == 3
 
 
 def test_answers_that_nobody_can_ask_for_are_forgotten(ask: Ask, tmp_path: Path) -> None:
     for round in (1, 2, 3):
         ask(round, settled=round - 1, committed=round - 1)
-    home = tmp_path / "e" / "client-0"
+    home = client.home_of(tmp_path, "e", 0)
     assert [path.name for path in (home / "answers").iterdir()] == ["000003.safetensors"]
     lied = ask(3, settled=99, committed=99)
     assert lied == ask(3, settled=99, committed=99), "a server cannot have it forgotten"
@@ -136,7 +136,7 @@ def test_a_damaged_answer_is_not_made_again(
     ask: Ask, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ask(1)
-    (file,) = (tmp_path / "e" / "client-0" / "answers").iterdir()
+    (file,) = (client.home_of(tmp_path, "e", 0) / "answers").iterdir()
     file.write_bytes(file.read_bytes()[:-1])
     assert ask(1).error == "RunError; the participant's own log says more"
     assert f"{file} cannot be read" in caplog.text

@@ -11,8 +11,10 @@ from fedgh import training
 from fedgh.core.runs import RunFolder
 from fedgh.errors import RunError
 from fedgh.flower import node
+from fedgh.flower.client import home_of
 from fedgh.flower.deployment import Deployment, _free_ports, deployed, follow
 from fedgh.flower.folder import FederationFolder
+from fedgh.flower.session import Session
 from tests.engines.test_engines import EVERYTHING
 from tests.flower.local import House
 from tests.flower.real import TWO, federation, left_behind, two
@@ -51,8 +53,10 @@ def states_of_participants(deployment: Deployment, run: RunFolder) -> dict[str, 
     """The newest state of each, and the server's."""
     found = {"server.safetensors": states(run)["server.safetensors"]}
     for client in range(2):
-        states_folder = deployment.folder.participant(client) / "states"
-        newest = max(states_folder.glob(f"{run.path.name}-*/*/*.safetensors"))
+        session = Session.read(run.path)
+        assert session is not None
+        home = home_of(deployment.folder.participant(client) / "states", session.experiment, client)
+        newest = max(home.glob("*.safetensors"))
         found[newest.name] = tensors(newest)
     return found
 

@@ -49,7 +49,7 @@ def newest_states(folder: FederationFolder) -> dict[str, bytes]:
     run = RunFolder(folder.path / "run")
     found = {"server.safetensors": states(run)["server.safetensors"]}
     for own in folder.participants.iterdir():
-        newest = max((own / "states").glob("*/*/*.safetensors"))
+        newest = max((own / "states").glob("experiments/*/*/*.safetensors"))
         found[newest.name] = tensors(newest)
     return found
 

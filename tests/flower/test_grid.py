@@ -39,7 +39,7 @@ from fedgh.flower import (
 from fedgh.flower.engine import Flower
 from fedgh.flower.server import _shared
 from tests.engines.test_engines import EVERYTHING, interrupted
-from tests.flower.local import FIRST_NODE, House, Unreliable
+from tests.flower.local import FIRST_NODE, NETWORKS, House, Unreliable
 from tests.tiny import numbers, quick, states
 
 
@@ -66,7 +66,7 @@ MEASURING = "fedgh.paper.convergence:Probed"  # a method with numbers of its own
 def test_the_grid_gives_the_same_bits_as_serial(method: str, tmp_path: Path) -> None:
     experiment = quick(*EVERYTHING, f"method.name={method}")
     straight = training.run(experiment, tmp_path / "serial")
-    house = House(tmp_path / "house", experiment)
+    house = House(tmp_path / "house", experiment, settings={"allow": f"{NETWORKS},{MEASURING}"})
     assert_same(house, house.run(), straight)
 
 
@@ -169,7 +169,8 @@ def test_too_few_answers_end_the_run_before_the_round_counts(tmp_path: Path) -> 
 
 def ask(house: House, **changes: Any) -> Reply:
     """Put a question to client 0, as the server of its last start would but for `changes`."""
-    (experiment,) = [path.name for path in (house.path / "states").iterdir()]
+    (named,) = (house.path / "states" / "experiments").glob("*/name.txt")
+    experiment = named.read_text().strip()
     prepared = quick()
     server = Flower(
         house.grid,
@@ -653,8 +654,11 @@ def test_data_of_ones_own_do_not_go_with_a_federation_that_deals(tmp_path: Path)
     ("overrides", "refusal"),
     [
         ({"method": {"name": "fedavg"}, "shape": [5]}, "does not take part in fedavg"),
-        ({"method": {"name": "side_effect:X"}}, "only what is part of fedgh may be named"),
-        ({"method": {"name": "fml", "shared": "side_effect:X"}}, "only what is part of fedgh"),
+        ({"method": {"name": "side_effect:X"}}, "method.name = 'side_effect:X' is not part"),
+        (
+            {"method": {"name": "fml", "shared": "side_effect:X"}},
+            "side_effect:X' is not part",
+        ),
         ({"method": {"name": "nowhere"}}, "no method 'nowhere'"),
     ],
 )

@@ -47,7 +47,7 @@ def test_another_accountant_agrees() -> None:
 
 def test_a_client_pays_for_the_rounds_in_which_it_was_asked() -> None:
     z = noise_multiplier(8.0, 1e-5, 4)
-    account = Account(Privacy("sample", "public", 1.0, z), 1e-5, clients=4)
+    account = Account(Privacy("sample", "public", 1.0, z), 8.0, 1e-5, clients=4)
     assert account.highest == 0
     for participants in ([0, 1], [0, 2], [0, 1], [0, 1]):
         account.ask(participants)

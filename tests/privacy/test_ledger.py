@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from fedgh import config, experiment, training
+from fedgh.core.runs import RunFolder
 from fedgh.core.types import Task
 from fedgh.errors import ConfigError, RunError
 from fedgh.experiment import Experiment
 from fedgh.flower import NodeConfig, Participant, client_app, engine, node
 from fedgh.flower.bound import Bound, read_bound
-from fedgh.privacy.accounting import epsilon_of, noise_multiplier
+from fedgh.privacy.accounting import noise_multiplier
 from fedgh.privacy.ledger import Ledger, OverBoundError
 from tests.flower.local import FIRST_NODE, House
 from tests.tiny import numbers, quick, states
@@ -112,7 +113,7 @@ def test_less_than_the_participant_asks_for_is_refused(
     [
         ({"max-epsilom": 1.0}, "max-epsilom is no setting; did you mean max-epsilon?"),
         ({"epsilon": 1.0}, "epsilon is no setting; did you mean max-epsilon?"),
-        ({"MAX_EPS": 1.0}, "max-eps is no setting; did you mean max-epsilon?"),
+        ({"MAX_EPS": 1.0}, "max-eps is no setting; did you mean max-epochs?"),
         ({"protect": "client"}, "protect is no setting; did you mean protects?"),
         ({"states": "elsewhere"}, "states is no setting; did you mean state?"),
         ({"protects": "clients"}, "protects = 'clients': Input should be"),
@@ -213,44 +214,44 @@ def test_real_participants_draw_noise_that_the_server_cannot(tmp_path: Path) -> 
     assert sent("a") != sent("b")
 
 
-@pytest.mark.parametrize(("breaks", "asked"), [([4], 3 + 3), ([4, 1], 3 + 1 + 3)])
-def test_no_round_that_was_lost_is_missing_from_the_account(
-    breaks: list[int], asked: int, tmp_path: Path
+@pytest.mark.parametrize(("rounds", "breaks"), [(3, [5]), (4, [5, 1])])
+def test_a_run_stops_before_lost_rounds_cost_more_than_was_promised(
+    rounds: int, breaks: list[int], tmp_path: Path
 ) -> None:
-    """What a server had asked before it was killed counts, and is no new release."""
+    """What a server had asked before it was killed counts, whatever it asks afterwards."""
     settings: dict[str, dict[str, Any]] = {
-        "federation": {"clients": 2, "rounds": 3},
+        "federation": {"clients": 2, "rounds": rounds},
         "data": {"name": "private", "classes": ["no", "yes"]},
         "model": {"rep_dim": 3},
         "privacy": {"protects": "client", "epsilon": 4.0},
-        "run": {"checkpoint_every": 3},
+        "run": {"checkpoint_every": 2},
     }
     prepared = experiment.prepare(config.parse(settings))
-    privacy = prepared.privacy
-    assert privacy is not None
-    z = privacy.noise_multiplier
     house = House(tmp_path, prepared, [client_app(make_client)])
     for k in range(2):  # on two machines
         own = {"max-epsilon": 4.0, "state": str(tmp_path / f"states-{k}")}
         house.grid.nodes[FIRST_NODE + k].config.update(own)  # type: ignore[attr-defined]
-    for after in breaks:  # answers: in the third round; in the first, when it is asked again
+    for after in breaks:  # answers: in the third round; in that round again
         house.grid.break_after, house.grid.delivered = after, 0
         with pytest.raises(KeyboardInterrupt):
             house.run()
         house.grid._waiting.clear()
-    house.grid.break_after = 2**62
-    run = house.run()
-    assert all(record["failed"] == [] for record in run.records())
-    for k in range(2):
-        page = json.loads((tmp_path / f"states-{k}" / "privacy.json").read_text())
-        assert page["releases"] == 3, "the same question gets the same answer"
-    summary = run.summary()
-    assert summary is not None
-    per_client = [pytest.approx(epsilon_of(asked / z**2, 1e-5))] * 2
-    assert summary["privacy"]["epsilon_per_client"] == per_client
-    assert run.records()[-1]["epsilon"] == summary["privacy"]["epsilon"]
-    again = training.resume(run.path, prepare=lambda _: prepared)  # writes the summary anew
-    assert (again.summary() or {})["privacy"] == summary["privacy"]
+    house.grid.break_after, house.grid.delivered = 2**62, 0
+    for _ in range(2):
+        with pytest.raises(RunError, match=r"one more would bring its ε to .* above .* = 4\."):
+            house.run()
+    assert house.grid.delivered == 0, "nothing more was asked"
+    run = RunFolder(tmp_path / "run")
+    assert [record["round"] for record in run.records()] == [1, 2]
+    assert all(record["epsilon"] <= 4 for record in run.records())
+    pages = [(tmp_path / f"states-{k}" / "privacy.json").read_text() for k in range(2)]
+    assert [json.loads(page)["releases"] for page in pages] == [3, 2], "one was lost on its way"
+
+
+def test_a_run_that_loses_nothing_spends_all_that_was_promised(tmp_path: Path) -> None:
+    prepared = quick("privacy.protects=client", "privacy.epsilon=4", "federation.rounds=3")
+    run = training.run(prepared, tmp_path / "run")
+    assert run.records()[-1]["epsilon"] == pytest.approx(4)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"0": -1}', '{"0": "x"}', '{"a": 1}'])

@@ -244,6 +244,7 @@ class Federation:
                 continue
             self._note_numbers(reply, received)
             if upload is not None:
+                self._trained[reply.client_id] = reply.round
                 received.uploads += 1
                 received.bytes_up += wire.nbytes(upload.payload)
                 on_upload(upload)
@@ -262,12 +263,11 @@ class Federation:
         return Upload(reply.client_id, reply.num_examples, payload)
 
     def _note(self, reply: Reply, received: Received) -> None:
-        """What is so whatever the upload turns out to be."""
+        """Record what holds even if the upload is rejected."""
         if reply.error is not None:
             received.failed.append({"client": reply.client_id, "reason": reply.error})
         if reply.up is not None:
             self._stale[reply.client_id] = True
-            self._trained[reply.client_id] = reply.round
         received.wire_bytes += reply.wire_bytes
 
     def _note_numbers(self, reply: Reply, received: Received) -> None:

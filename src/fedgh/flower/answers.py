@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from fedgh.core.disk import discard_parts, make_folder, sync_folder, write_atomic
-from fedgh.core.sealed import pack, unpack
+from fedgh.core.disk import discard_parts, make_folder, read_bytes, sync_folder, write_atomic
+from fedgh.core.sealed import MAX_STATE, pack, unpack
 from fedgh.core.types import Reply
 from fedgh.errors import RunError
 from fedgh.flower.bound import PublicError
@@ -57,7 +57,7 @@ class Answers:
         if not path.exists():
             return None
         try:
-            about, content = unpack(path.read_bytes())
+            about, content = unpack(read_bytes(path, MAX_STATE))
             asked = Question(question.round, about["start"], about["question"])
             reply = Reply(**json.loads(about["reply"]), up=content["up"].numpy().tobytes())
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -1,8 +1,16 @@
-"""What a participant lets out, by its own settings and not by the server's.
+"""What a participant lets out and lets itself be asked, by its own settings, not by the server's.
 
-max-epsilon   the ε that all its uploads together may cost
-delta         the δ that goes with it (1e-5)
-protects      "sample" or "client": uploads that protect less are refused
+max-epsilon      the ε that all its uploads together may cost
+delta            the δ that goes with it (1e-5)
+protects         "sample" or "client": uploads that protect less are refused
+allow            names of code outside fedgh that a server may ask for, separated by commas
+max-clients      clients of a federation (1,000,000)
+max-classes      classes (10,000)
+max-rep-dim      numbers in a representation (16,384)
+max-image-size   the side of an image (1,024)
+max-epochs       epochs of a round (1,000)
+max-seconds      seconds for an answer (86,400)
+max-experiments  experiments whose states are kept at a time (1,000)
 
 A bound that was set by mistake must not be none: whatever looks like one of these and is not, is
 refused.
@@ -15,9 +23,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from fedgh.config import Config
+from fedgh.core.types import NameList
 from fedgh.engines.host import Blueprint
 from fedgh.errors import ConfigError, RunError
 from fedgh.privacy.ledger import Ledger, OverBoundError
+from fedgh.privacy.mechanism import MIN_DELTA
+from fedgh.trust import Trust
 
 NodeConfig = Mapping[str, str | float | int | bool]
 """What the participant has set when it started its SuperNode."""
@@ -29,6 +41,7 @@ NEAR = 0.75
 """How alike two names are, by difflib, when one is probably a slip for the other."""
 
 Number = Annotated[float, BeforeValidator(str), Field(gt=0, allow_inf_nan=False)]  # true is none
+Whole = Annotated[int, BeforeValidator(str), Field(gt=0)]
 
 
 class PublicError(RunError):
@@ -43,14 +56,41 @@ class Bound(BaseModel):
     )
 
     max_epsilon: Number | None = None
-    delta: Annotated[Number, Field(lt=1)] = 1e-5
+    delta: Annotated[Number, Field(ge=MIN_DELTA, lt=1)] = 1e-5
     protects: Literal["nothing", "sample", "client"] = "nothing"
+    allow: NameList = []
+    max_clients: Whole = 1_000_000
+    max_classes: Whole = 10_000
+    max_rep_dim: Whole = 16_384
+    max_image_size: Whole = 1_024
+    max_epochs: Whole = 1_000
+    max_seconds: Number = 86_400.0
+    max_experiments: Whole = 1_000
 
     @property
     def least(self) -> str:
         """What uploads must protect: a bound on ε means nothing where there is no privacy."""
         limited = self.max_epsilon is not None and self.protects == "nothing"
         return "sample" if limited else self.protects
+
+    @property
+    def trust(self) -> Trust:
+        """How far the names in a server's settings are followed."""
+        return Trust(names=frozenset(self.allow))
+
+    def check(self, config: Config) -> None:
+        """Raise PublicError when a server's settings ask for more than the participant allows."""
+        asked = {
+            "max-clients": config.federation.clients,
+            "max-classes": len(config.data.classes or ()),
+            "max-rep-dim": config.model.rep_dim,
+            "max-image-size": max([config.data.image_size, *(config.data.shape or ())]),
+            "max-epochs": config.local.epochs,
+        }
+        for name, value in asked.items():
+            limit = getattr(self, name.replace("-", "_"))
+            if value > limit:
+                raise PublicError(f"the server asks for {value}; this participant's {name}={limit}")
 
 
 def read_bound(node: NodeConfig) -> Bound:

@@ -4,18 +4,22 @@ Every message is handled by a new process, so all that a client keeps is in file
 each experiment and client, one file for each state that the server may still ask for. What a
 request says is checked against them: a participant does no round twice and none out of turn. What
 it has answered is kept with them, see `answers`.
+
+The server is not trusted: what its settings name is imported, opened or fetched only if it is part
+of fedgh or the participant has allowed it; what it asks for has limits, see `bound`; and its words
+are never used as names of files.
 """
 
 import faulthandler
-import fcntl
 import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from hashlib import blake2b
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -24,8 +28,9 @@ from flwr.clientapp import ClientApp
 from fedgh import __version__, config
 from fedgh.config import Config
 from fedgh.core.checkpoint import ClientFiles, keep_rounds
-from fedgh.core.disk import discard_parts, make_folder, write_atomic
+from fedgh.core.disk import discard_parts, locked, make_folder, read_bytes, write_atomic
 from fedgh.core.types import Job, Reply
+from fedgh.data.fetch import OFFICIAL, find
 from fedgh.engines.host import Blueprint, ClientHost, one_thread
 from fedgh.errors import ConfigError, WireError, import_object
 from fedgh.experiment import Experiment, prepare
@@ -33,9 +38,13 @@ from fedgh.flower import messages
 from fedgh.flower.answers import Answers, Question
 from fedgh.flower.bound import Bound, NodeConfig, PublicError, keep_bound, read_bound
 from fedgh.flower.messages import Request
+from fedgh.trust import OWN, ForeignError, Trust
 
 MakeBlueprint = Callable[[Request, Path, NodeConfig], Blueprint]
 """From a request, the client's folder and the participant's settings to the client."""
+
+MAX_TURN = 1000
+"""Bytes of turn.json: two numbers."""
 
 
 def app_of(make_blueprint: MakeBlueprint) -> ClientApp:
@@ -58,6 +67,11 @@ def _dealt(request: Request, _: Path, node: NodeConfig) -> Blueprint:
             "the data of this federation are the participants' own: name your app when you start "
             "the SuperNode, --node-config 'app=\"my_module:app\" ...' (see fedgh.flower.client_app)"
         )
+    if config.data.name in OFFICIAL and find(config.data.name, config.data.dir) is None:
+        raise PublicError(
+            f"{config.data.name} is not on this participant's machine, and is not fetched because "
+            f"a server says so; the participant can: fedgh data fetch {config.data.name}"
+        )
     experiment = _prepared(json.dumps(config.to_table()))
     if experiment.fingerprint() != request.fingerprint:
         raise PublicError("the data or the versions here are not those of the server")
@@ -70,19 +84,31 @@ def _prepared(settings: str) -> Experiment:
     return prepare(config.parse(json.loads(settings)))
 
 
-def parse_settings(request: Request, node: NodeConfig) -> Config:
-    """The settings that came with the request; paths and device are the participant's affair."""
+def parse_settings(
+    request: Request, node: NodeConfig, methods: Collection[str] = (), *, own_network: bool = False
+) -> Config:
+    """The settings that came with the request, if the participant accepts them.
+
+    They may name `methods` beside what is part of fedgh and what the participant has allowed. Paths
+    and the device are always the participant's own; so is its network, if it has one.
+    """
+    bound = read_bound(node)
     table = {name: dict(section) for name, section in request.settings.items()}
-    own = {"data": ("dir", "path"), "run": ("device",)}
+    own = {"data": ("dir", "path"), "run": ("device",), "model": ("zoo",) if own_network else ()}
     for section, keys in own.items():
         for key in keys:
             table.setdefault(section, {}).pop(key, None)
-            if key in node:
-                table[section][key] = str(node[key])
     try:
-        return config.parse(table)
+        bound.check(config.parse(table, Trust(names=bound.trust.names | set(methods))))
+    except ForeignError as problem:
+        raise PublicError(
+            f"{problem.setting} is not part of fedgh, and this participant does not allow it"
+        ) from None
     except ConfigError as problem:
         raise PublicError(str(problem)) from None
+    for section, keys in own.items():
+        table[section] |= {key: str(node[key]) for key in keys if key in node}
+    return config.parse(table, OWN)  # what the server named has been accepted
 
 
 def _answer(message: Message, node: NodeConfig, make_blueprint: MakeBlueprint) -> Reply:
@@ -91,8 +117,13 @@ def _answer(message: Message, node: NodeConfig, make_blueprint: MakeBlueprint) -
     try:
         request, down = messages.read_request(message.content)
         client, round = request.client, request.round
-        with _watchdog(request.deadline), one_thread(), _at_home(request, node) as home:
-            task = _Task(request, home, read_bound(node), node, make_blueprint)
+        bound = read_bound(node)
+        with (
+            _watchdog(min(request.deadline, bound.max_seconds)),
+            one_thread(),
+            _at_home(request, node, bound) as home,
+        ):
+            task = _Task(request, home, bound, node, make_blueprint)
             return task.judge() if down is None else task.train(down)
     except Exception as problem:
         return Reply(client, round, error=_discreet(problem))
@@ -138,7 +169,7 @@ class _Task:
         """The client in the state that the server counts on."""
         client, trained = self.request.client, self.request.trained
         blueprint = self.make_blueprint(self.request, self.home, self.node)
-        files = ClientFiles(self.home, trained)
+        files = ClientFiles(self.home, trained, self.request.experiment)
         if files.round(client) != trained:
             raise PublicError(
                 f"the state of client {client} after round {trained} is not in its folder; put it "
@@ -153,8 +184,14 @@ def _states(node: NodeConfig) -> Path:
     return Path(str(node.get("state", "states")))
 
 
+def home_of(states: Path, experiment: str, client: int) -> Path:
+    """The folder of an experiment and client: the server's word, hashed, cannot name another."""
+    digest = blake2b(experiment.encode(), digest_size=16).hexdigest()
+    return states / "experiments" / digest / f"client-{client}"
+
+
 @contextmanager
-def _at_home(request: Request, node: NodeConfig) -> Iterator[Path]:
+def _at_home(request: Request, node: NodeConfig, bound: Bound) -> Iterator[Path]:
     """The folder of this experiment and client, for this process alone, if it is its turn."""
     if request.version != __version__:
         raise PublicError(f"the server has fedgh {request.version}, here is {__version__}")
@@ -163,20 +200,33 @@ def _at_home(request: Request, node: NodeConfig) -> Iterator[Path]:
             f"the server takes this node for client {request.client}, its own settings say "
             f"client={node.get('client')!r}"
         )
-    home = _states(node) / request.experiment / f"client-{request.client}"
-    make_folder(home, 0o700)
-    with (home / ".lock").open("w") as lock:
+    home = home_of(_states(node), request.experiment, request.client)
+    if not home.exists():
+        _make_home(home, request.experiment, bound)
+    with ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            stack.enter_context(locked(home / ".lock"))
+        except BlockingIOError:
             raise PublicError("still busy with an earlier message") from None
         discard_parts(home)  # of a process that was killed here
         turn = [request.start, request.round]
         seen = home / "turn.json"
-        if seen.exists() and turn < json.loads(seen.read_text()):
+        if seen.exists() and turn < json.loads(read_bytes(seen, MAX_TURN)):
             raise PublicError(f"round {request.round} is over; this message is late")
         write_atomic(seen, json.dumps(turn).encode())
         yield home
+
+
+def _make_home(home: Path, experiment: str, bound: Bound) -> None:
+    everything = home.parent.parent
+    make_folder(everything, 0o700)
+    if not home.parent.exists() and len(list(everything.iterdir())) >= bound.max_experiments:
+        raise PublicError(
+            f"this participant keeps the states of {bound.max_experiments} experiments already "
+            "(max-experiments)"
+        )
+    make_folder(home, 0o700)
+    write_atomic(home.parent / "name.txt", f"{experiment}\n".encode())  # for the participant
 
 
 @contextmanager
@@ -211,20 +261,21 @@ def train(message: Message, context: Context) -> Message:
     name = context.node_config.get("app")
     if name is None:
         return app_of(_dealt)(message, context)
-    with _watchdog(_seconds(message)):
-        try:
-            return _import_app(str(name))(message, context)
-        except Exception as problem:
-            log(problem)
-            return app_of(_not_usable)(message, context)
-
-
-def _seconds(message: Message) -> float:
-    """How long this message may take: also the import of the participant's code may hang."""
     try:
-        return messages.read_request(message.content)[0].deadline
+        with _watchdog(_seconds(message, context.node_config)):
+            return _import_app(str(name))(message, context)
+    except Exception as problem:
+        log(problem)
+        return app_of(_not_usable)(message, context)
+
+
+def _seconds(message: Message, node: NodeConfig) -> float:
+    """How long this message may take: also the import of the participant's code may hang."""
+    limit = read_bound(node).max_seconds
+    try:
+        return min(limit, messages.read_request(message.content)[0].deadline)
     except WireError:
-        return message.metadata.ttl
+        return limit
 
 
 def _import_app(name: str) -> ClientApp:

@@ -4,7 +4,6 @@ It is started by the scripts of its folder, the same that an operator and partic
 hand, on ports that are free. Whatever happens, nothing of it is left running.
 """
 
-import fcntl
 import json
 import os
 import socket
@@ -14,10 +13,11 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from fedgh.core import disk
 from fedgh.core.runs import Record, RunFolder
 from fedgh.errors import RunError
 from fedgh.flower.folder import FederationFolder
@@ -196,10 +196,10 @@ def deployed(folder: FederationFolder, clients: int, say: Say) -> Iterator[Deplo
 @contextmanager
 def locked(folder: FederationFolder) -> Iterator[None]:
     """Keep a second process from starting the same federation; released even by kill -9."""
-    with (folder.path / ".lock").open("w") as file:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            stack.enter_context(disk.locked(folder.path / ".lock"))
+        except BlockingIOError:
             raise RunError(
                 f"{folder.path} is up already; see `fedgh flower status`, `fedgh flower stop`"
             ) from None

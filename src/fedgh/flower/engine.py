@@ -59,9 +59,9 @@ class Flower:
         self._settings = settings
         self._fingerprint = fingerprint
         self._deadline = deadline
-        self._trained = dict(trained)  # client -> the round in which it last trained
-        self._committed = dict(trained)  # the same, as of the last checkpoint
-        self._settled = settled  # the last round of that checkpoint
+        # client -> the rounds in which it trained, as far as the server counts them
+        self._trained = {client: [round] for client, round in trained.items()}
+        self._settled = settled  # the last round of the last checkpoint
         self._asking = asking  # is told who is asked for an upload, before they are
         self._say = say
         self._met = False  # whether everybody has had a chance to join
@@ -95,9 +95,9 @@ class Flower:
                     unsent.append(job)  # it may come back in time
                     continue
                 reply = _reply(job, found, sent)
-                if reply.up is not None:
-                    self._trained[job.client_id] = job.round
-                yield reply
+                # A participant cannot have worked for longer than it was given.
+                known = {phase: min(s, patience) for phase, s in reply.seconds.items()}
+                yield replace(reply, seconds=known)
             if unsent or waiting:
                 time.sleep(POLL)
         for job, sent in waiting.values():
@@ -107,7 +107,6 @@ class Flower:
 
     def save(self, round: int) -> None:
         """Participants keep their own states; they are told which of them still count."""
-        self._committed = dict(self._trained)
         self._settled = round
 
     def close(self) -> None:
@@ -148,6 +147,8 @@ class Flower:
 
     def _message(self, job: Job, node: int, seconds: float) -> Message:
         """A job for a node, to be done within so many seconds."""
+        counted = self._trained.setdefault(job.client_id, [0])
+        counted.append(job.trained)
         ask = Request(
             version=__version__,
             experiment=self._experiment,
@@ -155,7 +156,7 @@ class Flower:
             client=job.client_id,
             round=job.round,
             trained=job.trained,
-            committed=self._committed.get(job.client_id, 0),
+            committed=max(round for round in counted if round <= self._settled),
             settled=self._settled,
             evaluate=job.evaluate,
             deadline=seconds,

@@ -15,8 +15,9 @@ from flwr.common.config import parse_config_args
 
 from fedgh import __version__
 from fedgh.config import Config
+from fedgh.core.disk import make_folder, read_bytes, write_atomic
 from fedgh.errors import ConfigError
-from fedgh.flower.keys import write_certificates, write_key_pair
+from fedgh.flower.keys import MAX_KEY, write_certificates, write_key_pair
 
 FIRST_NODE_PORT = 9094
 PORT = 9092
@@ -60,11 +61,10 @@ class FederationFolder:
             "CLIENTS": str(clients),
             "VERSION": __version__,
         }
-        folder.keys.mkdir(parents=True)
+        make_folder(folder.keys)
         write_certificates(folder.server, list(dict.fromkeys([host, "127.0.0.1", "localhost"])))
         secret = folder.server / "superexec.secret"
-        secret.touch(mode=0o600)
-        secret.write_bytes(secrets.token_hex(32).encode())
+        write_atomic(secret, secrets.token_hex(32).encode(), 0o600)
         for name in ("superlink.sh", "superexec.sh", "flwr.sh", "register.sh", "train.sh"):
             _write(name, folder.server / name, places)
         _write("nginx.conf", folder.server / "nginx.conf", places)
@@ -72,7 +72,7 @@ class FederationFolder:
         for client in range(clients):
             folder._write_participant(client, places, node_config)
         _write("README.md", path / "README.md", places)
-        folder.experiment.write_text(config.to_toml(), encoding="utf-8")  # last: now it exists
+        write_atomic(folder.experiment, config.to_toml().encode())  # last: now it exists
         return folder
 
     @classmethod
@@ -92,11 +92,12 @@ class FederationFolder:
 
     def _write_participant(self, client: int, places: dict[str, str], extra: str) -> None:
         own = self.participant(client)
-        own.mkdir(parents=True)
+        make_folder(own)
         write_key_pair(own / "key", own / "key.pub")
-        (self.keys / f"{client}.pub").write_bytes((own / "key.pub").read_bytes())
-        (own / "ca.crt").write_bytes((self.server / "ca.crt").read_bytes())
-        (own / "node.conf").write_text(f'client={client}\nstate="states"\n{extra}\n')
+        write_atomic(self.keys / f"{client}.pub", read_bytes(own / "key.pub", MAX_KEY))
+        write_atomic(own / "ca.crt", read_bytes(self.server / "ca.crt", MAX_KEY))
+        settings = f'client={client}\nstate="states"\n{extra}\n'
+        write_atomic(own / "node.conf", settings.encode())
         # Participants reach the SuperLink through the proxy, a rehearsal without it.
         port = str(PUBLIC_PORT)
         own_places = {"CLIENT": str(client), "NODE_PORT": str(FIRST_NODE_PORT + client)}
@@ -107,5 +108,5 @@ def _write(template: str, path: Path, places: dict[str, str]) -> None:
     text = (resources.files("fedgh.flower") / "templates" / template).read_text("utf-8")
     for name, value in places.items():
         text = text.replace(f"@{name}@", value)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    make_folder(path.parent)
+    write_atomic(path, text.encode())

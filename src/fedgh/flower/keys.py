@@ -10,15 +10,19 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedgh.core.disk import make_folder, read_bytes, write_atomic
 from fedgh.errors import ConfigError
 
 CURVE = ec.SECP384R1()
 LIFETIME = timedelta(days=825)
 
+MAX_KEY = 10_000
+"""Bytes of a public key or a certificate."""
+
 
 def write_certificates(folder: Path, hosts: list[str]) -> None:
     """A new authority (ca.crt, ca.key) and the server's certificate (server.pem, server.key)."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     ca_key, server_key = ec.generate_private_key(CURVE), ec.generate_private_key(CURVE)
     ca_name = _name("fedgh federation")
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
@@ -44,25 +48,23 @@ def write_certificates(folder: Path, hosts: list[str]) -> None:
     _write_private(folder / "ca.key", ca_key)
     _write_private(folder / "server.key", server_key)
     for name, certificate in (("ca.crt", ca), ("server.pem", server)):
-        (folder / name).write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        write_atomic(folder / name, certificate.public_bytes(serialization.Encoding.PEM))
 
 
 def write_key_pair(private: Path, public: Path) -> None:
     """A participant's key pair, as Flower wants it: P-384, OpenSSH."""
     key = ec.generate_private_key(CURVE)
     _write_private(private, key, serialization.PrivateFormat.OpenSSH)
-    public.write_bytes(
-        key.public_key().public_bytes(
-            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        )
-        + b"\n"
+    content = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
+    write_atomic(public, content + b"\n")
 
 
 def read_public_key(path: Path) -> bytes:
     """An OpenSSH public key in the form in which Flower reports a node's."""
     try:
-        key = serialization.load_ssh_public_key(path.read_bytes())
+        key = serialization.load_ssh_public_key(read_bytes(path, MAX_KEY))
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{path} is not a readable OpenSSH public key: {error}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
@@ -102,7 +104,5 @@ def _write_private(
     key: ec.EllipticCurvePrivateKey,
     format: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8,  # noqa: A002
 ) -> None:
-    path.touch(mode=0o600)
-    path.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, format, serialization.NoEncryption())
-    )
+    content = key.private_bytes(serialization.Encoding.PEM, format, serialization.NoEncryption())
+    write_atomic(path, content, 0o600)

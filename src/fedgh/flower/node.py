@@ -15,6 +15,7 @@ from typing import Any
 from click import ClickException
 from flwr.common.config import parse_config_args
 
+from fedgh.core.disk import read_bytes
 from fedgh.errors import ConfigError, RunError
 from fedgh.flower.bound import read_bound
 from fedgh.flower.processes import clean_end, end_groups
@@ -37,6 +38,9 @@ HINTS = {
     "address already in use": "another program has this port; set another FEDGH_NODE_PORT",
 }
 """What Flower prints when it gives up, and what it means."""
+
+MAX_SETTINGS = 2**16
+"""Bytes of node.conf."""
 
 BACK_OFF = (10.0, 20.0, 30.0, 30.0)
 """Seconds between starts: for 45 to 60 s the SuperLink believes that a lost node is still there."""
@@ -63,7 +67,7 @@ def _check_settings(path: Path) -> None:
     """Refuse what Flower would not see or not read, and a bound that cannot be meant."""
     settings: dict[str, Any] = {}
     try:
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in read_bytes(path, MAX_SETTINGS).decode().splitlines():
             found = parse_config_args([f"{line} "])
             if not found and line.strip() and not line.startswith("#"):
                 raise ValueError(line)

@@ -19,6 +19,7 @@ from fedgh.flower.folder import FederationFolder
 from fedgh.flower.processes import GRACE, clean_end, end_orphans, registered
 from fedgh.flower.server import read_participants
 from fedgh.flower.session import Session
+from fedgh.report.runs import name_runs
 from fedgh.report.terminal import Live, percent, say
 
 
@@ -60,7 +61,8 @@ def status(path: Path, out: Path, console: Console) -> None:
         console.print("nothing is running")
     records = RunFolder(out).records()
     if (out / "config.toml").exists():
-        rounds = config.load(out / "config.toml").federation.rounds
+        (run,) = name_runs([out])
+        rounds = run.settings.federation.rounds
         last = next((r["accuracy"] for r in reversed(records) if r["accuracy"] is not None), None)
         console.print(f"{out}: round {len(records)} of {rounds}, accuracy {percent(last)}")
     session = Session.read(out)

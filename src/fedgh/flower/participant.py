@@ -8,7 +8,7 @@ from pathlib import Path
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedgh.core.disk import write_atomic
+from fedgh.core.disk import read_bytes, write_atomic
 from fedgh.core.rng import isolated
 from fedgh.core.types import Task
 from fedgh.data import partition
@@ -30,23 +30,24 @@ DISCREET = tuple(name for name in METHODS if name != "fedavg")
 """The methods with which no participant's own network travels."""
 
 
+SECRET = 16
+"""Bytes of what first weights are drawn from."""
+
+
 def client_app(make_client: MakeClient, methods: Collection[str] = DISCREET) -> ClientApp:
     """The app of a participant that brings its own network and data.
 
     Name it where the SuperNode is started: `--node-config 'client=0 app="my_module:app"'`.
-    The server may ask for any of `methods`, and for nothing else that is not part of fedgh.
+    The server may ask for any of `methods`, by the names that a configuration has for them.
     """
 
     def bring(request: Request, home: Path, node: NodeConfig) -> Blueprint:
         settings = request.settings
         if settings.get("data", {}).get("name") != "private":
             raise PublicError("this federation deals out its data; it is not for data of your own")
-        named = [settings.get("method", {}).get(key) for key in ("name", "shared")]
-        if any(":" in str(name) for name in named):
-            raise PublicError("only what is part of fedgh may be named, nothing of this machine")
-        config = parse_settings(request, node)
-        if config.method.name not in methods:
-            raise PublicError(f"this participant does not take part in {config.method.name}")
+        config = parse_settings(request, node, methods, own_network=True)
+        if config.method_name not in methods:
+            raise PublicError(f"this participant does not take part in {config.method_name}")
         nobodys = partition.nothing(config.federation.clients)
         try:
             experiment = Experiment(config, (load_source(config.data),), nobodys, extractors=())
@@ -100,15 +101,15 @@ def _secret(path: Path) -> int:
     class means are means of.
     """
     if not path.exists():
-        write_atomic(path, os.urandom(16), 0o600)
-    return int.from_bytes(path.read_bytes(), "big")
+        write_atomic(path, os.urandom(SECRET), 0o600)
+    return int.from_bytes(read_bytes(path, SECRET), "big")
 
 
 def _check_unchanged(path: Path, digest: bytes) -> None:
     """Other rows would be split otherwise: what was kept for testing would be trained on."""
     if not path.exists():
         write_atomic(path, digest)
-    elif path.read_bytes() != digest:
+    elif read_bytes(path, len(digest)) != digest:
         raise ConfigError(
             "the data are not those of the first round; put them back, or use the new ones in a "
             "new run"

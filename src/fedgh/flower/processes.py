@@ -7,14 +7,40 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from signal import SIG_IGN, SIGHUP, SIGINT, SIGKILL, SIGTERM
 from types import FrameType
 
-from fedgh.core.disk import write_atomic
+from pydantic import PositiveInt, TypeAdapter, ValidationError
+
+from fedgh.core.disk import (
+    check_no_link,
+    make_folder,
+    open_append,
+    open_regular,
+    read_bytes,
+    write_atomic,
+)
+from fedgh.errors import RunError, printable
 
 GRACE = 15.0
 """Seconds between a polite request to end and the other kind."""
+
+
+MAX_LAST_WORDS = 2**16
+"""Bytes at the end of a log in which the reason of an end is looked for."""
+
+MAX_REGISTER = 2**24
+"""Bytes of the file of processes: a line for each of some hundred thousand."""
+
+
+@dataclass(frozen=True)
+class _Register:
+    """Who has started processes, and of each its number and when it began."""
+
+    starter: PositiveInt
+    processes: dict[str, tuple[PositiveInt, int | None]]
 
 
 class Processes:
@@ -30,8 +56,9 @@ class Processes:
 
     def start(self, name: str, command: list[str], environment: Mapping[str, str]) -> None:
         """Start a process; what it prints goes to its log."""
-        self._logs.mkdir(parents=True, exist_ok=True)
-        with self.log(name).open("ab") as log:
+        check_no_link(self._logs)
+        make_folder(self._logs)
+        with open_append(self.log(name)) as log:
             self._running[name] = subprocess.Popen(
                 command,
                 env=dict(environment),
@@ -52,7 +79,9 @@ class Processes:
 
     def last_words(self, name: str, lines: int = 3) -> str:
         """The end of a log: usually the reason."""
-        text = self.log(name).read_text(encoding="utf-8", errors="replace")
+        with open_regular(self.log(name)) as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - MAX_LAST_WORDS))
+            text = log.read(MAX_LAST_WORDS).decode(errors="replace")
         return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
 
     def end(self) -> None:
@@ -75,13 +104,16 @@ class Processes:
 
 def registered(register: Path) -> tuple[int, dict[str, int]]:
     """Who has started processes, and those of them that are still there, by name."""
-    content = json.loads(register.read_text(encoding="utf-8"))
+    try:
+        content = TypeAdapter(_Register).validate_json(read_bytes(register, MAX_REGISTER))
+    except (OSError, ValidationError) as error:
+        raise RunError(f"{register} cannot be read ({printable(str(error))})") from None
     there = {
         name: pid
-        for name, (pid, began) in content["processes"].items()
+        for name, (pid, began) in content.processes.items()
         if group_is_alive(pid) and _began(pid) in (began, None)  # else the number is another's
     }
-    return content["starter"], there
+    return content.starter, there
 
 
 def end_orphans(register: Path) -> None:

@@ -46,7 +46,7 @@ def serve(grid: Grid, run_id: int, settings: Mapping[str, Any]) -> RunFolder:
     begun: list[Session] = []  # what another server in the same folder says is its own affair
 
     def engine(experiment: Experiment, folder: RunFolder, done: int, state: Payload) -> Engine:
-        session = Session.begin(folder.path, run_id, done)
+        session = Session.begin(folder, run_id, done)
         begun.append(session)
         return Flower(
             grid,

@@ -1,5 +1,6 @@
 """What a run on Flower keeps in its folder beside what every run keeps: flower.json.
 
+identity     of the run in the folder
 experiment   the name under which participants keep their states of this run
 starts       how often a server has begun to work on it
 run          Flower's number of the last start
@@ -13,8 +14,12 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedgh.core.disk import write_atomic
+from fedgh.core.disk import read_bytes, write_atomic
+from fedgh.core.runs import RunFolder
 from fedgh.errors import RunError, printable
+
+MAX_SESSION = 2**16
+"""Bytes of flower.json: two names, two numbers and an error."""
 
 
 @dataclass(frozen=True)
@@ -24,18 +29,22 @@ class Session:
     experiment: str
     starts: int
     run: int
+    identity: str
     error: str | None = None
 
     @classmethod
-    def begin(cls, folder: Path, run: int, rounds_done: int) -> "Session":
+    def begin(cls, folder: RunFolder, run: int, rounds_done: int) -> "Session":
         """The next start of the run in `folder`."""
-        before = cls.read(folder)
+        path = folder.path
+        before = cls.read(path)
         if before is None:
             if rounds_done:
-                raise RunError(f"{folder} was begun without Flower; go on with `fedgh resume`")
-            before = cls(f"{_safe(folder.name)}-{secrets.token_hex(4)}", 0, run)
+                raise RunError(f"{path} was begun without Flower; go on with `fedgh resume`")
+            before = cls(f"{_safe(path.name)}-{secrets.token_hex(8)}", 0, run, folder.run)
+        if before.identity != folder.run:
+            raise RunError(f"{path / 'flower.json'} is of another run; put it back from a copy")
         session = replace(before, starts=before.starts + 1, run=run, error=None)
-        session.write(folder)
+        session.write(path)
         return session
 
     @classmethod
@@ -45,7 +54,7 @@ class Session:
         if not path.exists():
             return None
         try:
-            return TypeAdapter(cls).validate_json(path.read_bytes())
+            return TypeAdapter(cls).validate_json(read_bytes(path, MAX_SESSION))
         except (OSError, ValidationError) as error:
             raise RunError(f"{path} cannot be read ({printable(str(error))})") from None
 

@@ -4,7 +4,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedgh.core.disk import write_atomic
+from fedgh.core.disk import check_no_link, make_folder, read_bytes, write_atomic
+from fedgh.core.runs import MAX_JSON
 from fedgh.errors import ConfigError
 from fedgh.paper.reproduce import Result
 from fedgh.report.extra import need_report
@@ -12,7 +13,7 @@ from fedgh.report.extra import need_report
 
 def write(result: Result, folder: Path) -> list[Path]:
     """The result as NAME.md, a CSV file for each table, and NAME.html where that can be made."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     name = result.request.name
     text, page = folder / f"{name}.md", folder / f"{name}.html"
     pictures = _write_page(result, page)
@@ -31,21 +32,23 @@ def _write_page(result: Result, path: Path) -> list[Path] | None:
         return None
     from fedgh.report import study  # slow to import
 
-    return study.write(result, path, path.parent / "figures")
+    figures = path.parent / "figures"
+    check_no_link(figures)
+    return study.write(result, path, figures)
 
 
 def keep_reasons(path: Path, reasons: dict[str, str]) -> None:
     """Remember why runs have no result: those that were tried now, and those tried before."""
     known = {**kept_reasons(path), **reasons}
     if known:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_atomic(path, json.dumps(known, indent=2).encode() + b"\n")
 
 
 def kept_reasons(path: Path) -> dict[str, str]:
     """Why runs had no result when they were last tried."""
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
+        known = json.loads(read_bytes(path, MAX_JSON))
     except (OSError, ValueError, RecursionError):
         return {}
     return {str(name): str(why) for name, why in known.items()} if isinstance(known, dict) else {}

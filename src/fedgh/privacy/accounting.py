@@ -13,8 +13,12 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from fedgh.errors import RunError
 from fedgh.privacy.mechanism import Privacy
 from fedgh.report.extra import need
+
+ROUNDING = 1e-9
+"""A bound that is reached exactly is not passed, whatever the last digit says."""
 
 
 @lru_cache
@@ -42,10 +46,23 @@ def _need_accounting() -> None:
 class Account:
     """What each client of a run has spent: it pays for every round in which it was asked."""
 
-    def __init__(self, privacy: Privacy, delta: float, clients: int) -> None:
+    def __init__(self, privacy: Privacy, epsilon: float, delta: float, clients: int) -> None:
         self._privacy = privacy
+        self._promised = epsilon
         self._delta = delta
         self._asked = Counter(dict.fromkeys(range(clients), 0))
+
+    def check(self, participants: Iterable[int]) -> None:
+        """Raise RunError when one more round with these would cost more than was promised."""
+        for client in participants:
+            epsilon = self._epsilon(self._asked[client] + 1)
+            if epsilon > self._promised * (1 + ROUNDING):
+                raise RunError(
+                    f"client {client} was asked for {self._asked[client]} uploads, some of them in "
+                    f"rounds that were lost; one more would bring its ε to {epsilon:.4g}, above "
+                    f"privacy.epsilon = {self._promised:g}. The run ends here: use the models of "
+                    "its last completed round"
+                )
 
     def ask(self, participants: Iterable[int]) -> None:
         """One more round, with these."""

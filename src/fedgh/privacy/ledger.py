@@ -3,7 +3,6 @@
 It holds one number for all experiments of a participant, whatever their names, and outlives them.
 """
 
-import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,12 +11,12 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedgh.core.disk import write_atomic
+from fedgh.core.disk import locked, read_bytes, write_atomic
 from fedgh.errors import RunError, printable
-from fedgh.privacy.accounting import epsilon_of
+from fedgh.privacy.accounting import ROUNDING, epsilon_of
 
-ROUNDING = 1e-9
-"""A bound that is reached exactly is not passed, whatever the last digit says."""
+MAX_PAGE = 10_000
+"""Bytes of a ledger: two numbers."""
 
 
 class OverBoundError(RunError):
@@ -56,7 +55,7 @@ class Ledger:
         if not self.path.exists():
             return _Page(releases=0, spent=0.0)
         try:
-            return _Page.model_validate_json(self.path.read_bytes())
+            return _Page.model_validate_json(read_bytes(self.path, MAX_PAGE))
         except (OSError, ValidationError) as error:
             why = printable(str(error))
             raise RunError(f"{self.path} cannot be read ({why}); nothing is released") from None
@@ -64,6 +63,5 @@ class Ledger:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Two messages at once must not both spend what is left."""
-        with self.path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self.path.with_suffix(".lock"), wait=True):
             yield

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedgh.bench.suite import Numbers, Section, measure
+from fedgh.core.disk import make_folder, write_atomic
 from fedgh.errors import ConfigError
 
 
@@ -57,7 +58,7 @@ def bench(
 
 def _check_writable(out: Path) -> None:
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(out.parent)
     except OSError as error:
         raise ConfigError(f"--out {out}: {error}") from None
     if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
@@ -65,7 +66,7 @@ def _check_writable(out: Path) -> None:
 
 
 def _write(path: Path, numbers: Numbers) -> None:
-    path.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+    write_atomic(path, json.dumps(numbers, indent=2).encode() + b"\n")
 
 
 def verdicts(

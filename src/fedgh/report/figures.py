@@ -4,7 +4,7 @@ from pathlib import Path
 
 import vl_convert
 
-from fedgh.core.disk import write_atomic
+from fedgh.core.disk import make_folder, write_atomic
 from fedgh.errors import ConfigError
 from fedgh.report.charts import AnyChart
 from fedgh.report.page import Page
@@ -39,7 +39,7 @@ def save_all(page: Page, folder: Path, kind: str) -> list[Path]:
 
     Pictures made of pixels are always .png.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     paths = []
     for figure in page.figures():
         paths.append(folder / f"{figure.id}.{kind}")

@@ -11,7 +11,10 @@ from typing import Any
 import pooch
 import vl_convert
 
-from fedgh.core.disk import write_atomic
+from fedgh.core.disk import make_folder, read_bytes, write_atomic
+
+MAX_SCRIPT = 2**25
+"""Bytes of the script; it has one million."""
 
 
 @cache
@@ -22,10 +25,10 @@ def javascript() -> str:
     """
     kept = Path(pooch.os_cache("fedgh")) / f"vega-{version('vl-convert-python')}.js"
     with suppress(OSError, UnicodeDecodeError):
-        return kept.read_text(encoding="utf-8")
+        return read_bytes(kept, MAX_SCRIPT).decode()
     made = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     with suppress(OSError):  # a cache that cannot be written costs time, nothing else
-        kept.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(kept.parent)
         write_atomic(kept, made.encode())
     return made
 
