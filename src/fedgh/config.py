@@ -262,10 +262,10 @@ def _read(experiment: str | Path) -> dict[str, Any]:
 
 def read_toml(path: Path, *, follow: bool = False) -> dict[str, Any]:
     """The tables of a TOML file that may come from elsewhere; ConfigError says why not."""
-    return parse_toml(read_text(path, follow=follow), path)
+    return parse_toml(config_text(path, follow=follow), path)
 
 
-def read_text(path: Path, *, follow: bool = False) -> str:
+def config_text(path: Path, *, follow: bool = False) -> str:
     """The text of a configuration file; `follow` allows a symbolic link."""
     try:
         return read_bytes(path, MAX_CONFIG, follow=follow).decode()

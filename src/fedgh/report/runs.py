@@ -163,7 +163,7 @@ class NamedRun:
     def config_text(self) -> str:
         """Its configuration as it is in the file."""
         with _as_run_error():
-            return configs.read_text(self.folder.config)
+            return configs.config_text(self.folder.config)
 
     @cached_property
     def config(self) -> dict[str, Any]:

@@ -1,0 +1,231 @@
+"""Files in a folder from elsewhere: devices, pipes, links and floods; and what is written there.
+
+By enumeration: of the places in the code that touch files, of the files of a run, of the commands.
+A new one fails here until it is decided how it is opened.
+"""
+
+import ast
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import fedgh
+from fedgh import confusion, training
+from fedgh.audit import audit, result
+from fedgh.core.runs import RunFolder
+from fedgh.flower.session import Session
+from fedgh.report.write import write_report
+from fedgh.trained import Trained
+from fedgh.trust import OWN
+from tests.tiny import quick
+from tests.trust.commands import READERS, RUN_CODE, SMALL, Place, make
+from tests.trust.watch import WATCH
+
+SOURCE = Path(fedgh.__file__).parent
+
+TOUCHES = {
+    *("open", "read_text", "write_text", "write_bytes", "mkdir", "touch", "load_file", "safe_open"),
+    *("save_file", "fromfile", "memmap", "loadtxt", "genfromtxt", "savez", "symlink_to"),
+    *("copyfile", "copytree", "move", "rename", "hardlink_to", "mkstemp", "rmtree", "from_file"),
+}
+"""Functions and methods that open, make or move a file, whatever they belong to."""
+
+PACKAGED = "of the package itself"
+DECIDED = {
+    ("cli.py", "webbrowser.open"): "an address",
+    ("cli.py", "os.open"): "/dev/null, for output that is not read any more",
+    ("cli.py", "folder.mkdir"): "takes a new folder in one step",
+    ("cli.py", "RunFolder.open"): "opens no file",
+    ("config.py", "item.read_text"): PACKAGED,
+    (
+        "config.py",
+        "(resources.files('fedgh') / 'experiments' / f'{name}.toml').read_text",
+    ): PACKAGED,
+    ("federation.py", "RunFolder.open"): "opens no file",
+    ("join.py", "RunFolder.open"): "opens no file",
+    ("training.py", "RunFolder.open"): "opens no file",
+    ("flower/operate.py", "FederationFolder.open"): "opens no file",
+    ("flower/folder.py", "(resources.files('fedgh.flower') / 'templates' / template).read_text"): (
+        PACKAGED
+    ),
+    ("flower/processes.py", "(process / 'stat').read_text"): "of the operating system",
+    ("paper/study.py", "item.read_text"): PACKAGED,
+    ("paper/study.py", "(resources.files('fedgh.paper') / 'budgets.toml').read_text"): PACKAGED,
+    ("report/vega.py", "(resources.files('fedgh') / 'report' / 'assets' / name).read_text"): (
+        PACKAGED
+    ),
+    ("summary.py", "Path('/proc/cpuinfo').read_text"): "of the operating system",
+    ("bench/scale.py", "children.read_text"): "of the operating system",
+    ("bench/scale.py", "Path(f'/proc/{pid}/smaps_rollup').read_text"): "of the operating system",
+    ("data/sources.py", "Image.open"): "reads from a file that core.disk has opened",
+    ("data/sources.py", "gzip.open"): "reads from a file that core.disk has opened",
+}
+"""Calls that may be made outside core/disk.py, and why."""
+
+
+def touching() -> Iterator[tuple[str, str]]:
+    """The calls in the source that touch files: in which file, of what."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = path.relative_to(SOURCE).as_posix()
+        if name == "core/disk.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                last = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                if last in TOUCHES:
+                    yield name, ast.unparse(node.func)
+
+
+def test_files_are_opened_in_one_place() -> None:
+    assert set(touching()) - DECIDED.keys() == set()
+
+
+FILES = {
+    r"config\.toml|data\.json|clients\.json|rounds\.jsonl|summary\.json": "of every run",
+    r"checkpoint/server\.safetensors|checkpoint/client-\d{6}\.round-\d{6}\.safetensors": "states",
+    r"means/\d{6}\.safetensors": "class means",
+    r"asked\.json|flower\.json": "of a federation between machines",
+    r"confusion\.json|audit\.json": "measured afterwards",
+    r"report\.html|export/client-\d+\.safetensors": "written for other programs, never read",
+    r"\.lock": "locked, never read",
+    r"tensorboard/events\.out\.tfevents\..*": "written for TensorBoard, never read",
+}
+"""All that a run folder may hold."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """A run with everything that a run folder may hold."""
+    made = make(tmp_path_factory.mktemp("elsewhere") / "place", "fedgh")
+    run = RunFolder(made.run)
+    confusion.measure(run, trust=OWN)
+    run.count_asked([0, 1])
+    little = audit.Effort(sizes=(1,), targets=2, candidates=4, levels=())
+    result.write(run, audit.audit(run, 0, 0, lambda _: None, little, trust=OWN))
+    client = Trained.load(run.path).clients[0]
+    client.export(run.path / "export" / "client-0.safetensors", "safetensors")
+    write_report([run.path])
+    return made
+
+
+def files_of(run: Path) -> list[str]:
+    return sorted(path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file())
+
+
+def test_every_file_of_a_run_is_decided(place: Place, tmp_path: Path) -> None:
+    training.run(quick(*SMALL, "run.tensorboard=true"), tmp_path / "run")
+    on_flower = shutil.copytree(place.run, tmp_path / "on flower")
+    Session("run-1", 1, 7, RunFolder(on_flower).run).write(on_flower)
+    found = files_of(on_flower) + files_of(tmp_path / "run")
+    undecided = [name for name in found if not any(re.fullmatch(kind, name) for kind in FILES)]
+    assert undecided == []
+    for kind in FILES:  # and none is decided that there is not
+        assert any(re.fullmatch(kind, name) for name in found), kind
+
+
+def link_to_a_device(path: Path, _: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def pipe(path: Path, _: Path) -> None:
+    os.mkfifo(path)
+
+
+def link_to_a_file(path: Path, kept: Path) -> None:
+    path.symlink_to(kept)
+
+
+def folder(path: Path, _: Path) -> None:
+    path.mkdir()
+
+
+def flood(path: Path, _: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2**40)  # takes no room on the disk, as long as it is not copied
+
+
+TRAPS: list[Callable[[Path, Path], None]] = [
+    *(link_to_a_device, pipe, link_to_a_file, folder, flood)
+]
+READ = [
+    *("config.toml", "data.json", "clients.json", "rounds.jsonl", "summary.json"),
+    *("confusion.json", "audit.json", "flower.json", "asked.json", ".lock", "report.html"),
+    *("checkpoint/server.safetensors", "checkpoint/client-000000.round-000001.safetensors"),
+    *("means/000001.safetensors", "export/client-0.safetensors", "checkpoint", "means", "export"),
+]
+
+
+def test_the_traps_are_set_in_every_file(place: Place) -> None:
+    there = {name for name in READ if (place.run / name).exists()} | {"flower.json"}
+    alike = {re.sub(r"client-\d{6}", "client-000000", name) for name in files_of(place.run)}
+    assert alike <= there
+    assert there == set(READ)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """A file of the user's, outside the folder."""
+    path = tmp_path / "kept.txt"
+    path.write_text("precious")
+    return path
+
+
+COMMANDS = READERS | RUN_CODE
+
+
+def cases() -> Iterator[object]:
+    """Every trap in every file for every command; the ordinary tests take one trap of each."""
+    for i, command in enumerate(COMMANDS):
+        for j, name in enumerate(READ):
+            for k, trap in enumerate(TRAPS):
+                marks = [] if (i + j) % len(TRAPS) == k else [pytest.mark.faults]
+                yield pytest.param(trap, name, command, marks=marks)
+
+
+@pytest.mark.parametrize(("trap", "name", "command"), cases())
+def test_a_trap_is_neither_opened_nor_written_through(
+    trap: Callable[[Path, Path], None],
+    name: str,
+    command: str,
+    place: Place,
+    kept: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hostile = place.copy(tmp_path / "place")
+    target = hostile.run / name
+    if target.is_dir():
+        if trap in (folder, flood):
+            pytest.skip("it is a folder")
+        shutil.rmtree(target)
+        (tmp_path / "elsewhere").mkdir()
+        target.symlink_to(tmp_path / "elsewhere")
+    else:
+        target.unlink(missing_ok=True)
+        trap(target, kept)
+    monkeypatch.chdir(tmp_path)
+    opened = target if trap is not flood and name != ".lock" else None
+    with WATCH.watching(trap=opened):
+        COMMANDS[command](hostile, monkeypatch)
+    assert kept.read_text() == "precious"
+    if (tmp_path / "elsewhere").exists():
+        assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_file_that_is_written_takes_the_place_of_a_link(
+    place: Place, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hostile = place.copy(tmp_path / "place")
+    for number in range(os.getpid() - 3, os.getpid() + 3):  # names of an earlier version
+        (hostile.run / f"report.html.{number}.part").symlink_to(kept)
+    (hostile.run / "report.html").unlink()
+    (hostile.run / "report.html").symlink_to(kept)
+    assert READERS["report"](hostile, monkeypatch) == 0
+    assert kept.read_text() == "precious"
+    assert not (hostile.run / "report.html").is_symlink()

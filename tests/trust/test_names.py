@@ -1,0 +1,181 @@
+"""A configuration from elsewhere names code, files and machines; none is imported, opened, reached.
+
+By enumeration: of the commands, and of the fields that hold text. A new one fails here until it is
+decided what it may do.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from fedgh import cli, config
+from fedgh.config import Config
+from fedgh.core.names import Names, declarations
+from fedgh.errors import ConfigError
+from fedgh.methods import METHODS
+from fedgh.trust import FOREIGN, OWN, ForeignError
+from tests.trust.commands import NO_RUN_FOLDER, READERS, RUN_CODE, Place, make
+from tests.trust.plugin import Plugin
+from tests.trust.watch import WATCH
+
+SECTIONS: dict[str, type[Any]] = {
+    name: type(getattr(Config(), name)) for name in Config.model_fields if name != "method"
+}
+
+
+def texts() -> Iterator[tuple[str, str, str, Names | None]]:
+    """Every field that can hold text: method, section, key, what it declares."""
+    for section, kind in SECTIONS.items():
+        for key, names in declarations(kind).items():
+            yield "fedgh", section, key, names
+    for method, kind in METHODS.items():
+        for key, names in declarations(kind).items():
+            yield method, "method", key, names
+        yield method, "method", "name", Names.METHOD
+
+
+def test_every_text_declares_what_it_names() -> None:
+    undeclared = [f"{section}.{key}" for _, section, key, names in texts() if names is None]
+    assert undeclared == []
+
+
+def commands(app: typer.Typer, prefix: str = "") -> set[str]:
+    """The names of all commands."""
+    own = {
+        prefix + (command.name or command.callback.__name__)  # type: ignore[union-attr]
+        for command in app.registered_commands
+    }
+    groups = (commands(g.typer_instance, f"{g.name} ") for g in app.registered_groups)  # type: ignore[arg-type]
+    return own.union(*groups)
+
+
+def test_every_command_is_decided() -> None:
+    decided = [*READERS, *RUN_CODE, *NO_RUN_FOLDER]
+    assert len(set(decided)) == len(decided)
+    assert commands(cli.app) == set(decided)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Place]:
+    home = tmp_path_factory.mktemp("elsewhere")
+    return {method: make(home / method, method) for method in ("fedgh", "fml", "fedkd")}
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
+    """What happens during a test, in a folder with code that must not be imported."""
+    (tmp_path / "elsewhere_evil.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    with WATCH.watching() as seen:
+        yield seen
+
+
+HOSTILE = {
+    Names.METHOD: ["elsewhere_evil:Method", "os:getcwd"],
+    Names.NETWORK: [
+        *("elsewhere_evil:make", "transformers//elsewhere_evil", "timm/hf-hub:elsewhere_evil"),
+        *("torchvision/elsewhere_evil", "fedgh.__main__:main"),
+    ],
+    Names.PATH: ["/elsewhere_evil/data.npz"],
+    Names.MACHINE: ["elsewhere-evil.invalid:6379", "auto"],
+}
+CASES = sorted(
+    {
+        (method, section, key, value)
+        for method, section, key, names in texts()
+        if names in HOSTILE and method in ("fedgh", "fml", "fedkd")
+        for value in HOSTILE[names]
+    }
+)
+FIRST = [case for case in CASES if case[3] in [values[0] for values in HOSTILE.values()]]
+
+
+def hostile(place: Place, section: str, key: str, value: str) -> None:
+    if (section, key) == ("model", "zoo"):
+        place.settings(section, key, [value])
+    elif section == "data":
+        place.settings("data", "name", "npz" if key == "path" else "cifar10")
+        place.settings(section, key, value)
+    else:
+        place.settings(section, key, value)
+
+
+@pytest.mark.parametrize("command", READERS)
+@pytest.mark.parametrize(("method", "section", "key", "value"), FIRST)
+def test_no_command_follows_a_name_in_a_folder_from_elsewhere(
+    command: str,
+    method: str,
+    section: str,
+    key: str,
+    value: str,
+    places: dict[str, Place],
+    watched: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = places[method].copy(tmp_path / "place")
+    hostile(place, section, key, value)
+    READERS[command](place, monkeypatch)
+    assert followed(watched) == []
+
+
+def followed(seen: list[str]) -> list[str]:
+    return [what for what in seen if "elsewhere_evil" in what or "elsewhere-evil" in what]
+
+
+@pytest.mark.parametrize("command", RUN_CODE)
+def test_what_runs_code_by_its_purpose_is_seen_to_do_so(
+    command: str,
+    places: dict[str, Place],
+    watched: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = places["fml"].copy(tmp_path / "place")
+    hostile(place, "method", "shared", "elsewhere_evil:make")
+    RUN_CODE[command](place, monkeypatch)
+    assert followed(watched) != []
+
+
+@pytest.mark.parametrize(("method", "section", "key", "value"), CASES)
+def test_the_decision_itself(method: str, section: str, key: str, value: str) -> None:
+    table = config.load("demo", [f"method.name={method}"]).to_table()
+    table[section][key] = [value] if key == "zoo" else value
+    with pytest.raises(ForeignError, match=f"{section}.{key} = '.*' names .* outside fedgh"):
+        config.parse(table, FOREIGN)
+    if (section, key) == ("method", "name"):
+        with pytest.raises(ConfigError, match=r"cannot import|not a subclass"):
+            config.parse(table, OWN)
+    else:
+        assert config.parse(table, OWN).to_table()[section][key] == table[section][key]
+
+
+def test_what_is_part_of_fedgh_may_be_named() -> None:
+    for method in METHODS:
+        table = config.load("demo", [f"method.name={method}"]).to_table()
+        assert config.parse(table, FOREIGN).method_name == method
+
+
+def test_a_field_that_declares_nothing_may_only_have_its_default() -> None:
+    name = f"{Plugin.__module__}:{Plugin.__qualname__}"
+    allowed = config.names_in(config.parse({"method": {"name": name}}, OWN))
+    assert config.parse({"method": {"name": name}}, allowed).method == Plugin()
+    table = {"method": {"name": name, "anything": "/etc/passwd"}}
+    with pytest.raises(ForeignError, match=r"method\.anything = '/etc/passwd' names something"):
+        config.parse(table, allowed)
+    with pytest.raises(ForeignError, match=r"method\.name"):
+        config.parse(table, FOREIGN)
+
+
+@pytest.mark.parametrize("command", ["report", "predict", "export", "audit", "join"])
+def test_trust_is_offered_where_it_matters(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fedgh", command, "--help"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "--trust" in capsys.readouterr().out
