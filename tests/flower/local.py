@@ -1,6 +1,6 @@
 """Federations in one process, for tests."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flwr.app import Message
@@ -29,16 +29,16 @@ class Unreliable(LocalGrid):
         self.delivered = 0
         self.break_after = 2**62  # deliveries
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def _reply(self, name: str) -> Message | None:
         """As if they had never come."""
-        found = super().pull_messages(message_ids)
-        return [message for message in found if self._key(message) not in self.lost]
+        found = super()._reply(name)
+        return None if found is None or self._key(found) in self.lost else found
 
-    def _deliver(self, message: Message) -> Message:
+    def _deliver(self, message: Message, node_id: int) -> Message:
         if self.delivered == self.break_after:
             raise KeyboardInterrupt
         self.delivered += 1
-        return super()._deliver(message)
+        return super()._deliver(message, node_id)
 
     @staticmethod
     def _key(message: Message) -> tuple[int, int]:

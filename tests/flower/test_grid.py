@@ -5,7 +5,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -440,15 +440,15 @@ def test_bytes_that_are_no_message_cost_only_their_sender(
     without_client_1: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower hands out each reply once: one that cannot be read must not take others with it."""
-    pull = Unreliable.pull_messages
+    reply = Unreliable._reply
 
-    def inflate(self: Unreliable, message_ids: Iterable[str]) -> list[Message]:
-        found = list(pull(self, message_ids))
-        if any(message.metadata.src_node_id == FIRST_NODE + 1 for message in found):
+    def damaged(self: Unreliable, name: str) -> Message | None:
+        found = reply(self, name)
+        if found is not None and found.metadata.src_node_id == FIRST_NODE + 1:
             raise ValueError("these bytes are no message")
         return found
 
-    monkeypatch.setattr(Unreliable, "pull_messages", inflate)
+    monkeypatch.setattr(Unreliable, "_reply", damaged)
     assert_costs_only_its_sender(
         tmp_path, without_client_1, client.app, r"not a readable message \(ValueError\)"
     )
@@ -459,20 +459,19 @@ def test_trouble_of_the_superlink_is_not_its_clients_fault(
     times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked again, until the round is over."""
-    pull, left = Unreliable.pull_messages, times
+    reply, left = Unreliable._reply, times
 
-    def troubled(self: Unreliable, message_ids: Iterable[str]) -> list[Message]:
+    def troubled(self: Unreliable, name: str) -> Message | None:
         nonlocal left
-        (name,) = message_ids
-        if name in self._waiting and self._waiting[name].metadata.dst_node_id == FIRST_NODE + 1:
+        if self._waiting.get(name) == FIRST_NODE + 1:
             left -= 1
             if left >= 0:
                 ask = httpx.Request("POST", "http://superlink")
                 answer = httpx.Response(500, request=ask)
                 raise httpx.HTTPStatusError("500", request=ask, response=answer)
-        return list(pull(self, message_ids))
+        return reply(self, name)
 
-    monkeypatch.setattr(Unreliable, "pull_messages", troubled)
+    monkeypatch.setattr(Unreliable, "_reply", troubled)
     experiment = quick("federation.rounds=1", "run.strikes=1", "run.deadline=3")
     (record,) = House(tmp_path / "house", experiment).run().records()
     assert record["rejected"] == record["set_aside"] == []
@@ -490,10 +489,10 @@ def test_trouble_of_the_superlink_is_not_its_clients_fault(
 def test_a_lost_superlink_ends_the_run(
     problem: Exception, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def raising(*_: object) -> list[Message]:
+    def raising(*_: object) -> Message | None:
         raise problem
 
-    monkeypatch.setattr(Unreliable, "pull_messages", raising)
+    monkeypatch.setattr(Unreliable, "_reply", raising)
     with pytest.raises(RunError, match=words):
         House(tmp_path / "house", quick()).run()
 

@@ -17,7 +17,7 @@ from fedgh.engines.host import Blueprint
 from fedgh.errors import WireError
 from fedgh.flower import client, engine, messages
 from fedgh.flower.bound import NodeConfig
-from fedgh.flower.grid import LocalGrid, travelled
+from fedgh.flower.grid import LocalGrid
 from tests.fuzz import oracle
 from tests.fuzz.budget import fuzz
 from tests.fuzz.payloads import NAMES, tampered
@@ -135,7 +135,8 @@ def grid() -> LocalGrid:
 
 
 def arrived(grid: LocalGrid, content: RecordDict) -> Message:
-    return travelled(grid.create_message(content, "train", 1, "7"))
+    (name,) = grid.push_messages([Message(content, 1, "train", group_id="7")])
+    return grid._collect(name)
 
 
 def number(value: object, low: float, high: float) -> bool:

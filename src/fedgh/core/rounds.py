@@ -200,11 +200,13 @@ class Federation:
         jobs = []
         bytes_down = 0
         last: tuple[Payload, bytes] | None = None
+        most_up = wire.most_bytes(self.method.upload_spec(self.task, self.server))
         for client in participants:
             down = self.method.broadcast(self.server, client)
             if last is None or down is not last[0]:  # one message serves all who get the same
                 last = (down, wire.to_bytes(down))
-            jobs.append(Job(client, number, last[1], evaluate, int(self._trained[client])))
+            trained = int(self._trained[client])
+            jobs.append(Job(client, number, last[1], evaluate, trained, most_up))
             bytes_down += wire.nbytes(down)
         if evaluate:
             stale = self._stale & ~self._set_aside()

@@ -211,6 +211,7 @@ class Job:
     down: bytes | None
     evaluate: bool
     trained: int = 0  # the round in which the client last trained: what it starts from
+    most_up: int = 0  # bytes of the largest upload that may answer it
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def from_bytes(message: bytes) -> Payload:
 
 def read(message: bytes, specs: Sequence[Spec], largest_norm: float = inf) -> Payload:
     """The payload of a stranger's message, which has to be as one of `specs` declares."""
-    most = max(map(_most_bytes, specs))
+    most = max(map(most_bytes, specs))
     if len(message) > most:
         raise WireError(f"a message of {len(message)} bytes; what was declared takes {most}")
     payload = from_bytes(message)
@@ -86,7 +86,7 @@ def check(payload: Payload, spec: Spec, largest_norm: float = inf) -> None:
         _check_values(name, tensor, field, largest_norm)
 
 
-def _most_bytes(spec: Spec) -> int:
+def most_bytes(spec: Spec) -> int:
     """The size of the largest message that `spec` allows."""
     return FRAME + sum(
         FRAME + prod(_most(dim) for dim in field.shape) * field.dtype.itemsize

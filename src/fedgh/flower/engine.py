@@ -8,16 +8,15 @@ from typing import Any
 
 import httpx
 from flwr.app import Message, MessageType
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from flwr.supercore.run import RunNotRunningException
 
 from fedgh import __version__
 from fedgh.core.rounds import ignore
 from fedgh.core.types import Job, Reply
 from fedgh.errors import RunError, WireError, printable
 from fedgh.flower import messages
-from fedgh.flower.messages import Request
+from fedgh.flower._flwr import ErrorCode, Inbox, Limit, ObjectPullError, RunNotRunningException
+from fedgh.flower.messages import LONGEST_HEAD, Request
 
 POLL = 0.3
 """Seconds between looks at what has come; a node that leaves may take its reply with it."""
@@ -69,6 +68,7 @@ class Flower:
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
         """Ask everybody at once; one reply for each job before the deadline is over."""
+        inbox = Inbox(self._grid)
         patience = self._deadline if self._met else max(self._deadline, GATHERING)
         nodes = self._wait_for_nodes({job.client_id for job in jobs}, patience)
         self._met = True
@@ -86,10 +86,11 @@ class Flower:
         while (unsent or waiting) and time.monotonic() < end:
             unsent = self._push(unsent, waiting, end - time.monotonic())
             for name in list(waiting):
-                found = self._pull(name)
+                job, sent = waiting[name]
+                found = self._pull(inbox, name, job)
                 if found is None:
                     continue
-                job, sent = waiting.pop(name)
+                del waiting[name]
                 if _node_has_gone(found) and resent[job.client_id] < MOST_RESENT:
                     resent[job.client_id] += 1
                     unsent.append(job)  # it may come back in time
@@ -171,14 +172,14 @@ class Flower:
             ttl=seconds,
         )
 
-    def _pull(self, name: str) -> Message | Exception | None:
-        """The reply to a message, if it has come.
+    def _pull(self, inbox: Inbox, name: str, job: Job) -> Message | Exception | None:
+        """The reply to a job's message, if it has come.
 
         Asked for one by one: whose reply it is says the SuperLink, not the reply; and bytes that
         are no message spoil nobody else's.
         """
         try:
-            found = list(self._grid.pull_messages([name]))
+            return inbox.pull(name, Limit(record=LONGEST_HEAD, array=job.most_up))
         except httpx.HTTPStatusError as error:  # Flower has tried again where that may help
             self._trouble = f"; the SuperLink answered {error.response.status_code}"
             return None
@@ -188,7 +189,6 @@ class Flower:
             raise RunError("Flower has stopped this run; start it again to go on") from None
         except Exception as error:  # whatever Flower makes of bytes that are no message
             return error
-        return found[0] if found else None
 
 
 def _node_has_gone(found: Message | Exception) -> bool:
@@ -200,6 +200,10 @@ def _node_has_gone(found: Message | Exception) -> bool:
 
 
 def _reply(job: Job, message: Message | Exception, sent: int) -> Reply:
+    if isinstance(message, ObjectPullError):
+        return _failed(job, "its node has sent only a part of the reply", sent)
+    if isinstance(message, WireError):
+        return _invalid(job, str(message), sent)
     if isinstance(message, Exception):
         return _invalid(job, f"not a readable message ({type(message).__name__})", sent)
     if message.has_error():

@@ -4,19 +4,41 @@ Messages are serialised as Flower does it and both apps run unchanged: to try a 
 it meets others, and to test.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
+from fedgh.flower._flwr import (
+    SUPERLINK_NODE_ID,
+    ConfirmMessageReceivedRequest,
+    ConfirmMessageReceivedResponse,
+    ErrorCode,
+    GetNodesRequest,
+    GetNodesResponse,
+    HttpGrid,
+    InMemoryObjectStore,
+    NodeInfo,
+    PullAppMessagesRequest,
+    PullAppMessagesResponse,
+    PullObjectRequest,
+    PullObjectResponse,
+    PushAppMessagesRequest,
+    PushAppMessagesResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+    Run,
+    RuntimeHttpClient,
+    TaskIdentity,
+    get_all_nested_objects,
+    get_object_tree,
+    inflate_object_from_contents,
+    iterate_object_tree,
+    message_to_proto,
+    remove_content_from_message,
+)
 from fedgh.flower.bound import NodeConfig
 
 
@@ -29,83 +51,100 @@ class Node:
     public_key: bytes
 
 
-class LocalGrid(Grid):
-    """Runs a client app when its reply is asked for, one at a time."""
+class LocalGrid(HttpGrid):
+    """Flower's grid with nodes in this process: an app runs when its reply is asked for."""
 
     def __init__(self, nodes: Mapping[int, Node]) -> None:
+        super().__init__(token="none")
         self.nodes = dict(nodes)
-        self._waiting: dict[str, Message] = {}
-        self._run = Run.create_empty(run_id=1)
+        self._waiting: dict[str, int] = {}  # message -> the node that it is for
+        self._objects = InMemoryObjectStore()
+        self._client = _SuperLink(self)
+        self.set_run(Run.create_empty(run_id=1))
         TaskIdentity.run_id = TaskIdentity.task_id = 1
         TaskIdentity.node_id = SUPERLINK_NODE_ID
 
-    def set_run(self, run: Run) -> None:
-        """Name the run."""
-        self._run = run
+    def _reply(self, name: str) -> Message | None:
+        """The reply to a message, if one is still to come."""
+        if name not in self._waiting:
+            return None
+        return self._deliver(self._collect(name), self._waiting.pop(name))
 
-    @property
-    def run(self) -> Run:
-        """The only run."""
-        return self._run
+    def _collect(self, name: str) -> Message:
+        """The message as it arrives: put together from bytes."""
+        tree = iterate_object_tree(self._objects.get_object_tree(name))
+        contents = {part.object_id: self._objects.get(part.object_id) or b"" for part in tree}
+        self._objects.delete(name)
+        message = inflate_object_from_contents(name, contents)
+        assert isinstance(message, Message)
+        message.metadata.__dict__["_message_id"] = name
+        return message
 
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """A message to a node."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """All nodes."""
-        return list(self.nodes)
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        """All nodes, with their keys."""
-        return [NodeInfo(node_id=k, public_key=node.public_key) for k, node in self.nodes.items()]
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Keep messages until their replies are asked for."""
-        sent = [travelled(message) for message in messages]
-        self._waiting.update((message.metadata.message_id, message) for message in sent)
-        return [message.metadata.message_id for message in sent]
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The next reply: replies come one by one, as from afar."""
-        for name in message_ids:
-            if name in self._waiting:
-                return [self._deliver(self._waiting.pop(name))]
-        return []
-
-    def send_and_receive(
-        self,
-        messages: Iterable[Message],
-        *,
-        timeout: float | None = None,  # noqa: ARG002 - nobody is late here
-    ) -> Iterable[Message]:
-        """All replies."""
-        return [m for name in self.push_messages(messages) for m in self.pull_messages([name])]
-
-    def _deliver(self, message: Message) -> Message:
-        node_id = message.metadata.dst_node_id
+    def _deliver(self, message: Message, node_id: int) -> Message:
+        """What the app of a node answers."""
         node = self.nodes[node_id]
         context = Context(1, node_id, dict(node.config), RecordDict(), {})
         try:
-            return travelled(node.app(message, context))
+            return node.app(message, context)
         except Exception as problem:  # what Flower does with an app that raises
             error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(problem))
-            return travelled(Message(error, reply_to=message))
+            return Message(error, reply_to=message)
 
 
-def travelled(message: Message) -> Message:
-    """The message as it arrives: taken apart into bytes, and put together again."""
-    name = message.object_id
-    message.metadata.__dict__["_message_id"] = name
-    contents = {key: item.deflate() for key, item in get_all_nested_objects(message).items()}
-    found = inflate_object_from_contents(name, contents)
-    assert isinstance(found, Message)
-    found.metadata.__dict__["_message_id"] = name
-    return found
+class _SuperLink(RuntimeHttpClient):
+    """The part of a SuperLink that a grid talks to, without a network."""
+
+    def __init__(self, grid: LocalGrid) -> None:
+        super().__init__("http://localhost", verify=False)
+        self._grid = grid
+
+    def GetNodes(self, request: GetNodesRequest) -> GetNodesResponse:  # noqa: ARG002
+        """All nodes, with their keys."""
+        nodes = self._grid.nodes.items()
+        return GetNodesResponse(
+            nodes=[NodeInfo(node_id=k, public_key=node.public_key) for k, node in nodes]
+        )
+
+    def PushMessages(self, request: PushAppMessagesRequest) -> PushAppMessagesResponse:
+        """Keep messages until their replies are asked for."""
+        sent = {m.metadata.message_id: m.metadata.dst_node_id for m in request.messages_list}
+        self._grid._waiting.update(sent)
+        new = [self._grid._objects.preregister(1, tree) for tree in request.message_object_trees]
+        return PushAppMessagesResponse(message_ids=sent, objects_to_push=chain(*new))
+
+    def PushObject(self, request: PushObjectRequest) -> PushObjectResponse:
+        """Keep a part of a message."""
+        self._grid._objects.put(request.object_id, request.object_content)
+        return PushObjectResponse(stored=True)
+
+    def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:
+        """Get the reply to a message; its content is asked for apart from it."""
+        (name,) = request.message_ids
+        reply = self._grid._reply(name)
+        if reply is None:
+            return PullAppMessagesResponse()
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        tree = get_object_tree(reply)
+        self._grid._objects.preregister(1, tree)
+        for part, item in get_all_nested_objects(reply).items():
+            self._grid._objects.put(part, item.deflate())
+        return PullAppMessagesResponse(
+            messages_list=[message_to_proto(remove_content_from_message(reply))],
+            message_object_trees=[tree],
+        )
+
+    def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
+        """Get a part of a reply."""
+        content = self._grid._objects.get(request.object_id)
+        return PullObjectResponse(
+            object_found=content is not None,
+            object_available=bool(content),
+            object_content=content or b"",
+        )
+
+    def ConfirmMessageReceived(
+        self, request: ConfirmMessageReceivedRequest
+    ) -> ConfirmMessageReceivedResponse:
+        """Forget a reply."""
+        self._grid._objects.delete(request.message_object_id)
+        return ConfirmMessageReceivedResponse()

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedgh.core.types import Job, Reply
 from fedgh.errors import LONGEST_TEXT, WireError, printable
+from fedgh.flower._flwr import get_all_nested_objects
 
 _HEAD, _BODY, _FORMAT = "fedgh", "payload", "safetensors"
 
