@@ -10,8 +10,8 @@ run: $(VENV)/run.done  ## train FedGH on the embedded digits
 test: $(VENV)/dev.done  ## the test suite
 	$(BIN)/python -m pytest -n auto --dist loadgroup
 
-fuzz: $(VENV)/dev.done  ## minutes: at least 20,000 new hostile inputs; `make test` tries 2,000
-	FEDGH_FUZZ=20000 $(BIN)/python -m pytest tests/fuzz -n auto
+fuzz: $(VENV)/dev.done  ## minutes: at least 40,000 new hostile inputs; `make test` tries 2,000
+	FEDGH_FUZZ=40000 $(BIN)/python -m pytest tests/fuzz -n auto
 
 test-faults: $(VENV)/dev.done  ## many minutes: faults at every write, real processes that are lost
 	$(BIN)/python -m pytest -m faults -n 2 --dist loadgroup

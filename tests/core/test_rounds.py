@@ -122,6 +122,24 @@ def test_what_a_rejected_client_says_of_itself_does_not_count() -> None:
     assert fed.state()["trained"].tolist() == [1, 1, 0, 1], "as if it had been absent"
 
 
+def test_garbage_is_a_strike_every_time_and_never_a_state_to_start_from() -> None:
+    def answer(job: Job) -> Reply:
+        usual = Scripted.usual(job)
+        if job.client_id != 2 or job.down is None:
+            return usual
+        if job.trained:
+            return Reply(2, job.round, error="the state of client 2 is not in its folder")
+        return replace(usual, up=b"garbage")
+
+    fed = federation(Scripted(answer), strikes=3)
+    records = [fed.round(number) for number in range(1, 6)]
+    assert [[r["client"] for r in record["rejected"]] for record in records] == [
+        *([2], [2], [2], [], [])
+    ]
+    assert all(record["failed"] == [] for record in records)
+    assert [record["set_aside"] for record in records] == [[], [], [2], [2], [2]]
+
+
 def test_a_round_after_which_nobody_would_accept_the_server_changes_nothing() -> None:
     def answer(job: Job) -> Reply:
         return Scripted.usual(job, value=3.0 if job.round in (2, 4, 5, 6) else 1.0)

@@ -360,6 +360,17 @@ def assert_costs_only_its_sender(
             assert header[name].equal(tensor), "what the others have learned is untouched"
 
 
+def test_nobody_works_for_longer_than_there_is_time(tmp_path: Path) -> None:
+    def boast(message: Message, honest: Message) -> Message:
+        head, body = parts(honest)
+        head["seconds"] = dict.fromkeys(head["seconds"], 1e9)
+        return Message(messages._pack(json.dumps(head).encode(), body), reply_to=message)
+
+    for record in House(tmp_path, quick(*TWO_ROUNDS), [taken_over(boast)]).run().records():
+        assert record["failed"] == record["rejected"] == []
+        assert record["seconds"]["train"] <= 5 * 120, "the first round has two minutes, for each"
+
+
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_hostile_answer_costs_only_its_sender(
     what: str, without_client_1: RunFolder, tmp_path: Path

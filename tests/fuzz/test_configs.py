@@ -15,9 +15,13 @@ from fedgh import config
 from fedgh.config import Config
 from fedgh.errors import ConfigError, FedghError
 from fedgh.experiment import prepare
+from fedgh.methods import METHODS
+from fedgh.models import EXTRACTORS
+from fedgh.trust import FOREIGN
 from tests.fuzz.budget import fuzz
 from tests.fuzz.payloads import tampered
 from tests.fuzz.refusal import Refused, attempt
+from tests.trust.watch import WATCH
 
 DEMO = config.load("demo").to_table()
 KEYS = sorted({key for section in DEMO.values() for key in section} | {"dir", "path", "target"})
@@ -110,6 +114,32 @@ FILES = st.one_of(
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("configs")
+
+
+DOTS = st.tuples(
+    st.sampled_from(["a.", '"a".', "a . ", "[a", "[a.", "[[a.", "a={a.", "{a=", "[", "[[", "a=[{"]),
+    st.integers(1, 60_000),
+    st.sampled_from(["a", "a = 1", "a]", "a]]\nb = 1", "\n", " = "]),
+).map(lambda parts: (parts[0] * (parts[1] * 2 // len(parts[0])) + parts[2]).encode())
+
+
+@example(content=b"a." * 60_000 + b"a = 1")  # takes minutes where it is not refused
+@fuzz(0.02, content=st.lists(DOTS, min_size=1, max_size=3).map(b"\n".join))
+def test_a_key_of_very_many_parts_takes_no_time(place: Path, content: bytes) -> None:
+    file = place / "experiment.toml"
+    file.write_bytes(content)
+    assert_sound(attempt(ConfigError, lambda: config.load_run(file, trust=FOREIGN)))
+
+
+@fuzz(0.04, table=tables())
+def test_a_table_from_elsewhere_imports_nothing(table: dict[str, Any]) -> None:
+    with WATCH.watching() as seen:
+        found = attempt(ConfigError, lambda: config.parse(table, FOREIGN))
+    assert [what for what in seen if what.startswith(("import", "open", "socket"))] == []
+    if isinstance(found, Config):
+        assert found.data.dir is found.data.path is None
+        assert found.method_name in METHODS
+        assert set(found.model.zoo) <= EXTRACTORS.keys()
 
 
 @example(content=b"[data]\nname = " + b"[" * 3_000)

@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from fedgh import __version__
+from fedgh import __version__, config
 from fedgh.core.types import Job
 from fedgh.engines.host import Blueprint
 from fedgh.errors import WireError
@@ -22,6 +22,7 @@ from tests.fuzz import oracle
 from tests.fuzz.budget import fuzz
 from tests.fuzz.payloads import NAMES, tampered
 from tests.fuzz.refusal import Refused, attempt
+from tests.trust.watch import WATCH
 
 JOB = Job(client_id=2, round=7, down=b"", evaluate=True)
 ANSWER: dict[str, Any] = {
@@ -191,6 +192,47 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("participant")
     (place / "states").mkdir()
     return place
+
+
+SETTINGS = sorted(
+    (section, key) for section, keys in config.load("demo").to_table().items() for key in keys
+)
+ASKED = st.one_of(
+    VALUES,
+    st.sampled_from(
+        [
+            *("side_effect:make", "transformers//side_effect", "timm/side_effect", "os:getcwd"),
+            *("/side_effect", "../side_effect", "side_effect.invalid:1", "cifar10", "npz", "mlp"),
+            *("fedgh", "fml", "fedkd", 10**8, 10**12, 1e300, [10**6, 10**6], ["mlp"]),
+        ]
+    ),
+)
+
+
+@fuzz(0.03, changes=st.lists(st.tuples(st.sampled_from(SETTINGS), ASKED), min_size=1, max_size=4))
+def test_a_participant_follows_no_name_of_a_server(
+    grid: LocalGrid,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: list[tuple[tuple[str, str], Any]],
+) -> None:
+    monkeypatch.setattr("faulthandler.dump_traceback_later", lambda *_, **__: None)
+    monkeypatch.setattr(client, "log", lambda _: None)
+    monkeypatch.setenv("FEDGH_DATA", str(home / "nothing"))
+    monkeypatch.setattr("pooch.os_cache", lambda _: home / "nothing")
+    settings = config.load("demo", ["model.zoo=mlp", "federation.clients=3"]).to_table()
+    for (section, key), value in changes:
+        settings[section][key] = value
+    content = RecordDict(
+        {"fedgh": ConfigRecord({"json": _json({**REQUEST, "settings": settings})})}
+    )
+    with WATCH.watching() as seen:
+        reply = client._answer(
+            arrived(grid, content), {"client": 2, "state": str(home / "states")}, client._dealt
+        )
+    assert reply.error is not None, "the fingerprint is not that of these data"
+    assert [what for what in seen if "side_effect" in what or what.startswith("socket")] == []
+    assert oracle.harmless(reply.error)
 
 
 @fuzz(0.03, content=contents(REQUEST))

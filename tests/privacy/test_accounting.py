@@ -68,7 +68,15 @@ def test_what_cannot_be_kept_is_refused() -> None:
     alone = experiment.prepare(config.load("demo", [*private, "method.name=standalone"]))
     assert alone.privacy is None
     assert alone.account() is None
-    for wrong in ("epsilon=0", "epsilon=inf", "delta=0", "delta=1", "clip=0", "protects=all"):
+    for wrong in (
+        "epsilon=0",
+        "epsilon=inf",
+        "delta=0",
+        "delta=1",
+        "delta=1e-16",
+        "clip=0",
+        "protects=all",
+    ):
         with pytest.raises(ConfigError, match=r"privacy\."):
             config.load("demo", [f"privacy.{wrong}"])
 

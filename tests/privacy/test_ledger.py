@@ -118,7 +118,7 @@ def test_less_than_the_participant_asks_for_is_refused(
         ({"states": "elsewhere"}, "states is no setting; did you mean state?"),
         ({"protects": "clients"}, "protects = 'clients': Input should be"),
         *(({"max-epsilon": bad}, "max-epsilon = ") for bad in ("nan", "inf", 0, -1.0, "", True)),
-        *(({"delta": bad}, "delta = ") for bad in (0, 1, "nan", -1e-5, "small")),
+        *(({"delta": bad}, "delta = ") for bad in (0, 1, "nan", -1e-5, "small", 1e-16)),
     ],
 )
 def test_a_bound_that_cannot_be_meant_is_refused(own: dict[str, Any], problem: str) -> None:

@@ -195,6 +195,9 @@ def test_the_numbers_of_the_operating_system_are_normal(monkeypatch: pytest.Monk
     for extreme in (b"\0", b"\xff"):
         monkeypatch.setattr("os.urandom", lambda n, byte=extreme: byte * n)
         assert np.isfinite(float(system_normal(torch.Size([1]))))
+    monkeypatch.setattr("os.urandom", bytes)
+    end = abs(float(system_normal(torch.Size([1]))))
+    assert 2 * stats.norm.sf(end) < 1e-38, "what is never drawn has no weight beside any δ"
 
 
 def test_a_round_has_one_release() -> None:

@@ -32,7 +32,7 @@ from fedgh.core.disk import discard_parts, locked, make_folder, read_bytes, writ
 from fedgh.core.types import Job, Reply
 from fedgh.data.fetch import OFFICIAL, find
 from fedgh.engines.host import Blueprint, ClientHost, one_thread
-from fedgh.errors import ConfigError, WireError, import_object
+from fedgh.errors import ConfigError, WireError, import_object, printable
 from fedgh.experiment import Experiment, prepare
 from fedgh.flower import messages
 from fedgh.flower.answers import Answers, Question
@@ -105,7 +105,7 @@ def parse_settings(
             f"{problem.setting} is not part of fedgh, and this participant does not allow it"
         ) from None
     except ConfigError as problem:
-        raise PublicError(str(problem)) from None
+        raise PublicError(printable(str(problem))) from None
     for section, keys in own.items():
         table[section] |= {key: str(node[key]) for key in keys if key in node}
     return config.parse(table, OWN)  # what the server named has been accepted

@@ -1,0 +1,188 @@
+"""What a server asks of a participant: nothing that it names is followed, and there are limits.
+
+By enumeration of the fields that hold text, as in `test_names`.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.clientapp import ClientApp
+from torch import nn
+
+from fedgh import config, experiment
+from fedgh.core.types import Job, Reply, Task
+from fedgh.experiment import Experiment
+from fedgh.flower import NodeConfig, Participant, client, client_app, engine, messages
+from fedgh.flower.bound import Bound
+from fedgh.flower.engine import Flower
+from fedgh.flower.server import _shared
+from tests.flower.local import FIRST_NODE, House
+from tests.trust.commands import SMALL
+from tests.trust.test_names import CASES, followed
+from tests.trust.watch import WATCH
+
+Ask = Callable[..., Reply]
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "POLL", 0.0)
+    monkeypatch.setattr(engine, "GATHERING", 0.0)
+
+
+def bring(task: Task, _: NodeConfig) -> Participant:
+    rng = torch.Generator().manual_seed(0)
+    data = torch.randn(30, 5, generator=rng), torch.arange(30) % task.num_classes
+    return Participant(nn.Linear(5, task.rep_dim), data)
+
+
+PRIVATE = ["data.name=private", "data.classes=no,yes", "data.shape=[5]", "model.rep_dim=4"]
+KINDS: dict[str, tuple[ClientApp, list[str]]] = {
+    "dealt data": (client.app, SMALL),
+    "own data": (client_app(bring), [*SMALL, *PRIVATE]),
+}
+
+
+@pytest.fixture(params=KINDS)
+def ask(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Put a question to a participant as a server may, with other settings."""
+    app, overrides = KINDS[request.param]
+    (tmp_path / "elsewhere_evil.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def asked(
+        method: str = "fedgh", section: str = "", key: str = "", value: Any = None, **changes: Any
+    ) -> Reply:
+        shared = ["method.shared=mlp"] if method in ("fml", "fedkd") else []
+        prepared = experiment.prepare(
+            config.load("demo", [*overrides, f"method.name={method}", *shared])
+        )
+        settings = _shared(prepared)
+        if section:
+            settings.setdefault(section, {})[key] = value
+        house = House(tmp_path / "house", prepared, [app])
+        return put(house, prepared, settings=settings, **changes)
+
+    return asked
+
+
+def put(house: House, prepared: Experiment, **changes: Any) -> Reply:
+    """Put the first question of a run to client 0, changed in some fields."""
+    server = Flower(
+        house.grid,
+        {},
+        experiment="e",
+        start=1,
+        settings=_shared(prepared),
+        fingerprint=None if prepared.private else prepared.fingerprint(),
+        deadline=60.0,
+        trained={},
+        settled=0,
+    )
+    job = Job(0, 1, None, evaluate=True)
+    message = server._message(job, FIRST_NODE, 60.0)
+    question, down = messages.read_request(message.content)
+    message.content = messages.request(replace(question, **changes), down)
+    (name,) = house.grid.push_messages([message])
+    (answer,) = house.grid.pull_messages([name])
+    return messages.read_answer(answer.content, job)
+
+
+@pytest.mark.parametrize("method", ["fedgh", "fml", "fedkd"])
+def test_what_a_server_may_ask_is_answered(ask: Ask, method: str) -> None:
+    assert ask(method).error is None
+
+
+@pytest.mark.parametrize(("method", "section", "key", "value"), CASES)
+def test_no_name_of_a_server_is_followed(
+    ask: Ask, method: str, section: str, key: str, value: str
+) -> None:
+    with WATCH.watching() as seen:
+        reply = ask(method, section, key, [value] if key == "zoo" else value)
+    assert followed(seen) == []
+    own = section == "data" or (key == "zoo" and reply.error is None)  # replaced by its own
+    assert own or "is not part of fedgh, and this participant does not allow it" in str(reply.error)
+
+
+def test_a_server_does_not_start_a_download(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FEDGH_DATA", str(tmp_path / "nothing"))
+    monkeypatch.setattr("pooch.os_cache", lambda _: tmp_path / "nothing")
+    monkeypatch.setattr("pooch.retrieve", lambda *_, **__: pytest.fail("a download"))
+    with WATCH.watching() as seen:
+        reply = ask("fedgh", "data", "name", "cifar10")
+    assert [what for what in seen if what.startswith("socket")] == []
+    assert "not fetched because" in str(reply.error) or "deals out its data" in str(reply.error)
+
+
+LIMITS = [
+    ("federation", "clients", 10**8, "max-clients=1000000"),
+    ("data", "classes", [f"c{k}" for k in range(20_000)], "max-classes=10000"),
+    ("model", "rep_dim", 10**9, "max-rep-dim=16384"),
+    ("data", "image_size", 10**6, "max-image-size=1024"),
+    ("data", "shape", [10**5, 10**5], "max-image-size=1024"),
+    ("local", "epochs", 10**9, "max-epochs=1000"),
+]
+
+
+@pytest.mark.parametrize(("section", "key", "value", "limit"), LIMITS)
+def test_a_participant_has_limits(ask: Ask, section: str, key: str, value: Any, limit: str) -> None:
+    assert str(ask("fedgh", section, key, value).error).endswith(f"this participant's {limit}")
+
+
+def test_every_limit_is_tried() -> None:
+    tried = {limit.partition("=")[0] for *_, limit in LIMITS}
+    elsewhere = {"max-epsilon", "max-seconds", "max-experiments"}
+    known = {name.replace("_", "-") for name in Bound.model_fields if name.startswith("max_")}
+    assert tried | elsewhere == known
+
+
+def test_a_deadline_has_a_limit(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+    monkeypatch.setattr(
+        "faulthandler.dump_traceback_later", lambda seconds, **_: given.append(seconds)
+    )
+    assert ask(deadline=1e300).error is None
+    assert max(given) == 86_400
+
+
+@pytest.mark.parametrize("name", ["privacy.json", "experiments", "privacy.lock", "a", "A" * 80])
+def test_the_name_of_an_experiment_is_no_name_of_a_file(
+    ask: Ask, name: str, tmp_path: Path
+) -> None:
+    assert ask(experiment=name).error is None
+    (states,) = (tmp_path / "house" / "states").iterdir()
+    assert states.name == "experiments"
+    (home,) = states.iterdir()
+    assert home.name != name
+    assert (home / "name.txt").read_text() == f"{name}\n"
+
+
+def test_experiments_are_not_kept_without_end(tmp_path: Path) -> None:
+    prepared = experiment.prepare(config.load("demo", SMALL))
+    house = House(tmp_path / "house", prepared, settings={"max-experiments": "2"})
+
+    def begin(name: str) -> Reply:
+        return put(house, prepared, experiment=name)
+
+    assert [begin(name).error for name in ("a", "b", "a")] == [None] * 3
+    assert "(max-experiments)" in str(begin("c").error)
+    assert begin("b").error is None
+
+
+def test_a_ledger_outlives_a_server_that_names_its_file(tmp_path: Path) -> None:
+    overrides = [*SMALL, "privacy.protects=client", "privacy.epsilon=4"]
+    prepared = experiment.prepare(config.load("demo", overrides))
+    house = House(tmp_path / "house", prepared, settings={"max-epsilon": "100"})
+    for name in ("privacy.json", "privacy.lock"):
+        assert put(house, prepared, experiment=name).error is None
+    run = house.run()
+    assert run.records()[0]["failed"] == []
+    assert json.loads((house.path / "states" / "privacy.json").read_text())["releases"] >= 1
