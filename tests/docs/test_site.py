@@ -68,7 +68,7 @@ def test_run_folders_stay_at_home_but_what_is_linked_is_there(site: Path) -> Non
 def test_the_reference_is_filled_in(site: Path) -> None:
     python = (site / "reference/python.html").read_text(encoding="utf-8")
     assert 'id="fedgh.load"' in python
-    assert "A named experiment or a TOML file" in python  # its docstring
+    assert "a named one or a TOML file" in python  # its docstring
     settings = (site / "reference/configuration.html").read_text(encoding="utf-8")
     assert all(f'id="{name}"' in settings for name in METHODS)
 
