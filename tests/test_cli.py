@@ -94,6 +94,15 @@ def test_runs_do_not_overwrite_each_other(
     assert "fedgh resume runs/demo" in capsys.readouterr().err
 
 
+def test_a_folder_for_runs_that_is_not_there_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs").symlink_to(tmp_path / "disk that is not mounted")
+    assert inside(monkeypatch, "run", "-q", *SET) == 1
+    assert "'runs'" in capsys.readouterr().err
+
+
 LONGER = ["federation.rounds=30", "local.epochs=4"]  # long enough to be interrupted
 LONG = ["run", *SET, *(word for override in LONGER for word in ("--set", override))]
 LONG += ["--engine", "workers", "--workers", "2"]

@@ -3,6 +3,8 @@
 import csv
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from fedgh.core.types import Job
 from fedgh.errors import ConfigError, RunError
 from fedgh.methods import METHODS
 from fedgh.sweep import Outcome, Trial, plan_comparison, plan_search, run_trials
+from fedgh.training import Unwatched, Watcher
 from tests.test_cli import SET, inside
 from tests.tiny import QUICK, a_run, numbers, quick
 
@@ -106,6 +109,37 @@ def test_other_settings_are_not_mixed_into_an_old_sweep(tmp_path: Path) -> None:
         run_trials(plan("standalone", (0,), "local.lr=0.5"), tmp_path)
     # How it is computed is another matter.
     run_trials(plan("standalone", (0,), "run.workers=1"), tmp_path)
+
+
+def test_other_settings_are_not_mixed_into_a_run_that_was_begun_meanwhile(tmp_path: Path) -> None:
+    other = quick("method.name=standalone", "run.eval_every=3")
+
+    @contextmanager
+    def begin_it_first(line: str) -> Iterator[Watcher]:
+        a_run(
+            tmp_path / "standalone-seed0",
+            config=other.config.to_toml(),
+            identity=other.identity(),
+            clients=other.clients(),
+        )
+        yield Unwatched()
+
+    outcome = run_trials(plan("standalone", (0,)), tmp_path, begin_it_first)
+    assert "run.eval_every is 3 there, 1 asked for" in outcome.missing["standalone, seed 0"]
+
+
+def test_a_comparison_of_nothing_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", *SET, "-q", "--methods", "standalone", "--seeds", "0"]
+    folder = tmp_path / "standalone-seed0"
+    folder.mkdir()
+    with RunFolder(folder).locked():
+        assert inside(monkeypatch, *words, "--out", str(tmp_path)) == 1
+    assert capsys.readouterr().err == (
+        f"error: there is nothing to compare; standalone, seed 0: {folder} is in use by another "
+        "process\n"
+    )
 
 
 def test_other_data_are_not_mixed_in_either(tmp_path: Path) -> None:

@@ -400,6 +400,9 @@ def compare(
     statistics.write(table, outcome, folder / "comparison", about)
     print_whole(console, comparison(table, outcome.missing, target))
     _say_missing(console, outcome.missing)
+    if not table:
+        label, reason = next(iter(outcome.missing.items()))
+        raise RunError(f"there is nothing to compare; {label}: {reason}")
     say(
         console,
         f"accuracy  mean ± std over {len(numbers)} seed(s); of the clients, each on its own "
@@ -758,10 +761,11 @@ def _free_folder(wanted: Path) -> Path:
 
     Made at once, so that of two processes each gets its own.
     """
+    wanted.parent.mkdir(parents=True, exist_ok=True)
     for number in count(1):
         folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
         with suppress(FileExistsError):
-            folder.mkdir(parents=True)
+            folder.mkdir()
             break
     return folder
 

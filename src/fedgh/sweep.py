@@ -247,7 +247,9 @@ def _prepare(
 
 
 def _run_or_resume(prepared: Experiment, path: Path, watcher: Watcher) -> RunFolder:
-    if RunFolder(path).config.exists():
+    folder = RunFolder(path)
+    if folder.config.exists():
+        _check_same(folder, prepared)  # another process may have begun it since we looked
         return resume_with(prepared, path, watcher)
     return run(prepared, path, watcher)
 

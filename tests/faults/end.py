@@ -1,4 +1,7 @@
-"""What is in a folder when all is done, without what may differ: clocks, numbers of starts."""
+"""What is in a folder when all is done, without what may differ.
+
+That is clocks, numbers of starts, and the identity that a run draws when it begins.
+"""
 
 import json
 import re
@@ -8,7 +11,7 @@ from typing import Any
 
 from tests.tiny import tensors
 
-TIMES = {"seconds", "finished", "wire_bytes", "wire_bytes_total"}
+DIFFERENT = {"run", "seconds", "finished", "wire_bytes", "wire_bytes_total"}
 OWN = re.compile(r"run-[0-9a-f]{8}")  # the name under which participants keep a run
 STATE = re.compile(r"(client-\d+)\.round-\d+\.safetensors")
 
@@ -31,15 +34,15 @@ def _content(path: Path) -> Any:
     if path.suffix == ".safetensors":
         return tensors(path)
     if path.suffix == ".jsonl":
-        return [_timeless(json.loads(line)) for line in path.read_text().splitlines()]
+        return [_alike(json.loads(line)) for line in path.read_text().splitlines()]
     if path.suffix == ".json":
-        return _timeless(json.loads(path.read_text()))
+        return _alike(json.loads(path.read_text()))
     if path.suffix == ".toml":
         return {k: v for k, v in tomllib.loads(path.read_text()).items() if k != "run"}
     return path.read_bytes()
 
 
-def _timeless(value: Any) -> Any:
+def _alike(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    return {k: v for k, v in value.items() if k not in TIMES}
+    return {k: v for k, v in value.items() if k not in DIFFERENT}
