@@ -304,6 +304,14 @@ def test_scores_that_nobody_took_are_left_out(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "table.json").read_text(), parse_constant=pytest.fail)
 
 
+def test_a_label_is_no_formula_to_a_spreadsheet(tmp_path: Path) -> None:
+    trial = Trial("=1+1", 0, plan("fedgh", (0,))[0].config)
+    outcome = Outcome([(trial, fake_run(tmp_path / "a", [[1.0, 1.0]]))], {})
+    statistics.write(statistics.rows(outcome), outcome, tmp_path / "table", {})
+    (row,) = csv.DictReader((tmp_path / "table.csv").open())
+    assert (row["label"], row["accuracy"], row["p_value"]) == ("'=1+1", "1.0", "")
+
+
 def test_the_test_finds_what_is_there_and_nothing_else() -> None:
     rng = np.random.default_rng(0)
     assert statistics.paired_test(rng.normal(0.02, 0.02, 30)) < 0.01

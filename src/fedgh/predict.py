@@ -7,18 +7,23 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fedgh.data.sources import channels_first, images_in, read_image, read_npz
-from fedgh.errors import DataError, printable
+from fedgh.data.arrays import read_npy, read_npz
+from fedgh.data.images import images_in, read_image
+from fedgh.data.sources import channels_first
+from fedgh.errors import DataError
 from fedgh.paper.sheets import Column, Sheet
 from fedgh.report.terminal import few
 from fedgh.trained import Inputs, TrainedClient
 
 Origin = tuple[str, int | None]
 """The file that an input is from, and which row of an array."""
+
+MAX_ROWS = 2**20
+"""Rows of an array: in the table of predictions each takes some hundred bytes."""
 
 
 def predict(trained: TrainedClient, paths: Iterable[Path]) -> Sheet:
@@ -82,18 +87,9 @@ def _read(file: Path, inputs: Inputs) -> tuple[list[Origin], Tensor]:
     return [(str(file), None)], read_image(file, inputs.shape)[None]
 
 
-def _rows(file: Path) -> np.ndarray[Any, Any]:
+def _rows(file: Path) -> NDArray[Any]:
     """The array in a .npy file, or `x` in a .npz file."""
-    if file.suffix.lower() == ".npz":
-        x = read_npz(file).get("x")
-    else:
-        try:
-            with file.open("rb") as raw:
-                x = np.lib.format.read_array(raw, allow_pickle=False)
-        except Exception as error:  # whatever numpy makes of such bytes
-            raise DataError(
-                f"{file} is not a readable .npy file: {printable(str(error))}"
-            ) from None
-    if not isinstance(x, np.ndarray):
-        raise DataError(f"{file} must hold an array x")
+    x = read_npz(file, "x")[0] if file.suffix.lower() == ".npz" else read_npy(file)
+    if x.ndim and len(x) > MAX_ROWS:
+        raise DataError(f"{file} has {len(x):,} rows; give at most {MAX_ROWS:,} at a time")
     return x

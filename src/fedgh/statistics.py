@@ -4,11 +4,9 @@ A run's result is its accuracy in the last evaluated round, or the mean of the l
 the best over rounds, which would be chosen on test data.
 """
 
-import csv
-import io
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedgh.core.disk import write_atomic
 from fedgh.core.runs import RunFolder
+from fedgh.paper.sheets import csv_text
 from fedgh.sweep import Outcome
 
 RESAMPLES = 9999
@@ -108,11 +107,8 @@ def range_test(scores: NDArray[np.float64]) -> float:
 
 def write(table: list[Row], outcome: Outcome, path: Path, about: dict[str, Any]) -> None:
     """The table as `path`.csv and `path`.json; the latter with every run behind it."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(map(asdict, table))
-    write_atomic(path.with_suffix(".csv"), text.getvalue().encode())
+    content = csv_text([[field.name for field in fields(Row)], *map(astuple, table)])
+    write_atomic(path.with_suffix(".csv"), content.encode())
     document = {
         **about,
         "rows": [asdict(row) for row in table],

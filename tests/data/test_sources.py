@@ -231,7 +231,7 @@ def test_npz_images_and_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [
-        ({"x": np.zeros((3, 2))}, "must hold arrays x and y"),
+        ({"x": np.zeros((3, 2))}, "must hold x and y"),
         ({"x": np.zeros((3, 2)), "y": np.zeros(3)}, "integer or string"),
         ({"x": np.zeros((3, 2)), "y": np.zeros(4, int)}, "3 inputs and 4 labels"),
         ({"x": np.full((3, 2), np.nan), "y": np.zeros(3, int)}, "not finite"),

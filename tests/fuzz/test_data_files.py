@@ -1,10 +1,18 @@
-"""Data files that are damaged: a DataError that names the file, never a sample less."""
+"""Data files that are damaged or made to do harm: a DataError that names the file.
+
+Never a sample less, never much time or memory.
+"""
 
 import gzip
 import io
+import math
+import os
 import random
+import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,11 +24,15 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from numpy.typing import NDArray
 
 from fedgh.data import sources
+from fedgh.data.arrays import read_npy, read_npz
+from fedgh.data.images import IMAGE_ENDINGS, MAX_PIXELS, read_image
 from fedgh.data.sources import SOURCES, Source, Where
 from fedgh.errors import DataError
+from tests import hostile
 from tests.fuzz.budget import fuzz
 from tests.fuzz.payloads import tampered
 from tests.fuzz.refusal import Refused, attempt
+from tests.hostile import Entry, by_hand, cheap, npy_header, stored, zeros, zip_of
 
 T = TypeVar("T")
 pillow = pytest.importorskip("PIL.Image")
@@ -33,7 +45,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def read(load: Callable[[], T], file: Path) -> T | None:
     """What is in a file, or None after a refusal in one line that names it."""
-    found = attempt(DataError, load)
+    with cheap():
+        found = attempt(DataError, load)
     if isinstance(found, Refused):
         assert str(file) in found.why
         assert "\n" not in found.why
@@ -110,7 +123,26 @@ def zipped(content: bytes) -> bytes:
     return gzip.compress(content, mtime=0)
 
 
-@fuzz(0.03, content=tampered(zipped(IDX)) | tampered(IDX).map(zipped) | st.binary(max_size=40))
+BOMB = zipped(bytes(2**20))
+
+
+@st.composite
+def lying_idx_files(draw: DrawFn) -> bytes:
+    """An idx file of any claim, with more than it should have."""
+    shape = draw(st.lists(st.integers(0, 2**32 - 1), max_size=4))
+    head = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
+    return zipped(draw(st.sampled_from([head, IDX]))) + draw(st.integers(1, 9)) * BOMB
+
+
+@fuzz(
+    0.03,
+    content=st.one_of(
+        tampered(zipped(IDX)),
+        tampered(IDX).map(zipped),
+        lying_idx_files(),
+        st.binary(max_size=40),
+    ),
+)
 def test_idx_files(place: Path, content: bytes) -> None:
     path = place / "images.gz"
     path.write_bytes(content)
@@ -172,16 +204,54 @@ def npy(array: NDArray[Any]) -> bytes:
     return out.getvalue()
 
 
-def by_hand(header: bytes) -> bytes:
-    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(96)
-
-
 MEMBERS: SearchStrategy[bytes] = st.one_of(
     st.sampled_from(ARRAYS).map(npy),
     st.sampled_from(ARRAYS).map(npy).flatmap(tampered),
-    st.sampled_from(NPY_HEADERS).map(by_hand),
+    st.sampled_from(NPY_HEADERS).map(lambda words: by_hand(words) + bytes(96)),
     st.binary(max_size=9),
 )
+
+SIZES = st.integers(-2, 9) | st.sampled_from([2**20, 2**31, 2**40, 2**62, 2**63, 10**30])
+DTYPES = ["|u1", "|b1", "<i8", "<f4", ">f8", "<f16", "<c8", "<U0", "<U7", "|S0", "|V0", "|O", "<M8"]
+
+
+@st.composite
+def claims(draw: DrawFn) -> bytes:
+    """The start of an array that may claim any size."""
+    shape = tuple(draw(st.lists(SIZES, max_size=5)))
+    return npy_header(draw(st.sampled_from(DTYPES)), shape)
+
+
+ANY_NPY = MEMBERS | st.builds(bytes.__add__, claims(), st.binary(max_size=72))
+
+
+@st.composite
+def entries(draw: DrawFn, name: bytes) -> Entry:
+    """What an archive may have under a name: an array, a bomb, one of them with lies about it."""
+    entry = stored(name, draw(ANY_NPY))
+    if draw(st.integers(0, 3)) == 0:
+        entry = zeros(name, draw(claims()), mebibytes=draw(st.integers(1, 20)))
+    match draw(st.sampled_from(["true"] * 4 + ["size", "size", "method", "flags", "crc", "name"])):
+        case "size":
+            return replace(entry, size=draw(st.integers(0, 2**34) | st.integers(0, 2**64 - 1)))
+        case "method":
+            return replace(entry, method=draw(st.integers(0, 99)))
+        case "flags":
+            return replace(entry, flags=draw(st.integers(0, 2**16 - 1)))
+        case "crc":
+            return replace(entry, crc=draw(st.integers(0, 2**32 - 1)))
+        case "name":
+            return replace(entry, name=draw(st.binary(max_size=9)))
+    return entry
+
+
+@st.composite
+def bombs(draw: DrawFn) -> bytes:
+    """An archive of such entries, some of them twice."""
+    listed = [draw(entries(b"x.npy")), draw(entries(b"y.npy"))]
+    if draw(st.integers(0, 3)) == 0:
+        listed.append(draw(entries(draw(st.sampled_from([b"x.npy", b"z.npy", b"z/", b"x"])))))
+    return zip_of(*listed)
 
 
 @st.composite
@@ -200,7 +270,27 @@ def archives(draw: DrawFn) -> bytes:
     return draw(tampered(content)) if draw(st.booleans()) else content
 
 
-@fuzz(0.05, content=archives() | st.binary(max_size=60))
+@fuzz(0.02, content=ANY_NPY)
+def test_npy_files(place: Path, content: bytes) -> None:
+    path = place / "mine.npy"
+    path.write_bytes(content)
+    found = read(lambda: read_npy(path), path)
+    if found is not None:
+        assert content.endswith(found.tobytes("A"))
+        assert math.prod(found.shape) == found.size
+
+
+@fuzz(0.02, content=bombs())
+def test_what_is_read_of_an_archive_is_there(place: Path, content: bytes) -> None:
+    path = place / "bomb.npz"
+    path.write_bytes(content)
+    found = read(lambda: read_npz(path, "x"), path)
+    if found is not None:
+        with zipfile.ZipFile(path) as archive:
+            assert archive.read("x.npy").endswith(found[0].tobytes("A"))
+
+
+@fuzz(0.05, content=archives() | bombs() | st.binary(max_size=60))
 def test_npz_files(place: Path, content: bytes) -> None:
     path = place / "mine.npz"
     path.write_bytes(content)
@@ -232,7 +322,6 @@ def pictures(draw: DrawFn) -> tuple[str, bytes]:
     return ending, draw(st.just(whole) | tampered(whole) | tampered(whole) | st.binary(max_size=30))
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # what Pillow says of them
 @fuzz(0.05, drawn=pictures())
 def test_image_folders(place: Path, drawn: tuple[str, bytes]) -> None:
     ending, content = drawn
@@ -242,3 +331,74 @@ def test_image_folders(place: Path, drawn: tuple[str, bytes]) -> None:
     path.write_bytes(content)
     found = read(lambda: SOURCES["image-folder"](Where(path=root)), path)
     assert found is None or found.x.shape == (1, 3, 32, 32)
+
+
+@st.composite
+def large_pictures(draw: DrawFn) -> tuple[int, int, bytes]:
+    """A width, a height, and the picture that claims them."""
+    side = st.integers(1, 40) | st.integers(2**10, 2**15) | st.integers(1, 2**31 - 1)
+    width, height = draw(side), draw(side)
+    match draw(st.sampled_from(["png", "bmp", "ppm", "runs", "text", "gif"])):
+        case "png":
+            return width, height, hostile.png(width, height, draw(st.binary(max_size=40)))
+        case "bmp":
+            raw = bytearray(hostile.bmp_in_runs(width, height, draw(st.binary(max_size=40))))
+            raw[30] = 0  # no runs
+            return width, height, bytes(raw)
+        case "runs":
+            runs = draw(st.lists(st.sampled_from([b"\1\1", b"\0\0", b"\0\2\xff\xff"])))
+            return width, height, hostile.bmp_in_runs(width, height, b"".join(runs))
+        case "text":
+            return width, height, b"P3 %d %d 255 " % (width, height) + 999 * b"#\n"
+        case "gif":
+            width, height = width % 2**16, height % 2**16
+            frame = struct.pack("<HHHHB", 0, 0, width, height, 0)
+            screen = struct.pack("<HHBBB", 1, 1, 0, 0, 0)
+            return width, height, b"GIF89a" + screen + b"," + frame + b"\x08\x01\0\0;"
+    return width, height, b"P6 %d %d 255 " % (width, height) + draw(st.binary(max_size=99))
+
+
+@fuzz(0.02, drawn=large_pictures())
+def test_images_that_claim_a_size(place: Path, drawn: tuple[int, int, bytes]) -> None:
+    width, height, content = drawn
+    path = place / "large.png"
+    path.write_bytes(content)
+    found = read(lambda: read_image(path, (3, 8, 8)), path)
+    assert found is None or width * height <= MAX_PIXELS
+
+
+# What is no file
+
+READERS: dict[str, Callable[[Path], object]] = {
+    ".npy": read_npy,
+    ".npz": lambda path: SOURCES["npz"](Where(path=path)),
+    ".gz": lambda path: sources._idx(path, SHAPE),
+    ".bin": lambda path: sources._cifar([path], [IMAGES], 1, classes=10),
+    **dict.fromkeys(sorted(IMAGE_ENDINGS), lambda path: read_image(path, (3, 8, 8))),
+}
+TARGETS = ["pipe", "/dev/zero", "/dev/full", "/dev/tty", "/proc/self/mem", ".", "nothing", "loop"]
+
+
+@contextmanager
+def special_file(place: Path, name: str, target: str) -> Iterator[Path]:
+    """A pipe, or a link to something that is no file with data."""
+    path = place / name
+    try:
+        if target == "pipe":
+            os.mkfifo(path)
+        else:
+            path.symlink_to(path if target == "loop" else target)
+        yield path
+    finally:
+        path.unlink()
+
+
+@fuzz(
+    0.01,
+    stem=st.text("abc", min_size=1, max_size=9),
+    ending=st.sampled_from(sorted(READERS)),
+    target=st.sampled_from(TARGETS),
+)
+def test_special_files(place: Path, stem: str, ending: str, target: str) -> None:
+    with special_file(place, f"special {stem}{ending}", target) as path:
+        assert read(lambda: READERS[ending](path), path) is None

@@ -111,7 +111,7 @@ def test_files_of_other_inputs_are_named(
     ):
         predict(client, [tmp_path / "a.npy"])
     np.savez(tmp_path / "b.npz", y=np.zeros(3))
-    with pytest.raises(DataError, match=r"b.npz must hold an array x"):
+    with pytest.raises(DataError, match=r"b.npz .*must hold x; it has y.npy"):
         predict(client, [tmp_path / "b.npz"])
     np.save(tmp_path / "c.npy", np.array([{}]))  # a pickle
     with pytest.raises(DataError, match=r"c.npy is not a readable .npy file: Object arrays"):

@@ -102,13 +102,15 @@ def locate(name: str, given: Path | None = None, progress: Any = False) -> Path:
     official = OFFICIAL[name]
     roots = places(given)
     folder = roots[0] / official.folder
+    for item in official.downloads:
+        _check_regular((roots[0] if item.unpack else folder) / _name(item))
     try:
         for item in official.downloads:
             # An archive unpacks to the folder itself; single files go into it.
             pooch.retrieve(
                 item.url,
                 known_hash=f"md5:{item.md5}",
-                fname=item.url.rsplit("/", 1)[1],
+                fname=_name(item),
                 path=roots[0] if item.unpack else folder,
                 processor=pooch.Untar(extract_dir=".") if item.unpack else None,
                 progressbar=progress,
@@ -125,3 +127,14 @@ def locate(name: str, given: Path | None = None, progress: Any = False) -> Path:
     if missing:
         raise DataError(f"{name}: the download did not bring {', '.join(missing)} to {folder}")
     return folder
+
+
+def _name(item: Download) -> str:
+    """The name of a file to fetch."""
+    return item.url.rsplit("/", 1)[1]
+
+
+def _check_regular(path: Path) -> None:
+    """Raise DataError when a pipe or a device is in the place of a file that pooch would read."""
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is not a regular file; remove it")

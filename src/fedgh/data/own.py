@@ -13,7 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedgh.data.sources import Source, Where, channels_first, image_folder, pixels, xy_of
+from fedgh.data.arrays import read_npz
+from fedgh.data.images import pixels
+from fedgh.data.sources import Source, Where, channels_first, image_folder
 from fedgh.errors import DataError
 
 IMAGE_SIZE = 32
@@ -53,7 +55,8 @@ def source_of(
     elif isinstance(data, str | Path):
         path = Path(data)
         if path.suffix == ".npz" and path.exists():
-            source = _source(*xy_of(path), classes, image_size)
+            x, y = read_npz(path, "x", "y")
+            source = _source(x, y, classes, image_size)
         else:
             source = image_folder(Where(path=path, image_size=image_size))
     elif isinstance(data, tuple):

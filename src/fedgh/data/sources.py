@@ -6,6 +6,7 @@ are untrusted: sizes and labels are checked, nothing is unpickled.
 
 import gzip
 import hashlib
+import io
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
+from fedgh.core.disk import read_bytes
+from fedgh.data.arrays import read_npz
 from fedgh.data.fetch import expanded, locate
+from fedgh.data.images import images_in, read_image
 from fedgh.errors import ConfigError, DataError
 
 CIFAR10_CLASSES = (
@@ -31,7 +35,12 @@ FASHION_CLASSES = (
     *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
 )
 FETCH_AGAIN = "it is damaged; delete it and fetch it again"
-IMAGE_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
+
+MAX_NAMES = 2**16
+"""Bytes of a list of class names; the official one has about a thousand."""
+
+MAX_OVERHEAD = 2**16
+"""Bytes by which gzip may enlarge an official file that cannot be compressed."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +136,7 @@ def cifar100(where: Where) -> Source:
     files = [folder / "train.bin", folder / "test.bin"]
     x, y = _cifar(files, [50_000, 10_000], label_bytes=2, classes=100)
     listed = folder / "fine_label_names.txt"
-    names = _bytes_of(listed).decode("utf-8", errors="replace").split()
+    names = _bytes_of(listed, MAX_NAMES).decode("utf-8", errors="replace").split()
     if len(names) != 100:
         raise DataError(f"{listed} has {len(names)} names instead of 100; {FETCH_AGAIN}")
     return Source("cifar100", x, y, tuple(names))
@@ -166,63 +175,6 @@ def image_folder(where: Where) -> Source:
     return Source("image-folder", torch.stack(images), torch.tensor(labels), tuple(classes))
 
 
-def images_in(folder: Path) -> list[Path]:
-    """The image files in a folder and those within it, by name; hidden ones are no images."""
-    return sorted(
-        file
-        for file in folder.rglob("*")
-        if file.suffix.lower() in IMAGE_ENDINGS and not file.name.startswith(".")
-    )
-
-
-def read_image(file: Path, shape: tuple[int, ...]) -> Tensor:
-    """An image, scaled to a shape (channels, height, width): grey, or red, green and blue."""
-    from PIL import Image  # only needed here
-
-    try:
-        with Image.open(file) as image:
-            found = pixels(image, shape)
-    except DataError as error:
-        raise DataError(f"{file}: {error}") from None
-    except Exception as error:  # whatever a decoder makes of such bytes
-        raise DataError(f"{file} is not a readable image: {_words(error)}") from None
-    return torch.from_numpy(found).view(*shape[1:], shape[0]).permute(2, 0, 1)
-
-
-def pixels(image: Any, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """A picture of Pillow's as bytes [height, width, channels], scaled to a shape (c, h, w).
-
-    Pillow cuts off what is above 255; of sixteen bits the upper eight are what is seen.
-    """
-    from PIL import Image
-
-    channels, height, width = shape
-    if image.mode.startswith("I;16"):
-        image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
-    if image.mode in ("I", "F"):
-        raise DataError("an image of 32 bits has no scale; make it one of 8 or 16 bits")
-    return np.array(image.convert("L" if channels == 1 else "RGB").resize((width, height)))
-
-
-def read_npz(path: Path) -> dict[str, Any]:
-    """What a .npz file holds: arrays, if nobody put something else into it."""
-    try:
-        with path.open("rb") as raw, np.lib.npyio.NpzFile(raw, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except Exception as error:  # whatever zipfile, its decompressors and numpy make of such bytes
-        raise DataError(f"{path} is not a readable .npz file: {_words(error)}") from None
-
-
-def xy_of(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The arrays x and y of a .npz file."""
-    arrays = read_npz(path)
-    inputs, labels = arrays.get("x"), arrays.get("y")
-    if not (isinstance(inputs, np.ndarray) and isinstance(labels, np.ndarray)):
-        found = _words(", ".join(arrays) or "nothing")
-        raise DataError(f"{path} must hold arrays x and y; it has {found}")
-    return inputs, labels
-
-
 def npz(where: Where) -> Source:
     """Your arrays: a .npz file at `data.path` with `x` [n, ...] and `y` [n].
 
@@ -230,7 +182,7 @@ def npz(where: Where) -> Source:
     taken as float32. Labels may be any integers or strings; sorted, they become classes 0, 1, ...
     """
     path = _own_path(where, "npz", "a .npz file with arrays x and y")
-    inputs, labels = xy_of(path)
+    inputs, labels = read_npz(path, "x", "y")
     if labels.ndim != 1 or labels.dtype.kind not in "iuU":
         raise DataError(f"{path}: y must be one integer or string per input, got {labels.dtype}")
     if inputs.dtype.kind not in "iufb" or inputs.ndim < 2:
@@ -296,8 +248,8 @@ def _cifar(
     """The official binary layout: per image its label bytes (the last is the fine one), pixels."""
     images, labels = [], []
     for path, count in zip(paths, counts, strict=True):
-        raw = np.frombuffer(_bytes_of(path), np.uint8)
         width = label_bytes + 3 * 32 * 32
+        raw = np.frombuffer(_bytes_of(path, count * width), np.uint8)
         if raw.size != count * width:
             raise DataError(
                 f"{path} has {raw.size:,} bytes instead of {count * width:,}: {FETCH_AGAIN}"
@@ -315,8 +267,9 @@ def _idx(path: Path, shape: tuple[int, ...], below: int = 256) -> NDArray[np.uin
     """An idx file of bytes: zero, zero, type 8, number of dimensions, sizes, values."""
     header = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
     size = len(header) + int(np.prod(shape))
+    packed = _bytes_of(path, size + MAX_OVERHEAD)
     try:
-        with gzip.open(path) as file:
+        with gzip.open(io.BytesIO(packed)) as file:
             raw = file.read(size + 1)  # no more than it should have, but to its end
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read ({error}): {FETCH_AGAIN}") from None
@@ -333,13 +286,9 @@ def _labels(path: Path, labels: NDArray[np.uint8], below: int) -> NDArray[np.uin
     return labels
 
 
-def _bytes_of(path: Path) -> bytes:
+def _bytes_of(path: Path, limit: int) -> bytes:
+    """The content of an official file, whose size is known."""
     try:
-        return path.read_bytes()
+        return read_bytes(path, limit, follow=True)
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error}); {FETCH_AGAIN}") from None
-
-
-def _words(error: object) -> str:
-    """What somebody else's code says, in one line."""
-    return " ".join(str(error).split())[:200]
+        raise DataError(f"{path} cannot be read ({error.strerror}); {FETCH_AGAIN}") from None

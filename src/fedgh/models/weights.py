@@ -2,22 +2,30 @@
 
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor, nn
 
-from fedgh.errors import ConfigError
+from fedgh.core.disk import read_bytes
+from fedgh.errors import ConfigError, printable
+
+MAX_WEIGHTS = 2**32
+"""Bytes of a file of weights: a billion numbers, more than a client trains."""
 
 
 def load_weights(network: nn.Module, path: Path, head: str | None = None) -> None:
     """Start from the weights in a safetensors file; those of `head`, which was taken off, are left.
 
-    All others must be there and fit: half a network would train, and nobody would know.
+    All others must be there and fit: half a network would train unnoticed.
     """
     try:
-        found = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{path} is not a readable safetensors file: {error}") from None
+        found = load(read_bytes(path, MAX_WEIGHTS, follow=True))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; give another file") from None
+    except Exception as error:  # whatever safetensors and torch make of such bytes
+        raise ConfigError(
+            f"{path} is not a readable safetensors file: {printable(str(error))}; "
+            "save it again with safetensors"
+        ) from None
     if head is not None:
         found = {name: t for name, t in found.items() if not name.startswith(f"{head}.")}
     own = network.state_dict()
@@ -34,7 +42,8 @@ def load_weights(network: nn.Module, path: Path, head: str | None = None) -> Non
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise ConfigError(
-            f"{path} does not fit {type(network).__name__}: {'; '.join(problems[:3])}{more}"
+            f"{path} does not fit {type(network).__name__}: "
+            f"{printable('; '.join(problems[:3]))}{more}"
         )
     network.load_state_dict(found, strict=False)  # a tensor with two names is there under one
 

@@ -2,10 +2,14 @@
 
 import csv
 import io
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 Cell = str | int | float | None
+
+_FORMULA = re.compile(r"[\t\r]|\s*[=+@-]")
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?")  # as labels may be
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,19 @@ class Sheet:
 
     def csv(self) -> str:
         """The table with numbers as they are."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(column.title for column in self.columns)
-        writer.writerows(self.rows)
-        return text.getvalue()
+        return csv_text([[column.title for column in self.columns], *self.rows])
+
+
+def csv_text(rows: Iterable[Iterable[Cell]]) -> str:
+    """Rows as CSV that UTF-8 can express and in which a spreadsheet program finds no formula."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\r\n").writerows(map(_inert, row) for row in rows)
+    lines = text.getvalue().replace("\r\n", "\n")  # only now, so that a lone \r is quoted, too
+    return lines.encode(errors="replace").decode()  # the name of a file may be no text
+
+
+def _inert(cell: Cell) -> Cell:
+    """A cell, with a quote before a text that a spreadsheet program would compute."""
+    if isinstance(cell, str) and _FORMULA.match(cell) and not _NUMBER.fullmatch(cell):
+        return f"'{cell}"
+    return cell

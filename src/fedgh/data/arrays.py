@@ -1,0 +1,127 @@
+"""Arrays from .npy and .npz files of unknown origin.
+
+What an array claims to be is compared with the bytes that are there before anything is allocated,
+and what it unpacks to with the size of its file. Nothing is unpickled.
+"""
+
+import io
+import math
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from fedgh.core.disk import open_regular
+from fedgh.data.files import explained
+
+MAX_UNPACKED = 256 * 2**20
+"""Bytes that the arrays of a small file may unpack to; with the copies that are made of them they
+stay below a gigabyte."""
+
+MAX_RATIO = 20
+"""How many times larger than its file arrays above MAX_UNPACKED may be: numbers that were measured
+are compressed less, zeros a thousand times."""
+
+MAX_HEADER = 2**14
+"""Bytes that are searched for the description of an array; numpy refuses one above 10,000."""
+
+_VERSIONS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_ENCRYPTED = 1
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What an array says of itself."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def used(self) -> int:
+        """Bytes that the array takes in use.
+
+        Images stay as they are, labels are sorted with their places, all else becomes float32.
+        """
+        images = self.dtype == np.uint8 and len(self.shape) == 4
+        beside = 0 if images else 16 if len(self.shape) == 1 else 4
+        return math.prod(self.shape) * (self.dtype.itemsize + beside)
+
+
+def read_npy(path: Path) -> NDArray[Any]:
+    """Return the array in a .npy file; DataError says why not."""
+    with (
+        explained(path, ".npy file", "save it again with np.save"),
+        open_regular(path, follow=True) as file,
+    ):
+        _header(file, _size(file))
+        file.seek(0)
+        return npy.read_array(file, allow_pickle=False)
+
+
+def read_npz(path: Path, *names: str) -> list[NDArray[Any]]:
+    """Return the arrays of these names in a .npz file; DataError says why not."""
+    with (
+        explained(path, ".npz file", "save it again with np.savez"),
+        open_regular(path, follow=True) as file,
+        zipfile.ZipFile(file) as archive,
+    ):
+        entries = _entries(archive, names)
+        used = sum(_header_in(archive, entry).used for entry in entries)
+        if used > max(MAX_UNPACKED, MAX_RATIO * _size(file)):
+            raise ValueError(
+                f"it has {_size(file):,} bytes, and its arrays would take {used:,}; "
+                "so much is read only from a file that is not compressed"
+            )
+        return [_array_in(archive, entry) for entry in entries]
+
+
+def _entries(archive: zipfile.ZipFile, names: tuple[str, ...]) -> list[zipfile.ZipInfo]:
+    """The entries of an archive that hold these arrays; ValueError when it is none of numpy's."""
+    there = {entry.filename: entry for entry in archive.infolist()}
+    if len(there) < len(archive.infolist()):
+        raise ValueError("a name is there twice")
+    if any(entry.is_dir() for entry in there.values()):
+        raise ValueError("there is a folder in it")
+    if any(f"{name}.npy" not in there for name in names):
+        listed = ", ".join(there) or "nothing"
+        raise ValueError(f"it must hold {' and '.join(names)}; it has {listed}")
+    entries = [there[f"{name}.npy"] for name in names]
+    if any(entry.flag_bits & _ENCRYPTED for entry in entries):
+        raise ValueError("it is encrypted")
+    if any(entry.compress_type not in _METHODS for entry in entries):
+        raise ValueError("it is compressed in a way that numpy does not use")
+    return entries
+
+
+def _header_in(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> _Header:
+    with archive.open(entry) as stream:
+        return _header(stream, entry.file_size)
+
+
+def _array_in(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
+    with archive.open(entry) as stream:
+        return npy.read_array(stream, allow_pickle=False)
+
+
+def _header(stream: IO[bytes], size: int) -> _Header:
+    """Read what an array says of itself; ValueError when it does not take `size` bytes."""
+    head = io.BytesIO(stream.read(MAX_HEADER))  # its length is a claim, too
+    version = npy.read_magic(head)
+    if version not in _VERSIONS:
+        raise ValueError(f"version {version} of the format is not known")
+    shape, _, dtype = _VERSIONS[version](head)
+    if dtype.kind in "OV":
+        raise ValueError("Object arrays and structured ones are not read, only numbers and texts")
+    if min(shape, default=0) < 0 or head.tell() + math.prod(shape) * dtype.itemsize != size:
+        raise ValueError(f"{dtype} {shape} does not take the {size:,} bytes that are there")
+    return _Header(shape, dtype)
+
+
+def _size(file: IO[bytes]) -> int:
+    return os.fstat(file.fileno()).st_size

@@ -1,0 +1,136 @@
+"""Images from files of unknown origin.
+
+A small file can claim many pixels, or make a decoder go over them many times: what would take
+gigabytes or minutes is refused before it is decoded.
+"""
+
+import io
+import re
+import warnings
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedgh.core.disk import read_bytes
+from fedgh.data.files import explained
+from fedgh.errors import DataError
+
+IMAGE_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
+IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
+
+MAX_IMAGE = 2**28
+"""Bytes of an image file: MAX_PIXELS of four bytes each."""
+
+MAX_PIXELS = 2**26
+"""Pixels of an image: most cameras take fewer, and decoders need up to twelve bytes for each."""
+
+MAX_WEBP_PIXELS = 2**25
+"""Pixels of a WebP image: its decoder holds each four times, in sixteen bytes."""
+
+MAX_PASSES = 32
+"""How often a decoder may go over MAX_PIXELS pixels: usual JPEG files have up to 18 scans."""
+
+_JPEG_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])")  # those that a length follows
+_SCAN, _END = 0xDA, 0xD9
+_ARITHMETIC = range(0xC9, 0xD0)
+_TILE_WIDTH, _TILE_HEIGHT = 322, 323
+_BIG_TIFF = 43
+
+
+def images_in(folder: Path) -> list[Path]:
+    """The image files in a folder and those within it, by name; hidden ones are no images."""
+    return sorted(
+        file
+        for file in folder.rglob("*")
+        if file.suffix.lower() in IMAGE_ENDINGS and not file.name.startswith(".")
+    )
+
+
+def read_image(path: Path, shape: tuple[int, ...]) -> Tensor:
+    """An image, scaled to a shape (channels, height, width): grey, or red, green and blue."""
+    with explained(
+        path, "image", "replace it by a PNG of at most 8,192 x 8,192 pixels, or remove it"
+    ):
+        found = _decoded(read_bytes(path, MAX_IMAGE, follow=True), shape)
+    return torch.from_numpy(found).view(*shape[1:], shape[0]).permute(2, 0, 1)
+
+
+def pixels(image: Any, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """A picture of Pillow's as bytes [height, width, channels], scaled to a shape (c, h, w).
+
+    Pillow cuts off what is above 255; of sixteen bits the upper eight are what is seen.
+    """
+    from PIL import Image
+
+    channels, height, width = shape
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise DataError("an image of 32 bits has no scale; make it one of 8 or 16 bits")
+    return np.array(image.convert("L" if channels == 1 else "RGB").resize((width, height)))
+
+
+def _decoded(content: bytes, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """The first image in the bytes of a file; an error says why there is none."""
+    from PIL import Image, UnidentifiedImageError  # only needed here
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what Pillow warns of is read or refused here
+        try:
+            image = Image.open(io.BytesIO(content), formats=IMAGE_FORMATS)
+        except UnidentifiedImageError:
+            raise ValueError(f"it is none of {', '.join(IMAGE_FORMATS)}") from None
+        with image:
+            _check_size(image)
+            _check_decoder(image, content)
+            return pixels(image, shape)
+
+
+def _check_size(image: Any) -> None:
+    """Raise ValueError when an image has too many pixels."""
+    most = MAX_WEBP_PIXELS if image.format == "WEBP" else MAX_PIXELS
+    if image.width * image.height > most:
+        raise ValueError(f"it has {image.width:,} x {image.height:,} pixels, more than {most:,}")
+
+
+def _check_decoder(image: Any, content: bytes) -> None:
+    """Raise ValueError when decoding would take more than the pixels of an image suggest."""
+    from PIL.Image import DECODERS  # those in Python, which go from pixel to pixel
+
+    if any(tile[0] in DECODERS for tile in image.tile):
+        raise ValueError(f"{image.format} as text, in runs or with unusual levels is slow to read")
+    if image.format in ("JPEG", "MPO"):
+        kinds = _jpeg_markers(content)
+        if kinds.count(_SCAN) * image.width * image.height > MAX_PASSES * MAX_PIXELS:
+            raise ValueError("it has too many scans")
+        if any(kind in _ARITHMETIC for kind in kinds):
+            raise ValueError("arithmetic coding is slow to read")
+    if image.format == "TIFF" and {_TILE_WIDTH, _TILE_HEIGHT} & _tiff_tags(content):
+        raise ValueError("it is made of tiles, which may be larger than the image")
+
+
+def _jpeg_markers(content: bytes) -> list[int]:
+    """The kinds of the segments of a JPEG file, as far as its first image goes."""
+    kinds: list[int] = []
+    place = 2
+    while _END not in kinds[-1:] and (marker := _JPEG_MARKER.search(content, place)):
+        kinds.append(marker[1][0])
+        place = marker.end() + int.from_bytes(content[marker.end() : marker.end() + 2])
+    return kinds
+
+
+def _tiff_tags(content: bytes) -> set[int]:
+    """The tags of the first image in a TIFF file, also those that Pillow passes over."""
+    order: Literal["little", "big"] = "little" if content.startswith(b"II") else "big"
+
+    def number(place: int, size: int) -> int:
+        return int.from_bytes(content[place : place + size], order)
+
+    big = number(2, 2) == _BIG_TIFF
+    start = number(8, 8) if big else number(4, 4)
+    count, width, step = (number(start, 8), 8, 20) if big else (number(start, 2), 2, 12)
+    return {number(place, 2) for place in range(start + width, len(content), step)[:count]}
