@@ -761,7 +761,9 @@ def _free_folder(wanted: Path) -> Path:
 
     Made at once, so that of two processes each gets its own.
     """
-    wanted.parent.mkdir(parents=True, exist_ok=True)
+    from fedgh.core.disk import make_folder
+
+    make_folder(wanted.parent)
     for number in count(1):
         folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
         with suppress(FileExistsError):

@@ -270,7 +270,9 @@ def config_text(path: Path, *, follow: bool = False) -> str:
     try:
         return read_bytes(path, MAX_CONFIG, follow=follow).decode()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        raise ConfigError(
+            f"{path} cannot be read ({error.strerror}); allow it, or put it back from a copy"
+        ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
 

@@ -61,8 +61,9 @@ DECIDED = {
     ("summary.py", "Path('/proc/cpuinfo').read_text"): "of the operating system",
     ("bench/scale.py", "children.read_text"): "of the operating system",
     ("bench/scale.py", "Path(f'/proc/{pid}/smaps_rollup').read_text"): "of the operating system",
-    ("data/sources.py", "Image.open"): "reads from a file that core.disk has opened",
-    ("data/sources.py", "gzip.open"): "reads from a file that core.disk has opened",
+    ("data/images.py", "Image.open"): "decodes bytes that core.disk has read",
+    ("data/sources.py", "gzip.open"): "unpacks from a file that core.disk has opened",
+    ("data/arrays.py", "archive.open"): "unpacks from a file that core.disk has opened",
 }
 """Calls that may be made outside core/disk.py, and why."""
 

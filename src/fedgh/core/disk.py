@@ -11,14 +11,14 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from fedgh.errors import RunError
 
-_PART = re.compile(r".+\.[0-9a-f]{16}\.part")
+_PART = re.compile(r"(.+)\.[0-9a-f]{16}\.part")
 
 
 def read_bytes(path: Path, limit: int, *, follow: bool = False) -> bytes:
@@ -111,10 +111,11 @@ def check_no_link(path: Path) -> None:
         raise OSError(errno.ELOOP, "it is a symbolic link", str(path))
 
 
-def discard_parts(folder: Path) -> None:
-    """Delete what a process that was killed has written in part."""
+def discard_parts(folder: Path, of: Collection[str] | None = None) -> None:
+    """Delete what a killed process has written in part: of these files, or of any."""
     for path in folder.iterdir():
-        if _PART.fullmatch(path.name):
+        part = _PART.fullmatch(path.name)
+        if part and (of is None or part[1] in of):
             path.unlink(missing_ok=True)
 
 

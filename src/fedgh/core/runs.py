@@ -42,6 +42,12 @@ from fedgh.core.sealed import pack, unpack
 from fedgh.core.types import Payload
 from fedgh.errors import RunError
 
+LOCKED = (
+    *("config.toml", "data.json", "clients.json", "rounds.jsonl", "summary.json"),
+    *("asked.json", "flower.json"),
+)
+"""What only the process that holds the lock writes; a report or an audit takes none."""
+
 MAX_JSON = 2**28
 """Bytes of a JSON file in a run folder: enough for some numbers of each of a million clients."""
 
@@ -202,7 +208,7 @@ class RunFolder:
         """Forget what came after the last committed round; return that round and its state."""
         round, state = self.committed()
         discard_leftovers(self.checkpoint, round)
-        discard_parts(self.path)
+        discard_parts(self.path, LOCKED)
         self._history.cut(round)
         for later, file in self._mean_files().items():
             if later > round:

@@ -68,7 +68,8 @@ def serve(grid: Grid, run_id: int, settings: Mapping[str, Any]) -> RunFolder:
         return training.run(experiment, out, Log(), make_engine=engine)
     except FedghError as error:
         for session in begun:
-            replace(session, error=str(error)).write(out)
+            if Session.read(out) == session:  # another server may have begun since
+                replace(session, error=str(error)).write(out)
         raise
 
 
