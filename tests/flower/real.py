@@ -5,10 +5,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fedgh.core.runs import RunFolder
 from fedgh.experiment import Experiment
+from fedgh.flower.client import home_of
 from fedgh.flower.folder import FederationFolder
+from fedgh.flower.session import Session
 from tests.flower.local import NETWORKS
-from tests.tiny import quick
+from tests.tiny import quick, states, tensors
 
 TWO = ["federation.clients=2", "data.classes_per_client=5", "federation.participation=1"]
 """Two participants, who between them hold all classes."""
@@ -24,6 +27,18 @@ def federation(path: Path, experiment: Experiment, node_config: str = "") -> Fed
 def two(*overrides: str) -> Experiment:
     """A small federation of two participants."""
     return quick(*TWO, *overrides)
+
+
+def last_states(folder: FederationFolder, run: RunFolder) -> dict[str, bytes]:
+    """The server's state after a run, and the newest of each participant that has one."""
+    session = Session.read(run.path)
+    assert session is not None
+    found = {"server.safetensors": states(run)["server.safetensors"]}
+    for own in folder.participants.iterdir():
+        home = home_of(own / "states", session.experiment, int(own.name))
+        for newest in sorted(home.glob("*.safetensors"))[-1:]:
+            found[newest.name] = tensors(newest)
+    return found
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 120.0) -> None:

@@ -11,14 +11,12 @@ from fedgh import training
 from fedgh.core.runs import RunFolder
 from fedgh.errors import RunError
 from fedgh.flower import node
-from fedgh.flower.client import home_of
 from fedgh.flower.deployment import Deployment, _free_ports, deployed, follow
 from fedgh.flower.folder import FederationFolder
-from fedgh.flower.session import Session
 from tests.engines.test_engines import EVERYTHING
 from tests.flower.local import House
-from tests.flower.real import TWO, federation, left_behind, two
-from tests.tiny import numbers, quick, states, tensors
+from tests.flower.real import TWO, federation, last_states, left_behind, two
+from tests.tiny import numbers, quick, states
 
 pytestmark = [pytest.mark.xdist_group("deployment"), pytest.mark.timeout(600)]
 
@@ -49,18 +47,6 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-def states_of_participants(deployment: Deployment, run: RunFolder) -> dict[str, bytes]:
-    """The newest state of each, and the server's."""
-    found = {"server.safetensors": states(run)["server.safetensors"]}
-    for client in range(2):
-        session = Session.read(run.path)
-        assert session is not None
-        home = home_of(deployment.folder.participant(client) / "states", session.experiment, client)
-        newest = max(home.glob("*.safetensors"))
-        found[newest.name] = tensors(newest)
-    return found
-
-
 @pytest.mark.parametrize(
     "method",
     [
@@ -80,7 +66,7 @@ def test_one_digest(method: str, deployment: Deployment, tmp_path: Path) -> None
     assert numbers(house.run()) == numbers(serial)
     run = on_flower(deployment, method, tmp_path / method)
     assert numbers(run) == numbers(serial)
-    assert states_of_participants(deployment, run) == states(serial)
+    assert last_states(deployment.folder, run) == states(serial)
     for record in run.records():
         assert record["wire_bytes"] > record["bytes_up"] + record["bytes_down"]
 

@@ -16,8 +16,8 @@ from fedgh import training
 from fedgh.core.runs import RunFolder
 from fedgh.flower.deployment import deployed, follow
 from fedgh.flower.folder import FederationFolder
+from tests.flower.absent import with_absent
 from tests.flower.real import federation, left_behind, two, wait_until
-from tests.flower.test_grid import with_absent
 from tests.tiny import numbers, states, tensors
 
 pytestmark = pytest.mark.timeout(600)

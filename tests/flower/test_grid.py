@@ -5,7 +5,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -22,11 +22,9 @@ from torch import nn
 
 from fedgh import training
 from fedgh.core import wire
-from fedgh.core.rounds import Engine
 from fedgh.core.runs import RunFolder
 from fedgh.core.types import Job, Payload, Reply, Task
 from fedgh.errors import ConfigError, RunError
-from fedgh.experiment import Experiment
 from fedgh.flower import (
     NodeConfig,
     Participant,
@@ -39,6 +37,7 @@ from fedgh.flower import (
 from fedgh.flower.engine import Flower
 from fedgh.flower.server import _shared
 from tests.engines.test_engines import EVERYTHING, interrupted
+from tests.flower.absent import with_absent
 from tests.flower.local import FIRST_NODE, NETWORKS, House, Unreliable
 from tests.tiny import numbers, quick, states
 
@@ -90,34 +89,6 @@ def test_a_server_that_is_started_again_repeats_and_loses_nothing(
     house.grid.break_after = 2**62
     house.grid._waiting.clear()  # a new SuperLink knows nothing of old messages
     assert_same(house, house.run(), straight)
-
-
-class Absent:
-    """An engine in which some clients fail in some rounds, as if they had never been asked."""
-
-    def __init__(self, engine: Engine, absent: set[tuple[int, int]], reason: str) -> None:
-        self.engine, self.absent, self.reason = engine, absent, reason
-
-    def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
-        for job in jobs:
-            if (job.client_id, job.round) in self.absent:
-                yield Reply(job.client_id, job.round, error=self.reason)
-        yield from self.engine.run(
-            [job for job in jobs if (job.client_id, job.round) not in self.absent]
-        )
-
-    def save(self, round: int) -> None:
-        self.engine.save(round)
-
-    def close(self) -> None:
-        self.engine.close()
-
-
-def with_absent(absent: set[tuple[int, int]], reason: str) -> training.MakeEngine:
-    def make(experiment: Experiment, folder: RunFolder, done: int, state: Payload) -> Engine:
-        return Absent(training.local_engine(experiment, folder, done, state), absent, reason)
-
-    return make
 
 
 def test_who_is_late_sits_a_round_out_and_goes_on_from_its_own_state(tmp_path: Path) -> None:
@@ -354,6 +325,7 @@ def assert_costs_only_its_sender(
         assert len(bad["reason"]) <= 500
         assert bad["reason"].isprintable()
         assert record["accuracy_per_client"][0] == expected["accuracy_per_client"][0]
+        assert record["train_loss"] == expected["train_loss"]
     header = load_file(run.checkpoint / "server.safetensors")
     for name, tensor in load_file(straight.checkpoint / "server.safetensors").items():
         if name.startswith("server."):

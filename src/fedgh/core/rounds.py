@@ -278,7 +278,8 @@ class Federation:
             self._stale[reply.client_id] = False
             for name, scores in self._scores.items():
                 scores[reply.client_id] = reply.metrics[name]
-        for name, value in reply.metrics.items():
+        measured = reply.metrics if reply.up is not None else {}  # else nothing was trained
+        for name, value in measured.items():
             if name == "train_loss":
                 received.losses.append(value)
             elif name not in self._scores:
