@@ -10,16 +10,13 @@ from dataclasses import fields
 from enum import StrEnum
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from fedgh import __version__
 from fedgh.errors import ConfigError, FedghError, RunError
-
-if TYPE_CHECKING:
-    from fedgh.trust import Trust
 
 # Everything else is imported by the command that needs it: torch alone takes over a second,
 # and `fedgh --help` should not.
@@ -133,8 +130,13 @@ def run(
     with console.status(f"loading {settings.data.name}"):
         prepared = prepare(settings)
     folder = out or _free_folder(Path("runs", Path(experiment).stem))
-    with _resumable(folder), Live(console) as live:
-        finished = training.run(prepared, folder, live)
+    try:
+        with _resumable(folder), Live(console) as live:
+            finished = training.run(prepared, folder, live)
+    except FedghError:
+        with suppress(OSError):
+            folder.rmdir()  # if the run has not begun
+        raise
     _show(console, finished)
 
 
@@ -179,10 +181,11 @@ def report(
     """Write one HTML page about a run, or about several side by side; it opens offline."""
     from fedgh.report.terminal import say
     from fedgh.report.write import write_report
+    from fedgh.trust import how_far
 
     console = Console()
     with console.status("writing the report"):
-        page = write_report(runs, out, figures, format_.value, trust=_how_far(trust))
+        page = write_report(runs, out, figures, format_.value, trust=how_far(trust))
     say(console, f"report     {page}")
     if figures is not None:
         say(console, f"figures    {figures}")
@@ -257,7 +260,8 @@ def export(
             check_no_link(run / "export")
         path = out or run / "export" / f"client-{trained.number}{ending}"
         done = trained.export(path, format_.value)
-    whose = "of its own test samples" if done.own else "random inputs, since its data are not here"
+    hint = "" if trust else ", or not trusted (--trust)"
+    whose = "of its own test samples" if done.own else f"random inputs: its data are not here{hint}"
     say(
         console,
         f"written    {done.path} ({human_bytes(done.path.stat().st_size)})\n"
@@ -282,14 +286,15 @@ def audit(
     from fedgh.report.audit_sheets import overview
     from fedgh.report.terminal import print_whole, say, sheet
     from fedgh.report.write import report_after
+    from fedgh.trust import how_far
 
     console = Console(quiet=quiet)
     folder = RunFolder(run)
     with console.status("") as status:
-        found = audit.audit(folder, client, seed, status.update, trust=_how_far(trust))
+        found = audit.audit(folder, client, seed, status.update, trust=how_far(trust))
         path = result.write(folder, found)
         status.update("writing the report")
-        line = report_after(folder, _how_far(trust))
+        line = report_after(folder, how_far(trust))
     table = overview(found)
     print_whole(console, sheet(table))
     say(
@@ -770,12 +775,6 @@ def _free_folder(wanted: Path) -> Path:
             folder.mkdir()
             break
     return folder
-
-
-def _how_far(trust: bool) -> "Trust":
-    from fedgh.trust import FOREIGN, OWN
-
-    return OWN if trust else FOREIGN
 
 
 def _known(kind: Kind) -> dict[str, str]:

@@ -32,8 +32,12 @@ NOT_TOML = (ValueError, RecursionError)
 MAX_CONFIG = 2**20
 """Bytes of a configuration file; ten thousand names of classes take a fifth of that."""
 
-MAX_DOTS = 2000
-"""Dots in a line. The time that tomllib takes for a dotted key is quadratic in its parts."""
+MAX_DOTS = 5000
+"""Dots in a line. The time that tomllib takes for a dotted key is quadratic in its parts: half a
+second for so many."""
+
+PLACES = ("data.dir", "data.path", "run.address")
+"""Settings that say where things are, and not what is computed."""
 
 
 # What the text in a field names, see `core.names`.
@@ -279,8 +283,8 @@ def config_text(path: Path, *, follow: bool = False) -> str:
 
 def parse_toml(text: str, path: Path) -> dict[str, Any]:
     """The tables in the text of the file `path`."""
-    if sum(line.count(".") ** 2 for line in text.splitlines()) > MAX_DOTS**2:
-        raise ConfigError(f"{path} is not a configuration: too many dots in a line")
+    if sum(line.count(".") ** 2 for line in text.split("\n")) > MAX_DOTS**2:
+        raise ConfigError(f"{path}: too many dots in a line; break it into several")
     try:
         return tomllib.loads(text)
     except NOT_TOML as error:

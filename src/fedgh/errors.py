@@ -28,7 +28,7 @@ class DataError(FedghError):
 class WireError(FedghError):
     """A message from another party is not what was declared.
 
-    Its words may quote a stranger's, so they are made harmless here.
+    Its text may quote another party's, so it is made harmless here.
     """
 
     def __init__(self, text: str) -> None:
@@ -40,11 +40,11 @@ class RunError(FedghError):
 
 
 LONGEST_TEXT = 500
-"""Characters of a stranger's words that are shown or kept."""
+"""Characters of a text from another party that are shown or kept."""
 
 
 def printable(text: str) -> str:
-    """A stranger's words in one line of harmless characters, not too many."""
+    """A text from another party in one line of harmless characters, not too many."""
     kept = "".join(char if char.isprintable() else " " for char in text[: 2 * LONGEST_TEXT])
     return " ".join(kept.split())[:LONGEST_TEXT]
 

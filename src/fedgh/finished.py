@@ -10,7 +10,7 @@ import torch
 
 from fedgh import config as configs
 from fedgh import experiment as experiments
-from fedgh.config import Config
+from fedgh.config import PLACES, Config
 from fedgh.core.checkpoint import ClientFiles
 from fedgh.core.runs import Record, RunFolder
 from fedgh.core.types import Client
@@ -24,10 +24,7 @@ from fedgh.models import Extractor, extractor
 from fedgh.participant import Participant
 from fedgh.trust import Trust
 
-NEEDLESS = (
-    *("data.dir", "data.path", "run.address", "run.device"),
-    *("run.global_accuracy", "privacy.protects"),
-)
+NEEDLESS = (*PLACES, "run.device", "run.global_accuracy", "privacy.protects")
 """Settings of no importance to what a trained model computes."""
 
 
@@ -66,7 +63,7 @@ class Checkpoint:
 def load(folder: RunFolder, *, trust: Trust) -> Checkpoint:
     """What a run has left, with its data; RunError says what is missing."""
     _check_models_are_here(folder)
-    config = _config(folder, trust)
+    config = _config(folder, trust, ("run.address",))
     data = config.data
     if data.name in OFFICIAL and find(data.name, data.dir) is None:
         raise RunError(f"{data.name} is not on this machine (fedgh data fetch {data.name})")
@@ -92,6 +89,7 @@ def load_models(
     Networks that were given in Python have to be given again, as the participants of then.
     """
     _check_models_are_here(folder)
+    # First without its networks: those of a run from Python have no names to import.
     config = _config(folder, trust, (*NEEDLESS, "model.zoo"))
     if config.data.name == "private":
         raise RunError("the models are with the participants")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedgh import config as configs
-from fedgh.config import Config
+from fedgh.config import PLACES, Config
 from fedgh.core import wire
 from fedgh.core.disk import make_folder, write_atomic
 from fedgh.core.header import header_spec
@@ -33,7 +33,7 @@ from fedgh.models import Extractor, check_extractor, extractor
 from fedgh.participant import Participant
 from fedgh.report.runs import ClientInfo
 from fedgh.trained import Loaded, TrainedClient
-from fedgh.trust import FOREIGN, OWN
+from fedgh.trust import how_far
 
 if TYPE_CHECKING:
     import pandas
@@ -163,8 +163,8 @@ def _config(folder: RunFolder, trust: bool) -> Config:
     """The settings of a run that matter to a newcomer: neither its networks nor its data do."""
     return configs.load_run(
         folder.config,
-        trust=OWN if trust else FOREIGN,
-        ignoring=("data.dir", "data.path", "model.zoo", "run.address"),
+        trust=how_far(trust),
+        ignoring=(*PLACES, "model.zoo"),
     )
 
 

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from fedgh import config as configs
-from fedgh.config import Config
+from fedgh.config import PLACES, Config
 from fedgh.core.disk import make_folder
 from fedgh.core.runs import RunFolder
 from fedgh.data.sources import Source
@@ -29,9 +29,6 @@ from fedgh.training import Unwatched, Watcher, resume_with, run
 from fedgh.trust import ForeignError
 
 NOT_RUN = "not run"
-
-_PLACES = ("data.dir", "data.path", "run.address")
-"""Settings that say where things are, which is not compared."""
 
 # To what a run records.
 _IRRELEVANT = {
@@ -268,7 +265,7 @@ def _check_config(folder: RunFolder, config: Config) -> None:
     if not folder.config.exists():
         return
     try:
-        found = configs.load_run(folder.config, trust=configs.names_in(config), ignoring=_PLACES)
+        found = configs.load_run(folder.config, trust=configs.names_in(config), ignoring=PLACES)
     except ForeignError as error:
         raise RunError(
             f"{folder.path} is another run: {error.setting}. Choose another --out"

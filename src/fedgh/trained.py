@@ -27,7 +27,7 @@ from fedgh.errors import ConfigError, DataError, FedghError, RunError, unknown
 from fedgh.finished import Checkpoint
 from fedgh.participant import Participant
 from fedgh.report.runs import ClientInfo, NamedRun
-from fedgh.trust import FOREIGN, OWN, Trust
+from fedgh.trust import FOREIGN, Trust, how_far
 
 if TYPE_CHECKING:
     import pandas
@@ -211,18 +211,18 @@ class Trained:
         folder = RunFolder(Path(path))
         if not folder.config.is_file():
             raise RunError(f"{folder.path} is not a run folder (it has no config.toml)")
-        how_far = OWN if trust else FOREIGN
+        far = how_far(trust)
         if not data:
-            models = partial(finished.load_models, folder, participants, trust=how_far)
-            return cls(folder, models, how_far)
+            models = partial(finished.load_models, folder, participants, trust=far)
+            return cls(folder, models, far)
 
         def load() -> Checkpoint:
             try:
-                return finished.load(folder, trust=how_far)
+                return finished.load(folder, trust=far)
             except FedghError:  # what is wrong with the folder itself is found again, and said
-                return finished.load_models(folder, participants, trust=how_far)
+                return finished.load_models(folder, participants, trust=far)
 
-        return cls(folder, load, how_far)
+        return cls(folder, load, far)
 
     def __repr__(self) -> str:
         return f"<{len(self.clients)} clients of {self.folder.path}>"

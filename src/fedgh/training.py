@@ -198,9 +198,16 @@ def _train(
                 largest_norm=config.run.largest_norm,
                 strikes=config.run.strikes,
             )
+            kept = done
             for number in range(done + 1, task.rounds + 1):
                 if account is not None:
-                    account.check(federation.participants(number))
+                    try:
+                        account.check(federation.participants(number))
+                    except RunError:
+                        if kept < number - 1:  # what was paid for is kept
+                            engine.save(number - 1)
+                            folder.commit(number - 1, federation.state())
+                        raise
                 album = Album()
                 picture = album.add if worth_keeping(number, task.rounds) else ignore
                 record = federation.round(number, watch.replied, picture)
@@ -215,6 +222,7 @@ def _train(
                 folder.append(record)
                 if keep:
                     folder.commit(number, federation.state())
+                    kept = number
                 try:
                     watch.finished_round(record)
                 except Enough:

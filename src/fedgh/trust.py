@@ -8,7 +8,6 @@ field what a text names; a field that declares nothing may then only have its de
 
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -26,16 +25,14 @@ PACKAGED: dict[Names, frozenset[str]] = {
 }
 """What a text may say wherever it comes from."""
 
-HOW_TO_ALLOW = "if you have read and trust it: --trust (in Python: trust=True)"
-
 
 class ForeignError(ConfigError):
     """A configuration from elsewhere names what is not part of fedgh."""
 
     def __init__(self, setting: str, what: str) -> None:
         super().__init__(
-            f"{setting} names {what} outside fedgh, which is not used for a configuration from "
-            f"elsewhere; {HOW_TO_ALLOW}"
+            f"{setting} names {what} outside fedgh, which is used only for runs that you trust: "
+            "--trust (in Python: trust=True)"
         )
         self.setting = setting
 
@@ -58,6 +55,8 @@ class Trust:
 
     def check_all(self, config: BaseModel) -> None:
         """Raise ForeignError unless all names in a configuration may be followed."""
+        if self.everything:
+            return
         for key, names, text in _texts(config):
             self.check(key, names, text)
 
@@ -66,11 +65,16 @@ OWN = Trust(everything=True)
 """The configuration is the user's own."""
 
 FOREIGN = Trust()
-"""It comes from elsewhere."""
+"""The configuration comes from elsewhere: only names that are part of fedgh are followed."""
+
+
+def how_far(trusted: bool) -> Trust:
+    """Return the trust in a configuration that the user calls trusted, or does not."""
+    return OWN if trusted else FOREIGN
 
 
 def texts_in(config: BaseModel) -> frozenset[str]:
-    """What a configuration names."""
+    """Return every text in a configuration that may name something."""
     return frozenset(str(text) for _, _, text in _texts(config))
 
 
@@ -82,9 +86,8 @@ def _texts(config: BaseModel) -> Iterator[tuple[str, Names | None, object]]:
             value = getattr(holder, field)
             if names is None and value == _default(type(holder), field):
                 continue
-            for text in value if isinstance(value, list) else [value]:
-                if isinstance(text, str | Path | None) or names is None:
-                    yield f"{section}.{field}", names, text
+            for text in value if isinstance(value, list | tuple) else [value]:
+                yield f"{section}.{field}", names, text
 
 
 def _default(section: type[Any], name: str) -> object:

@@ -66,7 +66,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     experiment = prepare(config.load("demo", [*QUICK, *data, "model.zoo=tests.tiny:mlp"]))
     finished = training.run(experiment, home / "finished")
     confusion.measure(finished, trust=OWN)
-    Session("demo-1", 1, 7, finished.run).write(finished.path)
+    Session("demo-1", 1, 7, finished.run_id).write(finished.path)
     audit.write(finished, AUDIT)
     interrupted(experiment, home / "crashed", after=ROUNDS - 1)
     with (home / "crashed" / "rounds.jsonl").open("ab") as file:

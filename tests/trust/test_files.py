@@ -120,7 +120,7 @@ def files_of(run: Path) -> list[str]:
 def test_every_file_of_a_run_is_decided(place: Place, tmp_path: Path) -> None:
     training.run(quick(*SMALL, "run.tensorboard=true"), tmp_path / "run")
     on_flower = shutil.copytree(place.run, tmp_path / "on flower")
-    Session("run-1", 1, 7, RunFolder(on_flower).run).write(on_flower)
+    Session("run-1", 1, 7, RunFolder(on_flower).run_id).write(on_flower)
     found = files_of(on_flower) + files_of(tmp_path / "run")
     undecided = [name for name in found if not any(re.fullmatch(kind, name) for kind in FILES)]
     assert undecided == []

@@ -1,4 +1,4 @@
-"""The only place that opens files: no device, no pipe, no surprise behind a link, no half a file.
+"""Open, replace and lock files: the only module that does.
 
 Reads take regular files only, up to a size that the caller states. Writes go to a new file with a
 random name, which then takes the place of the old one: a crash or a power cut leaves the old file
@@ -109,6 +109,11 @@ def check_no_link(path: Path) -> None:
     """Raise OSError when a path is a symbolic link: what it holds would be elsewhere."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, "it is a symbolic link", str(path))
+
+
+def is_part(name: str) -> bool:
+    """Tell whether a file of this name was being written when its process ended."""
+    return _PART.fullmatch(name) is not None
 
 
 def discard_parts(folder: Path, of: Collection[str] | None = None) -> None:

@@ -5,8 +5,7 @@ shared: Annotated[str, Names.NETWORK] = "cnn5"
 
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 
@@ -41,6 +40,10 @@ def _declared(hint: Any) -> Names | None:
 
 
 def _holds_text(hint: Any) -> bool:
-    if get_origin(hint) is Literal:
+    """Whether a type can hold anything but numbers, truth values and words that it lists."""
+    if get_origin(hint) is Literal or hint in (bool, int, float, type(None)):
         return False
-    return hint in (str, Path, Any, object) or any(map(_holds_text, get_args(hint)))
+    if get_origin(hint) is Annotated:
+        return _holds_text(get_args(hint)[0])
+    parts = get_args(hint)
+    return not parts or any(map(_holds_text, parts))

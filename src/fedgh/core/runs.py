@@ -21,6 +21,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from fedgh.core.disk import (
     check_no_link,
     discard_parts,
     explaining,
+    is_part,
     locked,
     make_folder,
     read_bytes,
@@ -142,15 +144,15 @@ class RunFolder:
                 raise RunError(f"{self.path / 'data.json'} is not what a run writes: {key}")
         return known
 
-    @property
-    def run(self) -> str:
+    @cached_property
+    def run_id(self) -> str:
         """The identity of the run, which every state and count of it carries."""
         found = self._read_json("data.json")
         name = found.get("run") if isinstance(found, dict) else None
         if not isinstance(name, str):
             raise RunError(
                 f"{self.path / 'data.json'} does not say which run it belongs to; an older fedgh "
-                "has made it: go on with that one, or run it again"
+                "has made it: read it with that one, or run it again"
             )
         return name
 
@@ -161,7 +163,7 @@ class RunFolder:
 
     def records(self) -> list[Record]:
         """The rounds so far; those that are committed are as they were when they were."""
-        mark = self._server.mark(self.run) if self._server.path.exists() else Mark(0, None)
+        mark = self._server.mark(self.run_id) if self._server.path.exists() else Mark(0, None)
         return self._history.records(mark)  # the mark came first: lines are only added
 
     @explaining()
@@ -169,7 +171,7 @@ class RunFolder:
         """Count that these are about to be asked: what they answer may cost privacy."""
         asked = Counter(self.asked())
         asked.update(clients)
-        content = _Asked(run=self.run, asked=dict(asked))
+        content = _Asked(run=self.run_id, asked=dict(asked))
         write_atomic(self.path / "asked.json", content.model_dump_json().encode() + b"\n")
 
     def asked(self) -> dict[int, int]:
@@ -183,7 +185,7 @@ class RunFolder:
             raise RunError(
                 f"{self.path / 'asked.json'} is not what a run writes: {where}"
             ) from None
-        if known.run != self.run:
+        if known.run != self.run_id:
             raise RunError(f"{self.path / 'asked.json'} is of another run")
         return known.asked
 
@@ -195,11 +197,11 @@ class RunFolder:
     @explaining()
     def commit(self, round: int, state: Payload) -> None:
         """Make `round`, the last that was added, the one to resume from."""
-        self._server.commit(Mark(round, self._history.digest()), state, self.run)
+        self._server.commit(Mark(round, self._history.digest()), state, self.run_id)
 
     def committed(self) -> tuple[int, Payload]:
         """The last committed round, and the state that it left."""
-        mark, state = self._server.load(self.run)
+        mark, state = self._server.load(self.run_id)
         self._history.records(mark)
         return mark.round, state
 
@@ -219,7 +221,7 @@ class RunFolder:
 
     def client_files(self, round: int) -> ClientFiles:
         """The states of the clients after `round`."""
-        return ClientFiles(self.checkpoint, round, self.run)
+        return ClientFiles(self.checkpoint, round, self.run_id)
 
     @explaining()
     def discard_leftovers(self) -> None:
@@ -230,13 +232,13 @@ class RunFolder:
     def keep_means(self, round: int, means: Payload) -> None:
         """Keep the class means of a round."""
         make_folder(self._means)
-        content = pack(means, round=round, run=self.run)
+        content = pack(means, round=round, run=self.run_id)
         write_atomic(self._means / f"{round:06}.safetensors", content)
 
     def means(self) -> dict[int, Payload]:
         """The class means that were kept, by round."""
-        files, run = self._mean_files(), self.run if self._means.exists() else ""
-        return {round: _read_means(round, file, run) for round, file in files.items()}
+        files = self._mean_files()
+        return {round: _read_means(round, file, self.run_id) for round, file in files.items()}
 
     def _mean_files(self) -> dict[int, Path]:
         if self._means.is_symlink():
@@ -269,8 +271,7 @@ def _check_unborn(path: Path) -> None:
     """Refuse a folder that holds anything but what `create` writes before the configuration."""
     first = (".lock", "checkpoint", "clients.json", "data.json")
     if path.exists() and not (
-        path.is_dir()
-        and all(item.name in first or item.suffix == ".part" for item in path.iterdir())
+        path.is_dir() and all(item.name in first or is_part(item.name) for item in path.iterdir())
     ):
         raise RunError(
             f"{path} exists and is not empty; choose another --out, "

@@ -60,9 +60,10 @@ def read_about(path: Path) -> About:
         try:
             header = json.loads(file.read(size))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"]
+            expected = 8 + size + max(ends, default=0)
         except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
             raise ValueError("it is not a state") from None
-        if os.fstat(file.fileno()).st_size != 8 + size + max(ends, default=0):
+        if os.fstat(file.fileno()).st_size != expected:
             raise ValueError("it was cut short")
     return _about(header)
 
@@ -72,7 +73,7 @@ def _about(header: dict[str, Any]) -> About:
         about = json.loads(header["__metadata__"][_KEY])
         if isinstance(about["blake2b"], str):
             return dict(about)
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, RecursionError, LookupError, TypeError):
         pass
     raise ValueError("its digest is missing")
 

@@ -62,7 +62,7 @@ def from_bytes(message: bytes) -> Payload:
 
 
 def read(message: bytes, specs: Sequence[Spec], largest_norm: float = inf) -> Payload:
-    """The payload of a stranger's message, which has to be as one of `specs` declares."""
+    """The payload of another party's message, which has to be as one of `specs` declares."""
     most = max(map(most_bytes, specs))
     if len(message) > most:
         raise WireError(f"a message of {len(message)} bytes; what was declared takes {most}")

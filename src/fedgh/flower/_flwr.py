@@ -12,7 +12,7 @@ is called, so a hostile server can exhaust the memory of that process.
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -200,11 +200,12 @@ class Inbox:
     def _drop(self, name: str) -> None:
         """Forget a reply, here and at the SuperLink."""
         root = self._begun.pop(name).root
-        self._superlink.ConfirmMessageReceived(
-            ConfirmMessageReceivedRequest(
-                node=self._node, run_id=self._run_id, message_object_id=root
+        with suppress(httpx.HTTPError):  # it only frees the SuperLink's memory sooner
+            self._superlink.ConfirmMessageReceived(
+                ConfirmMessageReceivedRequest(
+                    node=self._node, run_id=self._run_id, message_object_id=root
+                )
             )
-        )
 
 
 class _Parcel:

@@ -12,8 +12,8 @@ max-epochs       epochs of a round (1,000)
 max-seconds      seconds for an answer (86,400)
 max-experiments  experiments whose states are kept at a time (1,000)
 
-A bound that was set by mistake must not be none: whatever looks like one of these and is not, is
-refused.
+A misspelt setting must not leave the participant without a limit: keys that resemble one of these
+are refused.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,6 @@ from fedgh.engines.host import Blueprint
 from fedgh.errors import ConfigError, RunError
 from fedgh.privacy.ledger import Ledger, OverBoundError
 from fedgh.privacy.mechanism import MIN_DELTA
-from fedgh.trust import Trust
 
 NodeConfig = Mapping[str, str | float | int | bool]
 """What the participant has set when it started its SuperNode."""
@@ -37,10 +36,15 @@ NodeConfig = Mapping[str, str | float | int | bool]
 LEVELS = ("nothing", "sample", "client")
 """What uploads may protect, the least first."""
 
+SAFEGUARDS = ("max-epsilon", "delta", "protects", "allow", "state")
+"""Settings of which a slip is looked for under any name; of limits only under max-..."""
+
 NEAR = 0.75
 """How alike two names are, by difflib, when one is probably a slip for the other."""
 
-Number = Annotated[float, BeforeValidator(str), Field(gt=0, allow_inf_nan=False)]  # true is none
+Number = Annotated[
+    float, BeforeValidator(str), Field(gt=0, allow_inf_nan=False)
+]  # true is not a number
 Whole = Annotated[int, BeforeValidator(str), Field(gt=0)]
 
 
@@ -73,11 +77,6 @@ class Bound(BaseModel):
         limited = self.max_epsilon is not None and self.protects == "nothing"
         return "sample" if limited else self.protects
 
-    @property
-    def trust(self) -> Trust:
-        """How far the names in a server's settings are followed."""
-        return Trust(names=frozenset(self.allow))
-
     def check(self, config: Config) -> None:
         """Raise PublicError when a server's settings ask for more than the participant allows."""
         asked = {
@@ -94,11 +93,12 @@ class Bound(BaseModel):
 
 
 def read_bound(node: NodeConfig) -> Bound:
-    """The bound among a participant's settings; ConfigError when it cannot be meant."""
+    """The bound among a participant's settings; ConfigError for a misspelt key or a bad value."""
     own = {key.lower().replace("_", "-"): value for key, value in node.items()}
     known = [name.replace("_", "-") for name in Bound.model_fields]
     for key in own.keys() - {*known, "state"}:  # another state folder would have another ledger
-        meant = get_close_matches(key, [*known, "state"], n=1, cutoff=NEAR)
+        alike = known if key.startswith("max") else SAFEGUARDS  # epochs may be the app's own
+        meant = get_close_matches(key, alike, n=1, cutoff=NEAR)
         if meant:
             raise ConfigError(f"node.conf: {key} is no setting; did you mean {meant[0]}?")
     try:

@@ -60,7 +60,7 @@ def app_of(make_blueprint: MakeBlueprint) -> ClientApp:
 
 
 def _dealt(request: Request, _: Path, node: NodeConfig) -> Blueprint:
-    """A client of an experiment whose data everybody can have: for rehearsals and research."""
+    """A client of an experiment with public data: for rehearsals and research."""
     config = parse_settings(request, node)
     if config.data.name == "private":
         raise PublicError(
@@ -99,7 +99,7 @@ def parse_settings(
         for key in keys:
             table.setdefault(section, {}).pop(key, None)
     try:
-        bound.check(config.parse(table, Trust(names=bound.trust.names | set(methods))))
+        bound.check(config.parse(table, Trust(names=frozenset({*bound.allow, *methods}))))
     except ForeignError as problem:
         raise PublicError(
             f"{problem.setting} is not part of fedgh, and this participant does not allow it"
@@ -225,8 +225,9 @@ def _make_home(home: Path, experiment: str, bound: Bound) -> None:
             f"this participant keeps the states of {bound.max_experiments} experiments already "
             "(max-experiments)"
         )
-    make_folder(home, 0o700)
+    make_folder(home.parent, 0o700)
     write_atomic(home.parent / "name.txt", f"{experiment}\n".encode())  # for the participant
+    make_folder(home, 0o700)  # last: with it the rest is there
 
 
 @contextmanager

@@ -64,7 +64,7 @@ def write_key_pair(private: Path, public: Path) -> None:
 def read_public_key(path: Path) -> bytes:
     """An OpenSSH public key in the form in which Flower reports a node's."""
     try:
-        key = serialization.load_ssh_public_key(read_bytes(path, MAX_KEY))
+        key = serialization.load_ssh_public_key(read_bytes(path, MAX_KEY, follow=True))
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{path} is not a readable OpenSSH public key: {error}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey):

@@ -1,6 +1,6 @@
 """What travels between the server and a participant: one record of JSON, one array of bytes.
 
-Both sides take the other for a stranger: every field is checked, nothing is executed. The array
+Neither side trusts the other: every field is checked, nothing is executed. The array
 holds a payload as safetensors. It is apart from the rest so that what all participants get is
 stored and pushed once: Flower knows its objects by their content.
 """

@@ -67,7 +67,7 @@ def _check_settings(path: Path) -> None:
     """Refuse what Flower would not see or not read, and a bound that cannot be meant."""
     settings: dict[str, Any] = {}
     try:
-        for line in read_bytes(path, MAX_SETTINGS).decode().splitlines():
+        for line in read_bytes(path, MAX_SETTINGS, follow=True).decode().splitlines():
             found = parse_config_args([f"{line} "])
             if not found and line.strip() and not line.startswith("#"):
                 raise ValueError(line)

@@ -5,6 +5,7 @@ its runs; a new run with the same `out` does, after the last completed round.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from fedgh import config, training
 from fedgh.core.rounds import Engine, ignore
 from fedgh.core.runs import Record, RunFolder
 from fedgh.core.types import Payload, Reply
-from fedgh.errors import ConfigError, FedghError
+from fedgh.errors import ConfigError, FedghError, RunError
 from fedgh.experiment import Experiment, prepare
 from fedgh.flower.engine import Flower
 from fedgh.flower.keys import read_public_key
@@ -68,8 +69,9 @@ def serve(grid: Grid, run_id: int, settings: Mapping[str, Any]) -> RunFolder:
         return training.run(experiment, out, Log(), make_engine=engine)
     except FedghError as error:
         for session in begun:
-            if Session.read(out) == session:  # another server may have begun since
-                replace(session, error=str(error)).write(out)
+            with suppress(RunError), RunFolder(out).locked():  # another server may have it by now
+                if Session.read(out) == session:
+                    replace(session, error=str(error)).write(out)
         raise
 
 

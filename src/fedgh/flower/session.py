@@ -40,8 +40,8 @@ class Session:
         if before is None:
             if rounds_done:
                 raise RunError(f"{path} was begun without Flower; go on with `fedgh resume`")
-            before = cls(f"{_safe(path.name)}-{secrets.token_hex(8)}", 0, run, folder.run)
-        if before.identity != folder.run:
+            before = cls(f"{_safe(path.name)}-{secrets.token_hex(8)}", 0, run, folder.run_id)
+        if before.identity != folder.run_id:
             raise RunError(f"{path / 'flower.json'} is of another run; put it back from a copy")
         session = replace(before, starts=before.starts + 1, run=run, error=None)
         session.write(path)

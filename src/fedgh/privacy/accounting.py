@@ -18,7 +18,7 @@ from fedgh.privacy.mechanism import Privacy
 from fedgh.report.extra import need
 
 ROUNDING = 1e-9
-"""A bound that is reached exactly is not passed, whatever the last digit says."""
+"""Relative tolerance when ε is compared with a bound, so that rounding does not end a run."""
 
 
 @lru_cache
