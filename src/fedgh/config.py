@@ -20,6 +20,7 @@ from fedgh.core.types import LocalTraining, NameList
 from fedgh.data.fetch import expanded
 from fedgh.data.sources import SOURCES
 from fedgh.errors import ConfigError, import_object, unknown
+from fedgh.limits import LimitError
 from fedgh.methods import METHODS
 from fedgh.privacy.mechanism import MIN_DELTA
 from fedgh.trust import OWN, ForeignError, Trust, texts_in
@@ -199,6 +200,8 @@ def parse(table: Mapping[str, Any], trust: Trust = OWN) -> Config:
         raise ConfigError("\n".join(problems))
     config = Config(**dict(sections), method=method)
     trust.check_all(config)
+    if trust.limits is not None:
+        trust.limits.check(config)
     return config
 
 
@@ -222,12 +225,18 @@ def load_run(
         section, _, name = key.partition(".")
         if isinstance(table.get(section), dict):
             table[section].pop(name, None)
-    return _with_overrides(table, list(map(_parse_override, overrides)), trust)
+    try:
+        return _with_overrides(table, list(map(_parse_override, overrides)), trust)
+    except LimitError as error:
+        raise LimitError(f"{error}; --trust allows it (in Python: trust=True)") from None
 
 
 def names_in(config: Config) -> Trust:
-    """Trust that allows what this configuration names, and nothing else from outside fedgh."""
-    return Trust(names=texts_in(config) | {config.method_name})
+    """Trust that allows what this configuration names, and nothing else from outside fedgh.
+
+    For a comparison of settings, so of any size: nothing is made of them.
+    """
+    return Trust(names=texts_in(config) | {config.method_name}, limits=None)
 
 
 def _with_overrides(

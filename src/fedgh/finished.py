@@ -13,19 +13,26 @@ from fedgh import experiment as experiments
 from fedgh.config import PLACES, Config
 from fedgh.core.checkpoint import ClientFiles
 from fedgh.core.runs import Record, RunFolder
-from fedgh.core.types import Client
+from fedgh.core.types import Client, Task
 from fedgh.data import partition
 from fedgh.data.fetch import OFFICIAL, find
 from fedgh.data.sources import Source
 from fedgh.engines.host import Blueprint, one_line
 from fedgh.errors import ConfigError, FedghError, RunError, printable
 from fedgh.experiment import Experiment
-from fedgh.models import Extractor, extractor
+from fedgh.models import EXTRACTORS, Extractor, extractor, parameters_of
 from fedgh.participant import Participant
 from fedgh.trust import Trust
 
+MAX_PARAMETERS = 2**24
+"""Of a network that is made for a folder from elsewhere: sixteen of them take one GiB."""
+
 NEEDLESS = (*PLACES, "run.device", "run.global_accuracy", "privacy.protects")
 """Settings of no importance to what a trained model computes."""
+
+
+SLACK = 2**26
+"""Bytes that a state may have beyond four times the size of its client: a method's own memory."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +52,10 @@ class Checkpoint:
 
     def client(self, number: int) -> Client:
         """One of those that took part, with its final model."""
-        saved = self._files.load(number)
-        assert saved is not None, "its state was checked"
         try:
             client = self.blueprint.make(number)
+            saved = self._files.load(number, SLACK + 4 * client.nbytes)
+            assert saved is not None, "its state was checked"
             client.load(saved)
         except FedghError:
             raise
@@ -65,12 +72,12 @@ def load(folder: RunFolder, *, trust: Trust) -> Checkpoint:
     _check_models_are_here(folder)
     config = _config(folder, trust, ("run.address",))
     data = config.data
+    if data.name == "private":
+        raise RunError("the data are with the participants")
     if data.name in OFFICIAL and find(data.name, data.dir) is None:
         raise RunError(f"{data.name} is not on this machine (fedgh data fetch {data.name})")
-    experiment = experiments.prepare(config)
-    if experiment.private:
-        raise RunError("the data are with the participants")
-    return load_with(folder, experiment)
+    _check_sizes(folder, config, trust)
+    return load_with(folder, experiments.prepare(config))
 
 
 def load_with(folder: RunFolder, experiment: Experiment) -> Checkpoint:
@@ -78,6 +85,8 @@ def load_with(folder: RunFolder, experiment: Experiment) -> Checkpoint:
     _check_models_are_here(folder)
     if experiment.fingerprint() != folder.identity()["fingerprint"]:
         raise RunError("the data it was trained on are not the ones that its configuration names")
+    if folder.identity()["classes"] != list(experiment.source.class_names):
+        raise RunError(f"{folder.path / 'data.json'} is not as the run wrote it: classes")
     return _left(folder, experiment)
 
 
@@ -95,7 +104,29 @@ def load_models(
         raise RunError("the models are with the participants")
     if config.data.name == "own":
         return _left(folder, _as_brought(folder, config, participants or ()))
-    return _left(folder, _as_named(folder, _config(folder, trust, NEEDLESS)))
+    config = _config(folder, trust, NEEDLESS)
+    _check_sizes(folder, config, trust)
+    return _left(folder, _as_named(folder, config))
+
+
+def _check_sizes(folder: RunFolder, config: Config, trust: Trust) -> None:
+    """Refuse networks that are too large to be made for a folder from elsewhere."""
+    if trust.limits is None:
+        return
+    identity = folder.identity()
+    try:
+        shape = tuple(map(int, identity["shape"]))
+    except (LookupError, TypeError, ValueError):
+        raise RunError(f"{folder.path / 'data.json'} is not what a run writes: shape") from None
+    trust.limits.check_shape(f"{folder.path / 'data.json'}: shape", shape)
+    classes, rep_dim = len(identity["classes"]), config.model.rep_dim
+    for name in sorted(set(config.model.zoo) & EXTRACTORS.keys()):
+        size = parameters_of(name, Task(classes, rep_dim, 1, 1, 0, shape))
+        if size is None or size > MAX_PARAMETERS:
+            raise RunError(
+                f"{folder.path}: '{name}' does not fit inputs of shape {shape}, or is too large to "
+                "be made for a folder from elsewhere (--trust, in Python trust=True)"
+            )
 
 
 def _left(folder: RunFolder, experiment: Experiment) -> Checkpoint:

@@ -174,7 +174,7 @@ def run_trials(
         line += _forecast(runs.values(), left)
         with watch(line) if watch else nullcontext(Unwatched()) as watcher:
             try:
-                folder = _run_or_resume(prepared, out / trial.folder, watcher)
+                folder = _run_or_resume(prepared, folder_of(trial, out), watcher)
             except RunError as error:
                 missing[trial.run] = str(error)
                 continue
@@ -185,12 +185,22 @@ def run_trials(
     return Outcome([runs[folder] for folder in whole], missing)
 
 
+def folder_of(trial: Trial, out: Path) -> RunFolder:
+    """The run folder of a trial; RunError when a link in `out` leads elsewhere."""
+    path = out
+    for part in Path(trial.folder).parts:
+        path /= part
+        if path.is_symlink():
+            raise RunError(f"{path} is a symbolic link; a run is not looked for behind it")
+    return RunFolder(path)
+
+
 def found(trials: Iterable[Trial], out: Path) -> Outcome:
     """The finished runs that are there, without running any; by run, which are not."""
     runs: list[tuple[Trial, RunFolder]] = []
     missing: dict[str, str] = {}
     for trial in trials:
-        folder = RunFolder(out / trial.folder)
+        folder = folder_of(trial, out)
         _check_config(folder, trial.config)
         if folder.summary() is not None:
             check_finished(folder, trial.config.federation.rounds)
@@ -238,17 +248,16 @@ def _prepare(
                 raise
             impossible[trial.name] = str(error)
             continue
-        _check_same(RunFolder(out / trial.folder), prepared)
+        _check_same(folder_of(trial, out), prepared)
         ready.append((trial, prepared))
     return ready
 
 
-def _run_or_resume(prepared: Experiment, path: Path, watcher: Watcher) -> RunFolder:
-    folder = RunFolder(path)
+def _run_or_resume(prepared: Experiment, folder: RunFolder, watcher: Watcher) -> RunFolder:
     if folder.config.exists():
         _check_same(folder, prepared)  # another process may have begun it since we looked
-        return resume_with(prepared, path, watcher)
-    return run(prepared, path, watcher)
+        return resume_with(prepared, folder.path, watcher)
+    return run(prepared, folder.path, watcher)
 
 
 def _check_same(folder: RunFolder, prepared: Experiment) -> None:

@@ -236,7 +236,8 @@ class Trained:
     def clients(self) -> Clients:
         """Its clients."""
         found, files = self._files.clients, self._files
-        if [info.client for info in found] != list(range(files.settings.federation.clients)):
+        in_order = all(info.client == number for number, info in enumerate(found))
+        if not in_order or len(found) != files.settings.federation.clients:
             raise RunError(f"{self.folder.path / 'clients.json'} is not what a run writes")
         scores = files.accuracies
         return Clients(

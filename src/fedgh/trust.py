@@ -2,18 +2,20 @@
 
 A configuration can name code to import, files to open and machines to connect to. In one that the
 user has written they are all meant. One that comes from elsewhere (a run folder, a server) may name
-only what is part of fedgh, and what the user has allowed by name. `core.names` declares field by
-field what a text names; a field that declares nothing may then only have its default.
+only what is part of fedgh, and what the user has allowed by name, and ask only for what `limits`
+allows. `core.names` declares field by field what a text names; a field that declares nothing may
+then only have its default.
 """
 
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from pydantic import BaseModel
 
 from fedgh.core.names import Names, declarations
 from fedgh.errors import ConfigError, printable
+from fedgh.limits import Limits
 from fedgh.methods import METHODS
 from fedgh.models import EXTRACTORS
 
@@ -43,6 +45,7 @@ class Trust:
 
     everything: bool = False
     names: frozenset[str] = frozenset()  # allowed beside what is part of fedgh
+    limits: Limits | None = field(default_factory=Limits)  # None: an experiment of any size
 
     def check(self, key: str, names: Names | None, text: object) -> None:
         """Raise ForeignError unless what a text names may be imported, opened or reached."""
@@ -61,7 +64,7 @@ class Trust:
             self.check(key, names, text)
 
 
-OWN = Trust(everything=True)
+OWN = Trust(everything=True, limits=None)
 """The configuration is the user's own."""
 
 FOREIGN = Trust()
@@ -82,16 +85,16 @@ def _texts(config: BaseModel) -> Iterator[tuple[str, Names | None, object]]:
     """Every text in a configuration: its key, what it is declared to name, itself."""
     for section in type(config).model_fields:
         holder = getattr(config, section)
-        for field, names in declarations(type(holder)).items():
-            value = getattr(holder, field)
-            if names is None and value == _default(type(holder), field):
+        for key, names in declarations(type(holder)).items():
+            value = getattr(holder, key)
+            if names is None and value == _default(type(holder), key):
                 continue
             for text in value if isinstance(value, list | tuple) else [value]:
-                yield f"{section}.{field}", names, text
+                yield f"{section}.{key}", names, text
 
 
 def _default(section: type[Any], name: str) -> object:
     if hasattr(section, "model_fields"):
         return section.model_fields[name].get_default(call_default_factory=True)
-    field = next(field for field in fields(section) if field.name == name)
-    return field.default if field.default_factory is MISSING else field.default_factory()
+    own = next(one for one in fields(section) if one.name == name)
+    return own.default if own.default_factory is MISSING else own.default_factory()

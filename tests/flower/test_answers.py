@@ -55,7 +55,12 @@ def ask(tmp_path: Path) -> Ask:
         message = Message(
             messages.request(request, down), dst_node_id=1, message_type=MessageType.TRAIN
         )
-        node: NodeConfig = {"client": 0, "state": str(tmp_path), "max-epsilon": 100.0}
+        node: NodeConfig = {
+            "client": 0,
+            "state": str(tmp_path),
+            "max-epsilon": 100.0,
+            "max-rounds-kept": 5,
+        }
         return client._answer(message, node, unpredictable)
 
     return asked
@@ -122,6 +127,12 @@ def test_answers_that_nobody_can_ask_for_are_forgotten(ask: Ask, tmp_path: Path)
     lied = ask(3, settled=99, committed=99)
     assert lied == ask(3, settled=99, committed=99), "a server cannot have it forgotten"
     assert releases(tmp_path) == 3
+
+
+def test_a_server_that_commits_nothing_cannot_fill_the_disk(ask: Ask) -> None:
+    assert [ask(round).error for round in range(1, 6)] == [None] * 5
+    assert "(max-rounds-kept)" in str(ask(6).error)
+    assert ask(6, settled=4, committed=5).error is None
 
 
 def test_a_failure_is_no_answer(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ class Fresh:
     def __init__(self, blueprint: Blueprint) -> None:
         self.blueprint = blueprint
 
-    def load(self, client: int) -> Payload:
+    def load(self, client: int, limit: int = 0) -> Payload:
         rng = torch.Generator().manual_seed(client)
         return {
             name: torch.rand(tensor.shape, generator=rng) + 0.5 if "running" in name else tensor

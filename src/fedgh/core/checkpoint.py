@@ -83,9 +83,9 @@ class ClientFiles:
         path = self._current.get(client)
         return 0 if path is None else _round_of(path)
 
-    def load(self, client: int) -> Payload | None:
-        """The client's last committed state; None when it never took part."""
-        found = self._read(client)
+    def load(self, client: int, limit: int = MAX_STATE) -> Payload | None:
+        """The client's last committed state of at most `limit` bytes; None: it never took part."""
+        found = self._read(client, limit)
         return None if found is None else found[1]
 
     def read(self, client: int) -> bytes | None:
@@ -93,12 +93,12 @@ class ClientFiles:
         found = self._read(client)
         return None if found is None else found[0]
 
-    def _read(self, client: int) -> tuple[bytes, Payload] | None:
+    def _read(self, client: int, limit: int = MAX_STATE) -> tuple[bytes, Payload] | None:
         path = self._current.get(client)
         if path is None:
             return None
         with _explained(path):
-            content = read_bytes(path, MAX_STATE)
+            content = read_bytes(path, limit)
             about, state = unpack(content)
             self._check_whose(client, path, about)
         return content, state

@@ -12,8 +12,8 @@ from fedgh.errors import RunError
 
 Record = dict[str, Any]
 
-MAX_LINE = 2**28
-"""Bytes of one round's record: enough for a few numbers of each of ten million clients."""
+MAX_LINE = 2**26
+"""Bytes of one round's record: enough for a few numbers of each of a million clients."""
 
 
 @dataclass(frozen=True)

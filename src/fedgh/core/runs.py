@@ -50,11 +50,14 @@ LOCKED = (
 )
 """What only the process that holds the lock writes; a report or an audit takes none."""
 
-MAX_JSON = 2**28
-"""Bytes of a JSON file in a run folder: enough for some numbers of each of a million clients."""
+MAX_JSON = 2**27
+"""Bytes of a JSON file in a run folder: enough for the clients of a very large federation."""
+
+MAX_PARTS = 2**22
+"""Objects and lists in such a file: an empty one has two bytes there, and seventy in memory."""
 
 MAX_MEANS = 2**30
-"""Bytes of the class means of one round."""
+"""Bytes of the class means of all rounds that were kept."""
 
 
 class _Asked(BaseModel):
@@ -93,7 +96,10 @@ class RunFolder:
                 make_folder(run.checkpoint)
                 name = secrets.token_hex(16)
                 write_atomic(path / "data.json", to_json({"run": name, **identity}))
-                write_atomic(path / "clients.json", to_json(clients))
+                about = to_json(clients)
+                if len(about) > MAX_JSON:
+                    raise RunError(f"{len(clients):,} clients are too many for one run folder")
+                write_atomic(path / "clients.json", about)
                 run._server.commit(Mark(0, run._history.digest()), state, name)
                 write_atomic(run.config, config.encode())  # last: with it the run exists
             except OSError as error:
@@ -238,6 +244,8 @@ class RunFolder:
     def means(self) -> dict[int, Payload]:
         """The class means that were kept, by round."""
         files = self._mean_files()
+        if sum(file.lstat().st_size for file in files.values()) > MAX_MEANS:
+            raise RunError(f"{self._means} has more than {MAX_MEANS:,} bytes; they are not read")
         return {round: _read_means(round, file, self.run_id) for round, file in files.items()}
 
     def _mean_files(self) -> dict[int, Path]:
@@ -260,11 +268,17 @@ class RunFolder:
 
     def _read_json(self, name: str) -> Any:
         try:
-            return json.loads(read_bytes(self.path / name, MAX_JSON))
+            return _parse_json(read_bytes(self.path / name, MAX_JSON))
         except (OSError, ValueError, RecursionError) as error:
             raise RunError(
                 f"{self.path / name} cannot be read ({error}); put it back from a copy"
             ) from None
+
+
+def _parse_json(content: bytes) -> Any:
+    if content.count(b"{") + content.count(b"[") > MAX_PARTS:
+        raise ValueError(f"it has more than {MAX_PARTS:,} parts")
+    return json.loads(content)
 
 
 def _check_unborn(path: Path) -> None:

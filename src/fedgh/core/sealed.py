@@ -24,8 +24,8 @@ _UNKNOWN = "0" * 32
 MAX_STATE = 16 * 2**30
 """Bytes of a state that is read."""
 
-MAX_HEADER = 100_000_000
-"""Bytes of the JSON in front of the tensors; safetensors has the same limit."""
+MAX_HEADER = 2**24
+"""Bytes of the JSON in front of the tensors: a hundred for each of some hundred thousand."""
 
 
 def pack(state: Payload, **about: int | str | None) -> bytes:

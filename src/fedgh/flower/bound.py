@@ -6,11 +6,13 @@ protects         "sample" or "client": uploads that protect less are refused
 allow            names of code outside fedgh that a server may ask for, separated by commas
 max-clients      clients of a federation (1,000,000)
 max-classes      classes (10,000)
-max-rep-dim      numbers in a representation (16,384)
+max-networks     networks in model.zoo (16)
+max-rep-dim      numbers in a representation (4,096)
 max-image-size   the side of an image (1,024)
 max-epochs       epochs of a round (1,000)
 max-seconds      seconds for an answer (86,400)
 max-experiments  experiments whose states are kept at a time (1,000)
+max-rounds-kept  rounds of an experiment that the server may still ask for again (100)
 
 A misspelt setting must not leave the participant without a limit: keys that resemble one of these
 are refused.
@@ -21,12 +23,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
-from fedgh.config import Config
 from fedgh.core.types import NameList
 from fedgh.engines.host import Blueprint
 from fedgh.errors import ConfigError, RunError
+from fedgh.limits import Limits, Whole
 from fedgh.privacy.ledger import Ledger, OverBoundError
 from fedgh.privacy.mechanism import MIN_DELTA
 
@@ -45,31 +47,22 @@ NEAR = 0.75
 Number = Annotated[
     float, BeforeValidator(str), Field(gt=0, allow_inf_nan=False)
 ]  # true is not a number
-Whole = Annotated[int, BeforeValidator(str), Field(gt=0)]
 
 
 class PublicError(RunError):
     """A failure that the server may know in words: they say nothing of data or files here."""
 
 
-class Bound(BaseModel):
+class Bound(Limits):
     """What a participant has set for itself; other settings are for its own code."""
-
-    model_config = ConfigDict(
-        frozen=True, alias_generator=lambda name: name.replace("_", "-"), extra="ignore"
-    )
 
     max_epsilon: Number | None = None
     delta: Annotated[Number, Field(ge=MIN_DELTA, lt=1)] = 1e-5
     protects: Literal["nothing", "sample", "client"] = "nothing"
-    allow: NameList = []
-    max_clients: Whole = 1_000_000
-    max_classes: Whole = 10_000
-    max_rep_dim: Whole = 16_384
-    max_image_size: Whole = 1_024
-    max_epochs: Whole = 1_000
+    allow: NameList = Field(default_factory=list)
     max_seconds: Number = 86_400.0
     max_experiments: Whole = 1_000
+    max_rounds_kept: Whole = 100
 
     @property
     def least(self) -> str:
@@ -77,24 +70,12 @@ class Bound(BaseModel):
         limited = self.max_epsilon is not None and self.protects == "nothing"
         return "sample" if limited else self.protects
 
-    def check(self, config: Config) -> None:
-        """Raise PublicError when a server's settings ask for more than the participant allows."""
-        asked = {
-            "max-clients": config.federation.clients,
-            "max-classes": len(config.data.classes or ()),
-            "max-rep-dim": config.model.rep_dim,
-            "max-image-size": max([config.data.image_size, *(config.data.shape or ())]),
-            "max-epochs": config.local.epochs,
-        }
-        for name, value in asked.items():
-            limit = getattr(self, name.replace("-", "_"))
-            if value > limit:
-                raise PublicError(f"the server asks for {value}; this participant's {name}={limit}")
-
 
 def read_bound(node: NodeConfig) -> Bound:
     """The bound among a participant's settings; ConfigError for a misspelt key or a bad value."""
     own = {key.lower().replace("_", "-"): value for key, value in node.items()}
+    if len(own) < len(node):
+        raise ConfigError("node.conf: a setting is there twice, in two spellings")
     known = [name.replace("_", "-") for name in Bound.model_fields]
     for key in own.keys() - {*known, "state"}:  # another state folder would have another ledger
         alike = known if key.startswith("max") else SAFEGUARDS  # epochs may be the app's own

@@ -99,7 +99,7 @@ def parse_settings(
         for key in keys:
             table.setdefault(section, {}).pop(key, None)
     try:
-        bound.check(config.parse(table, Trust(names=frozenset({*bound.allow, *methods}))))
+        config.parse(table, Trust(names=frozenset({*bound.allow, *methods}), limits=bound))
     except ForeignError as problem:
         raise PublicError(
             f"{problem.setting} is not part of fedgh, and this participant does not allow it"
@@ -150,6 +150,7 @@ class _Task:
         reply = answers.again(question)
         if reply is None:
             host = self._host()
+            self._check_room(answers)
             keep_bound(self.bound, host.blueprint, _states(self.node))
             answers.forget_from(request.round)
             reply = host.run(self._job(down))
@@ -157,9 +158,23 @@ class _Task:
                 return reply
             host.save(request.round)
             answers.keep(question, reply)
-        answers.forget_up_to(min(request.settled, request.round - 1))
+        answers.forget_up_to(self._settled)
         keep_rounds(self.home, {request.trained, request.committed} | answers.rounds())
         return reply
+
+    def _check_room(self, answers: Answers) -> None:
+        """Refuse a further round while too many are kept: to forget one would allow new noise."""
+        open_rounds = [round for round in answers.rounds() if round > self._settled]
+        if len(open_rounds) >= self.bound.max_rounds_kept:
+            raise PublicError(
+                f"this participant keeps {self.bound.max_rounds_kept} rounds that the server has "
+                "not committed (max-rounds-kept)"
+            )
+
+    @property
+    def _settled(self) -> int:
+        """The last round that cannot be asked for again, however the server counts."""
+        return min(self.request.settled, self.request.round - 1)
 
     def _job(self, down: bytes | None) -> Job:
         ask = self.request

@@ -68,8 +68,10 @@ def _check_settings(path: Path) -> None:
     settings: dict[str, Any] = {}
     try:
         for line in read_bytes(path, MAX_SETTINGS, follow=True).decode().splitlines():
+            if line.lstrip().startswith("#"):
+                continue
             found = parse_config_args([f"{line} "])
-            if not found and line.strip() and not line.startswith("#"):
+            if not found and line.strip():
                 raise ValueError(line)
             settings.update(found)
     except (OSError, ValueError, ClickException) as error:

@@ -58,6 +58,16 @@ def split_model(make: Extractor, task: Task) -> SplitModel:
     return SplitModel(extractor, header)
 
 
+def parameters_of(name: str, task: Task) -> int | None:
+    """The number of parameters of a packaged network; None when it does not fit the task."""
+    try:
+        with torch.device("meta"):  # no memory is needed to count
+            model = split_model(EXTRACTORS[name], task)
+    except Exception:  # whatever layers make of impossible sizes
+        return None
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def shared_model(name: str, task: Task) -> SplitModel:
     """The network that a method shares beside the private ones, at its start that all know."""
     with isolated(task.seed, "shared-model"):

@@ -20,6 +20,10 @@ from fedgh.summary import so_far
 
 T = TypeVar("T")
 Bytes = Annotated[int, Field(ge=0, lt=2**63)]
+
+MAX_CLASSES = 10_000
+"""Classes of a run that is shown: each has a place in tables and charts."""
+
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
 
 
@@ -117,7 +121,7 @@ class _Settings(_Checked):
 
 class _Identity(_Checked):
     name: str
-    classes: list[str]
+    classes: Annotated[list[str], Field(max_length=MAX_CLASSES)]
     shape: list[int] = []  # empty when clients have inputs of different shapes
 
 

@@ -7,4 +7,4 @@ cd "$(dirname "$0")"
 export FLWR_HOME="$PWD/flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 exec flower-supernode --superlink "${FEDGH_SUPERLINK:-@HOST@:@PORT@}" --root-certificates ca.crt \
   --auth-supernode-private-key key --host 127.0.0.1 --port "${FEDGH_NODE_PORT:-@NODE_PORT@}" \
-  --node-config "$(tr '\n' ' ' < node.conf)"
+  --node-config "$(grep -v '^[[:space:]]*#' node.conf | tr '\n' ' ')"
