@@ -23,7 +23,7 @@ from fedgh.flower.engine import Flower
 from fedgh.flower.server import _shared
 from tests.flower.local import FIRST_NODE, House
 from tests.trust.commands import SMALL
-from tests.trust.test_names import CASES, followed
+from tests.trust.test_names import FIRST, followed
 from tests.trust.watch import WATCH
 
 Ask = Callable[..., Reply]
@@ -99,7 +99,7 @@ def test_what_a_server_may_ask_is_answered(ask: Ask, method: str) -> None:
     assert ask(method).error is None
 
 
-@pytest.mark.parametrize(("method", "section", "key", "value"), CASES)
+@pytest.mark.parametrize(("method", "section", "key", "value"), FIRST)
 def test_no_name_of_a_server_is_followed(
     ask: Ask, method: str, section: str, key: str, value: str
 ) -> None:
