@@ -128,6 +128,8 @@ def test_a_pipe_in_the_place_of_a_download_is_not_opened(
         raise ConnectionError("no route")
 
     monkeypatch.setattr(pooch, "retrieve", no_network)
+    monkeypatch.delenv("FEDGH_DATA", raising=False)  # where the data may be
+    monkeypatch.setattr(pooch, "os_cache", lambda _: tmp_path / "nothing")
     official = fetch.OFFICIAL[name]
     item = official.downloads[-1]
     folder = tmp_path if item.unpack else tmp_path / official.folder

@@ -188,7 +188,7 @@ def cases() -> Iterator[object]:
                 yield pytest.param(trap, name, command, marks=marks)
 
 
-@pytest.mark.parametrize(("trap", "name", "command"), cases())
+@pytest.mark.parametrize(("trap", "name", "command"), list(cases()))
 def test_a_trap_is_neither_opened_nor_written_through(
     trap: Callable[[Path, Path], None],
     name: str,

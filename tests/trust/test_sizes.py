@@ -37,7 +37,7 @@ def cases(changes: list[dict[str, Any]]) -> Iterator[object]:
             yield pytest.param(change, command, marks=marks, id=f"{','.join(change)}-{command}")
 
 
-@pytest.mark.parametrize(("settings", "command"), cases(SETTINGS))
+@pytest.mark.parametrize(("settings", "command"), list(cases(SETTINGS)))
 def test_a_small_change_of_the_settings_costs_little(
     settings: dict[str, Any],
     command: str,
@@ -58,7 +58,7 @@ DATA: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "command"), cases(DATA))
+@pytest.mark.parametrize(("change", "command"), list(cases(DATA)))
 def test_a_small_change_of_the_data_costs_little(
     change: dict[str, Any],
     command: str,
