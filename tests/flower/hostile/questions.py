@@ -101,4 +101,4 @@ def _network(name: str) -> Question:
 
 
 def _too_much(limit: str, **settings: Any) -> Question:
-    return Question(rf"^the server asks for \d+; this participant's max-{limit}=", settings)
+    return Question(rf"^[a-z._]+ asks for \d+, more than max-{limit}=", settings)
