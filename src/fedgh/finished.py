@@ -25,7 +25,7 @@ from fedgh.participant import Participant
 from fedgh.trust import Trust
 
 MAX_PARAMETERS = 2**24
-"""Of a network that is made for a folder from elsewhere: sixteen of them take one GiB."""
+"""Parameters of a network made for a folder from elsewhere: sixteen such take one GiB."""
 
 NEEDLESS = (*PLACES, "run.device", "run.global_accuracy", "privacy.protects")
 """Settings of no importance to what a trained model computes."""
@@ -68,7 +68,7 @@ class Checkpoint:
 
 
 def load(folder: RunFolder, *, trust: Trust) -> Checkpoint:
-    """What a run has left, with its data; RunError says what is missing."""
+    """Load the clients of a run and their data; RunError says what is missing."""
     _check_models_are_here(folder)
     config = _config(folder, trust, ("run.address",))
     data = config.data
@@ -81,7 +81,7 @@ def load(folder: RunFolder, *, trust: Trust) -> Checkpoint:
 
 
 def load_with(folder: RunFolder, experiment: Experiment) -> Checkpoint:
-    """What a run of this experiment has left; nothing that its folder names is used."""
+    """Load the clients of a run of this experiment; nothing that its folder names is used."""
     _check_models_are_here(folder)
     if experiment.fingerprint() != folder.identity()["fingerprint"]:
         raise RunError("the data it was trained on are not the ones that its configuration names")
@@ -93,7 +93,7 @@ def load_with(folder: RunFolder, experiment: Experiment) -> Checkpoint:
 def load_models(
     folder: RunFolder, participants: Sequence[Participant] | None = None, *, trust: Trust
 ) -> Checkpoint:
-    """What a run has left, from the folder alone: its clients have their models, and no data.
+    """Load the clients of a run from its folder alone: with their models, without data.
 
     Networks that were given in Python have to be given again, as the participants of then.
     """

@@ -25,7 +25,7 @@ PACKAGED: dict[Names, frozenset[str]] = {
     Names.PATH: frozenset(),
     Names.MACHINE: frozenset({"local"}),
 }
-"""What a text may say wherever it comes from."""
+"""Texts that are allowed in any configuration."""
 
 
 class ForeignError(ConfigError):

@@ -1,4 +1,4 @@
-"""What the text in a field of a configuration names; declared in the field's annotation.
+"""Declarations of what the text in a field of a configuration names, in its annotation.
 
 shared: Annotated[str, Names.NETWORK] = "cnn5"
 """
@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 
 class Names(Enum):
-    """What using a text may do: import code, open a file, connect to a machine, or nothing."""
+    """The kinds of things that a text may name; using it imports, opens or connects to one."""
 
     METHOD = "a method"
     NETWORK = "a network"
@@ -21,7 +21,7 @@ class Names(Enum):
 
 
 def declarations(section: type[Any]) -> dict[str, Names | None]:
-    """What each field of a section that can hold text declares; None when it declares nothing."""
+    """Return what the text fields of a section declare; None for one that declares nothing."""
     if is_dataclass(section):
         names = [field.name for field in fields(section)]
     else:
@@ -40,7 +40,7 @@ def _declared(hint: Any) -> Names | None:
 
 
 def _holds_text(hint: Any) -> bool:
-    """Whether a type can hold anything but numbers, truth values and words that it lists."""
+    """Tell if a type can hold anything but numbers, truth values and words that it lists."""
     if get_origin(hint) is Literal or hint in (bool, int, float, type(None)):
         return False
     if get_origin(hint) is Annotated:

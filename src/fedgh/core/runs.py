@@ -48,7 +48,7 @@ LOCKED = (
     *("config.toml", "data.json", "clients.json", "rounds.jsonl", "summary.json"),
     *("asked.json", "flower.json"),
 )
-"""What only the process that holds the lock writes; a report or an audit takes none."""
+"""Files that only the process with the lock writes; a report or an audit takes no lock."""
 
 MAX_JSON = 2**27
 """Bytes of a JSON file in a run folder: enough for the clients of a very large federation."""

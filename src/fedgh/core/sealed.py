@@ -38,7 +38,7 @@ def pack(state: Payload, **about: int | str | None) -> bytes:
 
 
 def unpack(content: bytes) -> tuple[About, Payload]:
-    """What a state is of, and its tensors; ValueError when it is not as it was packed."""
+    """Return what a state is of, and its tensors; ValueError when it has changed since."""
     try:
         state = safetensors.torch.load(content)
     except Exception as error:  # whatever safetensors and torch make of such bytes

@@ -37,7 +37,7 @@ _ENCRYPTED = 1
 
 @dataclass(frozen=True)
 class _Header:
-    """What an array says of itself."""
+    """The type and shape that an array claims to have."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]

@@ -17,6 +17,6 @@ def explained(path: Path, kind: str, remedy: str) -> Iterator[None]:
 
 
 def _why(error: Exception) -> str:
-    """What an error says, without the file's name; its type when it says nothing."""
+    """Return the text of an error without the file's name; its type when it has no text."""
     said = error.strerror if isinstance(error, OSError) else None
     return printable(said or str(error)) or type(error).__name__

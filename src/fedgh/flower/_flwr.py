@@ -108,14 +108,14 @@ _INSIDE = {
     "Array": ("ArrayChunk",),
     "ArrayChunk": (),
 }
-"""What an object of a reply may consist of."""
+"""The kinds of objects that an object of a reply may consist of."""
 
 _longest_response: ContextVar[int | None] = ContextVar("longest_response", default=None)
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What a reply may hold: bytes in its record, bytes in its array."""
+    """The size of the largest reply: bytes in its record, bytes in its array."""
 
     record: int
     array: int
@@ -209,7 +209,7 @@ class Inbox:
 
 
 class _Parcel:
-    """What has come of a reply, and what may still come."""
+    """A reply of which some objects have come and others may still come."""
 
     def __init__(self, root: str, limit: Limit) -> None:
         self.root = root

@@ -1,4 +1,4 @@
-"""What a participant lets out and lets itself be asked, by its own settings, not by the server's.
+"""Limits that a participant sets itself, on what it sends and on what it may be asked.
 
 max-epsilon      the ε that all its uploads together may cost
 delta            the δ that goes with it (1e-5)

@@ -81,7 +81,7 @@ class LocalGrid(HttpGrid):
         return message
 
     def _deliver(self, message: Message, node_id: int) -> Message:
-        """What the app of a node answers."""
+        """Return the answer of a node's app."""
         node = self.nodes[node_id]
         context = Context(1, node_id, dict(node.config), RecordDict(), {})
         try:

@@ -37,7 +37,7 @@ MAX_REGISTER = 2**24
 
 @dataclass(frozen=True)
 class _Register:
-    """Who has started processes, and of each its number and when it began."""
+    """The process that started others, and the number and start time of each of these."""
 
     starter: PositiveInt
     processes: dict[str, tuple[PositiveInt, int | None]]
