@@ -43,6 +43,9 @@ from fedgh.trust import OWN, ForeignError, Trust
 MakeBlueprint = Callable[[Request, Path, NodeConfig], Blueprint]
 """From a request, the client's folder and the participant's settings to the client."""
 
+MAX_QUOTED = 300
+"""Characters of a server's setting that are quoted in an answer."""
+
 MAX_TURN = 1000
 """Bytes of turn.json: two numbers."""
 
@@ -101,8 +104,9 @@ def parse_settings(
     try:
         config.parse(table, Trust(names=frozenset({*bound.allow, *methods}), limits=bound))
     except ForeignError as problem:
+        setting = printable(problem.setting)[:MAX_QUOTED]  # room for the rest
         raise PublicError(
-            f"{problem.setting} is not part of fedgh, and this participant does not allow it"
+            f"{setting} is not part of fedgh, and this participant does not allow it"
         ) from None
     except ConfigError as problem:
         raise PublicError(printable(str(problem))) from None
