@@ -26,6 +26,17 @@ def class_sums(classes: Tensor, rows: Tensor, num_classes: int) -> tuple[Tensor,
     return sums, classes.long().bincount(minlength=num_classes)
 
 
+def mean_of_means(uploads: Sequence[Payload], num_classes: int) -> Payload:
+    """Return the mean of each class over all samples, from the means and counts of clients."""
+    classes = torch.cat([upload["classes"] for upload in uploads])
+    counts = torch.cat([upload["counts"] for upload in uploads]).double()[:, None]
+    means = torch.cat([upload["means"] for upload in uploads])
+    weighted, holders = class_sums(classes, means * counts, num_classes)
+    weights, _ = class_sums(classes, counts, num_classes)
+    seen = holders.nonzero().flatten()
+    return {"classes": seen.int(), "means": (weighted[seen] / weights[seen]).float()}
+
+
 def remember_classes(known: Tensor, uploads: Sequence[Upload]) -> Tensor:
     """Note which classes each client has shown to have, [clients, classes]."""
     known = known.clone()

@@ -17,9 +17,9 @@ from fedgh.core import wire
 from fedgh.core.classwise import (
     answer,
     as_table,
-    class_sums,
     classes_to_answer,
     for_each_class,
+    mean_of_means,
     remember_classes,
 )
 from fedgh.core.local import class_statistics, sgd_epochs
@@ -79,19 +79,15 @@ class FedProto(Method):
         said = list(uploads)
         if not said:
             return server
-        classes = torch.cat([u.payload["classes"] for u in said])
-        counts = torch.cat([u.payload["counts"] for u in said]).double()[:, None]
-        means = torch.cat([u.payload["means"] for u in said])
-        num_classes = len(server["filled"])
-        weighted, _ = class_sums(classes, means * counts, num_classes)
-        weights, holders = class_sums(classes, counts, num_classes)
-        seen = holders > 0
-        prototypes = server["prototypes"].clone()
-        prototypes[seen] = (weighted[seen] / weights[seen]).float()
+        found = mean_of_means([upload.payload for upload in said], len(server["filled"]))
+        seen = found["classes"].long()
+        prototypes, filled = server["prototypes"].clone(), server["filled"].clone()
+        prototypes[seen] = found["means"]
+        filled[seen] = True
         return {
             "known": remember_classes(server["known"], said),
             "prototypes": prototypes,
-            "filled": server["filled"] | seen,
+            "filled": filled,
         }
 
     def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
