@@ -59,6 +59,7 @@ class Experiment:
             rounds=self.config.federation.rounds,
             seed=self.config.federation.seed,
             input_shape=self.input_shape,
+            privacy=self.privacy,
         )
 
     @property
@@ -72,13 +73,13 @@ class Experiment:
         section, method = self.config.privacy, self.config.method
         if section.protects == "nothing" or method.shares == "nothing":
             return None
-        if method.shares != "class means":
+        if method.shares == "more":
             raise MethodError(
                 f"{method.name} sends more than class means: privacy.protects = "
                 f"'{section.protects}' cannot be kept"
             )
-        rounds = self.config.federation.rounds
-        multiplier = noise_multiplier(section.epsilon, section.delta, rounds)
+        releases = 1 if method.releases_once else self.config.federation.rounds
+        multiplier = noise_multiplier(section.epsilon, section.delta, releases)
         return Privacy(section.protects, section.counts, section.clip, multiplier)
 
     @property
@@ -92,7 +93,8 @@ class Experiment:
         if privacy is None:
             return None
         section = self.config.privacy
-        return Account(privacy, section.epsilon, section.delta, self.task.num_clients)
+        clients, once = self.config.federation.clients, self.config.method.releases_once
+        return Account(privacy, section.epsilon, section.delta, clients, once=once)
 
     def initial_server(self) -> Payload:
         """What the server holds before the first round; refuses what the method cannot do."""

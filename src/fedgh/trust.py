@@ -18,11 +18,13 @@ from fedgh.errors import ConfigError, printable
 from fedgh.limits import Limits
 from fedgh.methods import METHODS
 from fedgh.models import EXTRACTORS
+from fedgh.models.features import FEATURES
 
 PACKAGED: dict[Names, frozenset[str]] = {
     Names.METHOD: frozenset(METHODS),
     Names.NETWORK: frozenset(EXTRACTORS),
-    Names.PATH: frozenset(),
+    Names.FEATURES: frozenset({*FEATURES, *EXTRACTORS}),
+    Names.PATH: frozenset({""}),
     Names.MACHINE: frozenset({"local"}),
 }
 """Texts that are allowed in any configuration."""

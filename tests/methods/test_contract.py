@@ -26,6 +26,8 @@ def federation(name: str, *overrides: str) -> Experiment:
         words += HOMOGENEOUS
     if name in SHARED:
         words += ["method.shared=tests.tiny:noisy"]
+    if name == "fedgh_plus":
+        words += ["method.feature_dim=32"]
     return quick(*words, *overrides)
 
 
@@ -151,6 +153,7 @@ PAPER_BYTES = {  # by the paper's reckoning: CIFAR-10 with 2 classes, CIFAR-100 
     "fedavg": (None, None),
     "fml": (None, None),
     "fedkd": (None, None),
+    "fedgh_plus": (None, None),
 }
 SENT_BYTES = {  # really, once every client has taken part: labels, counts and bias included
     "standalone": (0, 0),

@@ -25,10 +25,10 @@ def test_a_variance_is_not_negative() -> None:
 
 def test_mean_outputs_add_up_to_one() -> None:
     rows = torch.randn(3, 100).softmax(1)
-    FD().check_upload({"means": rows}, 1000.0)
+    FD().check_upload(TASK, {"means": rows}, 1000.0)
     for hostile in (torch.ones(1, 100), torch.zeros(1, 100), rows * 1.02):
         with pytest.raises(WireError, match="a row that adds up to 1 ±"):
-            FD().check_upload({"means": hostile}, 1000.0)
+            FD().check_upload(TASK, {"means": hostile}, 1000.0)
 
 
 def test_a_sum_that_nobody_would_accept_does_not_come_to_be() -> None:
@@ -55,11 +55,11 @@ def test_a_sum_that_nobody_would_accept_does_not_come_to_be() -> None:
 
 def test_factors_of_allowed_norms_have_a_product_of_any_norm() -> None:
     factors = compress({"weight": torch.randn(4, 6)}, energy=1.0)
-    FedKD().check_upload(factors, 100.0)
+    FedKD().check_upload(TASK, factors, 100.0)
     hostile = {
         f"weight{LEFT}": torch.full((4, 4), 40.0),
         f"weight{RIGHT}": torch.full((4, 6), 40.0),
     }
     assert max(map(wire.largest_row_norm, hostile.values())) < 100
     with pytest.raises(WireError, match=r"'weight' has a row of norm 1.568e\+04, above 100"):
-        FedKD().check_upload(hostile, 100.0)
+        FedKD().check_upload(TASK, hostile, 100.0)

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
 from fedgh.core.wire import Spec
+from fedgh.errors import MethodError
 
-Sharing = Literal["nothing", "class means", "more"]
+Sharing = Literal["nothing", "class means", "moments", "more"]
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,11 @@ class Method(ABC):
     weighs_by_examples: ClassVar[bool] = False
     """Whether the server learns how many training samples each client has."""
     shares: ClassVar[Sharing] = "more"
-    """What uploads tell of a client's data. Only nothing, and what one call of `class_means` or
-    `class_statistics` gives, can be bounded by `privacy`."""
+    """What uploads tell of a client's data. Only nothing, what one call of `class_means` or
+    `class_statistics` gives, and moments (`core.private_moments`) can be bounded by `privacy`."""
+
+    releases_once: ClassVar[bool] = False
+    """Whether a client tells of its data once, and repeats that when it is asked again."""
 
     def init_server(
         self, task: Task, models: Sequence[SplitModel], rng: torch.Generator
@@ -68,7 +72,9 @@ class Method(ABC):
     def upload_spec(self, task: Task, server: Payload) -> Spec:
         """The tensors an upload has; anything else is rejected."""
 
-    def check_upload(self, payload: Payload, largest_norm: float) -> None:  # noqa: B027
+    def check_upload(  # noqa: B027
+        self, task: Task, payload: Payload, largest_norm: float
+    ) -> None:
         """Refuse, by WireError, what is as declared and yet cannot be meant."""
 
     @abstractmethod
@@ -79,6 +85,32 @@ class Method(ABC):
         """The logits by which the client is judged."""
         out: Tensor = client.model(x)
         return out
+
+    def predict_global(self, client: Client, x: Tensor) -> Tensor:
+        """Logits over all classes, for samples of any client."""
+        return self.predict(client, x)
+
+    def will_release(self, client: Client) -> bool:
+        """Tell if the client's next update tells of its data anew."""
+        return True
+
+    def refresh(self, client: Client, down: Payload) -> Tensor:
+        """Take over what the server has sent, without training; return what it may know of that."""
+        raise self._cannot_forget()
+
+    def forget(self, server: Payload, client_id: int) -> Payload:
+        """Return the server as it would be if the client had never sent anything."""
+        raise self._cannot_forget()
+
+    def enlarged(self, server: Payload) -> Payload:
+        """Return the server with room for one more client."""
+        return server
+
+    def _cannot_forget(self) -> MethodError:
+        return MethodError(
+            f"{self.name} cannot forget a client: what it sent is mixed with what the others "
+            "learned from it; fedgh_plus can"
+        )
 
     def paper_bytes(self, task: Task, local_classes: int) -> int | None:
         """Bytes up and down per client and round as the FedGH paper reckons; None: it does not."""

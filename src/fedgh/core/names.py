@@ -15,6 +15,7 @@ class Names(Enum):
 
     METHOD = "a method"
     NETWORK = "a network"
+    FEATURES = "a feature map"
     PATH = "a file or folder"
     MACHINE = "another machine"
     NOTHING = "nothing"  # it is shown, or compared with names that fedgh knows

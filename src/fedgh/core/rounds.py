@@ -261,7 +261,7 @@ class Federation:
         if self.method.weighs_by_examples and reply.num_examples < 1:
             raise WireError(f"a weight of {reply.num_examples} samples")
         payload = wire.read(reply.up, [spec], self.largest_norm)
-        self.method.check_upload(payload, self.largest_norm)
+        self.method.check_upload(self.task, payload, self.largest_norm)
         return Upload(reply.client_id, reply.num_examples, payload)
 
     def _note(self, reply: Reply, received: Received) -> None:

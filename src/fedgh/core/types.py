@@ -58,6 +58,7 @@ class Task:
     rounds: int
     seed: int
     input_shape: tuple[int, ...] = ()
+    privacy: Privacy | None = None  # how uploads are made private
 
 
 @dataclass(frozen=True)

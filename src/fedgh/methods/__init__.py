@@ -4,6 +4,7 @@ from fedgh.core.method import Method
 from fedgh.methods.fd import FD
 from fedgh.methods.fedavg import FedAvg
 from fedgh.methods.fedgh import FedGH
+from fedgh.methods.fedgh_plus import FedGHPlus
 from fedgh.methods.fedkd import FedKD
 from fedgh.methods.fedproto import FedProto
 from fedgh.methods.fml import FML
@@ -21,5 +22,6 @@ METHODS: dict[str, type[Method]] = {
         FD,
         FedProto,
         FedGH,
+        FedGHPlus,
     )
 }

@@ -108,7 +108,7 @@ class FD(Method):
         """One mean output for each local class."""
         return for_each_class(task, means=_outputs(task))
 
-    def check_upload(self, payload: Payload, largest_norm: float) -> None:
+    def check_upload(self, task: Task, payload: Payload, largest_norm: float) -> None:
         """A mean of distributions is one: its parts add up to 1."""
         off = (payload["means"].double().sum(1) - 1).abs()
         if bool((off > 0.01).any()):

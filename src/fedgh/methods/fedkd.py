@@ -175,7 +175,7 @@ class FedKD(Method):
         """An update, compressed."""
         return compressed_spec(part(server, "sum."))
 
-    def check_upload(self, payload: Payload, largest_norm: float) -> None:
+    def check_upload(self, task: Task, payload: Payload, largest_norm: float) -> None:
         """The norms of factors say little about that of their product."""
         for name, tensor in expand(payload).items():
             norm = wire.largest_row_norm(tensor)

@@ -44,12 +44,18 @@ def _need_accounting() -> None:
 
 
 class Account:
-    """What each client of a run has spent: it pays for every round in which it was asked."""
+    """What each client of a run has spent: it pays for every round in which it was asked.
 
-    def __init__(self, privacy: Privacy, epsilon: float, delta: float, clients: int) -> None:
+    With `once` it pays for the first only: asked again, it sends the same numbers.
+    """
+
+    def __init__(
+        self, privacy: Privacy, epsilon: float, delta: float, clients: int, *, once: bool = False
+    ) -> None:
         self._privacy = privacy
         self._promised = epsilon
         self._delta = delta
+        self._once = once
         self._asked = Counter(dict.fromkeys(range(clients), 0))
 
     def check(self, participants: Iterable[int]) -> None:
@@ -89,4 +95,5 @@ class Account:
         }
 
     def _epsilon(self, asked: int) -> float:
-        return epsilon_of(asked / self._privacy.noise_multiplier**2, self._delta)
+        releases = min(asked, 1) if self._once else asked
+        return epsilon_of(releases / self._privacy.noise_multiplier**2, self._delta)

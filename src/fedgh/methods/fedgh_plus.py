@@ -1,0 +1,353 @@
+"""FedGH+: a header from sums that lose nothing, fused with each client's own network.
+
+The FedGH paper leaves two directions open: a class summary that loses less than the mean, and a
+fusion of the global header with a personal one. Here all clients know one fixed feature map ψ. A
+client sends, once, the counts, class sums and second moment of ψ over its training samples; the
+server adds them up and solves the header exactly, as if it had all samples. Each client trains its
+own network alone, and predicts with both.
+
+The header follows Fed3R (Fanì et al., ICML 2024; `header = "ridge"`), AFL (He et al., CVPR 2025)
+and the Gaussian heads of Turazza et al. (ICLR 2026), which use one pre-trained network for all
+clients and no other.
+
+server                                          client k
+  add up (n, B, M)         ◀── once ─────────   n_s, B_s = Σ ψ(x) for each class, M = Σ ψ(x) ψ(x)ᵀ
+  W = S'⁻¹ μ, b            ── if changed ───▶   train the own network alone
+  mean loss of each (p, g) ◀── every round ─▶   predict by p · network + g · header
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear, normalize
+
+from fedgh.core import fusion, private_moments, wire
+from fedgh.core.classwise import for_each_class, mean_of_means
+from fedgh.core.local import class_statistics, outputs, sgd_epochs
+from fedgh.core.method import Method, Sharing
+from fedgh.core.moments import Moments, gaussian, ridge, unit
+from fedgh.core.names import Names
+from fedgh.core.types import (
+    CPU,
+    Client,
+    Examples,
+    Payload,
+    SplitModel,
+    Task,
+    Upload,
+    moved,
+    part,
+    prefixed,
+)
+from fedgh.data.batches import in_order
+from fedgh.errors import ConfigError, WireError
+from fedgh.models.features import feature_map, fingerprint
+
+LONGEST = 1 + 1e-5
+"""Length of a mean of vectors of length one, rounding included."""
+
+LOSSES = wire.Field(
+    torch.float32,
+    (wire.Dim("tables", 1), len(fusion.PAIRS)),
+    at_least=0,
+    at_most=fusion.MAX_LOSS,
+)
+PER_CLIENT = ("losses", "voted", "given", "known")
+"""Tensors of the server with a row for each client."""
+
+
+@dataclass(frozen=True)
+class FedGHPlus(Method):
+    """`statistics = "own"` shares nothing: the control that shows what the federation adds."""
+
+    name: ClassVar[str] = "fedgh_plus"
+    releases_once: ClassVar[bool] = True
+
+    features: Annotated[str, Names.FEATURES] = "auto"  # conv, relu, or a network all can name
+    feature_dim: Annotated[int, Field(ge=8, le=4096)] = 512  # numbers in a feature vector
+    weights: Annotated[str, Names.PATH] = ""  # a safetensors file for a named network
+    statistics: Literal["shared", "own"] = "shared"  # of which the header is made
+    covariance: Literal["shared", "own"] = "shared"  # "own" sends class means and counts alone
+    header: Literal["gaussian", "ridge"] = "gaussian"  # "ridge" is that of Fed3R
+    shrinkage: Annotated[float, Field(gt=0)] = 0.5  # of the covariance, times dimensions / samples
+
+    @property
+    def shares(self) -> Sharing:  # type: ignore[override]
+        """What uploads tell of a client's data: the settings decide."""
+        if self.statistics == "own":
+            return "nothing"
+        return "moments" if self.covariance == "shared" else "class means"
+
+    def init_server(
+        self, task: Task, models: Sequence[SplitModel], rng: torch.Generator
+    ) -> Payload:
+        """No samples yet. `version` counts headers; `known` is the one that each client has."""
+        if self.header == "ridge" and self.covariance == "own":
+            raise ConfigError("method.header = 'ridge' needs method.covariance = 'shared'")
+        digest = fingerprint(self._map(task))
+        if self.shares == "nothing":
+            return {}
+        return {
+            "map": digest,
+            "noise": private_moments.noise_terms(task.privacy),
+            **prefixed("sum.", vars(Moments.none(task.num_classes, self.feature_dim))),
+            "losses": torch.zeros(task.num_clients, len(fusion.PAIRS)),
+            "voted": torch.zeros(task.num_clients, dtype=torch.bool),
+            "given": torch.zeros(task.num_clients, dtype=torch.bool),
+            "known": torch.zeros(task.num_clients, dtype=torch.int64),
+            "version": torch.tensor(0),
+        }
+
+    def broadcast(self, server: Payload, client_id: int) -> Payload:
+        """Mean losses, whether statistics are wanted, and the header if the client lacks it."""
+        if self.shares == "nothing":
+            return {}
+        voted = server["voted"]
+        down = {
+            "map": server["map"],
+            "wanted": ~server["given"][client_id : client_id + 1],
+            "losses": server["losses"][voted].mean(0, keepdim=True)[: int(voted.any())],
+        }
+        if server["known"][client_id] == server["version"]:
+            return down
+        return down | part(server, "header.")
+
+    def sendable(self, server: Payload) -> Payload:
+        """The header, also while every client has it."""
+        return part(server, "header.")
+
+    def client_update(self, client: Client, down: Payload) -> Payload:
+        """Train the own network alone; send statistics if they are wanted, and losses."""
+        sgd_epochs(client, lambda x, y: cross_entropy(client.model(x), y))
+        losses = self.refresh(client, down)
+        if self.shares == "nothing":
+            return {}
+        return {**self._statistics(client, bool(down["wanted"])), "losses": losses}
+
+    def refresh(self, client: Client, down: Payload) -> Tensor:
+        """Take over the header, choose its weight; return the losses that the server may know."""
+        header = self._header(client, down)
+        if header:
+            client.memory.update(moved(header, client.device))
+        return self._weigh(client, down)
+
+    def server_update(self, server: Payload, uploads: Iterable[Upload]) -> Payload:
+        """Add statistics, take away those that they replace, and solve the header."""
+        if self.shares == "nothing":
+            return server
+        after = {name: tensor.clone() for name, tensor in server.items()}
+        changed = False
+        for upload in uploads:
+            number, statistics = upload.client_id, dict(upload.payload)
+            losses = statistics.pop("losses")
+            after["known"][number] = server["version"]
+            if len(losses):
+                after["losses"][number] = losses[0]
+                after["voted"][number] = True
+            if len(statistics["classes"]):
+                after = self._replaced(after, number, statistics)
+                changed = True
+        return self._solved(after) if changed else after
+
+    def forget(self, server: Payload, client_id: int) -> Payload:
+        """Return the server as it would be if the client had never sent anything."""
+        if self.shares == "nothing":
+            return server
+        after = {name: tensor.clone() for name, tensor in server.items()}
+        after["losses"][client_id] = 0
+        after["voted"][client_id] = False
+        return self._solved(self._replaced(after, client_id, {}))
+
+    def enlarged(self, server: Payload) -> Payload:
+        """Return the server with room for one more client."""
+        rows = {name: server[name] for name in PER_CLIENT if name in server}
+        more = {name: torch.cat([t, torch.zeros_like(t[:1])]) for name, t in rows.items()}
+        return server | more
+
+    def predict(self, client: Client, x: Tensor) -> Tensor:
+        """Logits of the client's own classes; the others are out of the question."""
+        if "pair" not in client.memory:
+            return super().predict(client, x)
+        return self._fused(client, x, self._header_logits(client, x))
+
+    def predict_global(self, client: Client, x: Tensor) -> Tensor:
+        """Logits of all classes: the header decides between the client's own and the others."""
+        if "pair" not in client.memory:
+            return super().predict(client, x)
+        header = self._header_logits(client, x)
+        return fusion.all_classes(self._fused(client, x, header), header, client.memory["own"])
+
+    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
+        """Statistics of some classes, or of none; a table of losses, or none."""
+        if self.shares == "nothing":
+            return {}
+        if self.shares == "moments":
+            return {**Moments.spec(task, self.feature_dim), "losses": LOSSES}
+        means = wire.Field(torch.float32, (self.feature_dim,))
+        counts = wire.Field(torch.int32, (), at_least=1)
+        return {**for_each_class(task, means=means, counts=counts), "losses": LOSSES}
+
+    def check_upload(self, task: Task, payload: Payload, largest_norm: float) -> None:
+        """Refuse statistics that no samples have."""
+        if self.shares == "nothing" or not len(payload["classes"]):
+            return
+        if self.shares == "moments":
+            moments = Moments.read(payload, task.num_classes)
+            private_moments.check(moments, task.privacy) if task.privacy else moments.check()
+        elif bool((payload["means"].norm(dim=1) > LONGEST).any()):
+            raise WireError("'means' are longer than means of vectors of length one")
+
+    def download_specs(self, client: Client) -> list[wire.Spec]:
+        """The map's fingerprint, what is wanted, mean losses; the header where it is new."""
+        if self.shares == "nothing":
+            return [{}]
+        always = {
+            "map": wire.Field(torch.uint8, (8,)),
+            "wanted": wire.Field(torch.bool, (1,)),
+            "losses": LOSSES,
+        }
+        row, number = (wire.Field(torch.float32, shape) for shape in ((self.feature_dim,), ()))
+        rows = {"means": row} if self.covariance == "own" else {"weight": row, "bias": number}
+        return [always, {**always, **for_each_class(client.task, **rows)}]
+
+    def will_release(self, client: Client) -> bool:
+        """Tell if the client has not sent its statistics yet."""
+        return not part(client.memory, "release.")
+
+    def _map(self, task: Task, device: torch.device = CPU) -> nn.Module:
+        """Return ψ; ConfigError when these names and inputs allow none."""
+        known = (self.features, self.weights, self.feature_dim, task.input_shape, task.seed)
+        try:
+            return feature_map(*known, device)
+        except ConfigError as error:
+            raise ConfigError(f"method.features = '{self.features}': {error}") from None
+
+    def _moments(self, client: Client, label: int | None = None) -> Moments:
+        """Return the moments of the training samples, of one class or of all; exactly."""
+        known, task, train = self._map(client.task), client.task, client.data.train
+        rows = train.index if label is None else train.index[train.labels == label]
+        total = Moments.none(task.num_classes, self.feature_dim)
+        with client.timed("summarise"), torch.no_grad():
+            for x, y in in_order(Examples(train.x, train.y, rows)):
+                total += Moments.of(known(x.double()), y, task.num_classes)
+        return total
+
+    def _statistics(self, client: Client, wanted: bool) -> Payload:
+        """Return the client's statistics, or those of no class.
+
+        With privacy they are kept: asked again, the client sends the same numbers.
+        """
+        classes, privacy = client.task.num_classes, client.privacy
+        if not wanted:
+            none = Moments.none(classes, self.feature_dim)
+            return none.payload() if self.shares == "moments" else none.as_means()
+        kept = part(client.memory, "release.")
+        if kept:
+            return moved(kept, CPU)
+        if self.shares == "class means":
+            known = self._map(client.task)
+            sent = class_statistics(client, lambda x: unit(known(x.cpu().double())), largest=1.0)
+        elif privacy is None:
+            sent = self._moments(client).payload()
+        else:
+            labels = client.data.train.labels.unique().tolist()
+            own = {label: self._moments(client, label) for label in labels}
+            normal = privacy.normal(client.stream("privacy"))
+            sent = private_moments.release(own, classes, privacy, normal).payload()
+        if privacy is not None:
+            client.memory.update(prefixed("release.", moved(sent, client.device)))
+        return sent
+
+    def _header(self, client: Client, down: Payload) -> Payload:
+        """Return the header that the client should take over; {} when it keeps the one it has."""
+        if self.shares == "nothing":
+            return {} if "weight" in client.memory else self._solve(self._moments(client))
+        if not down["map"].cpu().equal(fingerprint(self._map(client.task))):
+            raise ConfigError("method.features: the map on this client is not the server's")
+        if "means" not in down:
+            return {name: down[name] for name in ("classes", "weight", "bias") if name in down}
+        own, means = self._moments(client), down["means"].cpu().double()
+        equal, samples = torch.ones(len(means)).double(), int(own.counts.sum())
+        solved = gaussian(means, equal, own.scatter, samples, self.shrinkage)
+        return self._scaled(down["classes"], *solved)
+
+    def _weigh(self, client: Client, down: Payload) -> Tensor:
+        """Choose the weights of network and header by validation data; return the losses.
+
+        Without a header that knows all of the client's classes the network decides alone.
+        """
+        counts = client.data.train.labels.bincount(minlength=client.task.num_classes)
+        own, validation = counts.nonzero().flatten(), client.data.evaluation
+        rows = validation.index[counts[validation.labels] > 0]
+        known = client.memory.get("classes", counts[:0]).cpu()
+        client.memory.pop("pair", None)
+        if not len(rows) or not bool(torch.isin(own, known).all()):
+            return torch.zeros(0, len(fusion.PAIRS))
+        judged = Examples(validation.x, validation.y, rows)
+        network = outputs(client, client.model, judged)
+        header = outputs(client, lambda x: self._header_logits(client, x), judged)
+        prior = (counts[own] / counts.sum()).log()
+        losses = fusion.losses(network, header, own, prior, judged.labels)
+        shared = down["losses"][0].cpu() if len(down.get("losses", ())) else None
+        pair = fusion.choose(losses, len(rows), shared)
+        client.memory |= moved({"own": own, "prior": prior, "pair": pair}, client.device)
+        return losses[None] if client.privacy is None else losses[None][:0]
+
+    def _fused(self, client: Client, x: Tensor, header: Tensor) -> Tensor:
+        memory = client.memory
+        how = (memory["own"], memory["prior"], memory["pair"])
+        return fusion.own_classes(client.model(x), header, *how)
+
+    def _header_logits(self, client: Client, x: Tensor) -> Tensor:
+        """Return the header's logits; those of classes that it does not know are very low."""
+        memory, known = client.memory, self._map(client.task, client.device)
+        features = normalize(known(x), dim=1) * sqrt(self.feature_dim)
+        logits = features.new_full((len(x), client.task.num_classes), fusion.FOREIGN)
+        logits[:, memory["classes"].long()] = linear(features, memory["weight"], memory["bias"])
+        return logits
+
+    def _replaced(self, server: Payload, client_id: int, statistics: Payload) -> Payload:
+        """Put statistics in place of what the client has sent before; none takes them away."""
+        place, classes = f"client.{client_id}.", len(server["sum.counts"])
+        total, before = Moments(**part(server, "sum.")), part(server, place)
+        if self.shares == "moments":
+            total = total - Moments.read(before, classes) if before else total
+            total = total + Moments.read(statistics, classes) if statistics else total
+        given = server["given"].clone()
+        given[client_id] = bool(statistics)
+        others = {name: t for name, t in server.items() if not name.startswith(place)}
+        sums = prefixed("sum.", vars(total))
+        return {**others, **sums, **prefixed(place, statistics), "given": given}
+
+    def _solved(self, server: Payload) -> Payload:
+        """Solve the header of all statistics that the server holds."""
+        rest = {name: t for name, t in server.items() if not name.startswith("header.")}
+        senders = server["given"].nonzero().flatten().tolist()
+        held = [part(server, f"client.{sender}.") for sender in senders]
+        if not held:
+            header: Payload = {}
+        elif self.shares == "class means":
+            header = mean_of_means(held, len(server["sum.counts"]))
+        else:
+            sizes = torch.tensor([len(one["classes"]) for one in held])
+            noise = private_moments.noise_level(server["noise"], sizes, self.feature_dim)
+            header = self._solve(Moments(**part(server, "sum.")), noise)
+        return {**rest, **prefixed("header.", header), "version": server["version"] + 1}
+
+    def _solve(self, moments: Moments, noise: float = 0.0) -> Payload:
+        """Return the header of these moments."""
+        if self.header == "ridge":
+            return self._scaled(moments.classes, *ridge(moments, self.shrinkage, noise))
+        counts = moments.counts[moments.classes].double()
+        about = (moments.means, counts, moments.scatter, int(counts.sum()))
+        return self._scaled(moments.classes, *gaussian(*about, self.shrinkage, noise))
+
+    def _scaled(self, classes: Tensor, weight: Tensor, bias: Tensor) -> Payload:
+        """Return a header for feature vectors of length √d: its weights are then of usual size."""
+        weight = weight / sqrt(self.feature_dim)
+        return {"classes": classes.int(), "weight": weight.float(), "bias": bias.float()}
