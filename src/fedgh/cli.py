@@ -305,6 +305,27 @@ def audit(
     )
 
 
+@app.command()
+def forget(
+    run: TrainedRun,
+    client: Annotated[int, typer.Option(min=0, help="The client that leaves.")],
+    trust: TrustIt = False,
+) -> None:
+    """Take a client out of a run: its header becomes one that was made without the client."""
+    from fedgh.forget import forget
+    from fedgh.report.terminal import say
+
+    console = Console()
+    with console.status(f"forgetting client {client}"):
+        done = forget(run, client, trust=trust)
+    others = (
+        "the other participants get the new header in their next round"
+        if done.elsewhere
+        else f"{done.refreshed} other clients have the new header"
+    )
+    say(console, f"forgotten  client {client} of {run}; {others}")
+
+
 @app.command(name="join")
 def join_(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, finished or not.")],

@@ -16,12 +16,11 @@ from fedgh import config as configs
 from fedgh.config import PLACES, Config
 from fedgh.core import wire
 from fedgh.core.disk import make_folder, write_atomic
-from fedgh.core.header import header_spec
 from fedgh.core.local import accuracy
 from fedgh.core.method import Method
 from fedgh.core.rng import isolated
 from fedgh.core.runs import RunFolder
-from fedgh.core.types import Client, Payload, Task, part
+from fedgh.core.types import Client, Payload, Task, Upload, part
 from fedgh.data.own import source_of
 from fedgh.data.partition import only
 from fedgh.data.sources import Source
@@ -95,25 +94,30 @@ def join(
     """
     folder = run if isinstance(run, RunFolder) else RunFolder.open(Path(run))
     config, classes = _config(folder, trust), folder.identity()["classes"]
+    data = newcomer.source(classes)
     task = Task(
         num_classes=len(classes),
         rep_dim=config.model.rep_dim,
         num_clients=config.federation.clients + 1,
         rounds=rounds,
         seed=config.federation.seed,
+        input_shape=data.shape,
     )
     others = _accuracy_of_the_others(folder)
-    data = newcomer.source(classes)
     check_augment(config.local, data)
     network = newcomer.extractor(data.shape, task.num_classes, task.rep_dim)
     taught, alone = (
         _client(config, method, task, data, network) for method in (config.method, Standalone())
     )
+    sent: list[Upload] = []  # what the newcomer would have sent
     with one_thread():
         scores = [_score(config.method, taught)], [_score(Standalone(), alone)]
         for round in range(1, rounds + 1):
-            scores[0].append(_learn(config.method, taught, round, _header(folder, config, task)))
-            scores[1].append(_learn(Standalone(), alone, round, {}))
+            down = _broadcast(folder, config, taught, sent)
+            sent.append(_learn(config.method, taught, round, down))
+            _learn(Standalone(), alone, round, {})
+            scores[0].append(_score(config.method, taught))
+            scores[1].append(_score(Standalone(), alone))
             on_round(round, scores[0][-1], scores[1][-1])
     held = data.y.bincount(minlength=len(classes)).tolist()
     about = ClientInfo(
@@ -182,33 +186,42 @@ def _client(config: Config, method: Method, task: Task, data: Source, network: E
     return blueprint.make(number)
 
 
-def _learn(method: Method, client: Client, round: int, down: Payload) -> float:
-    """A round as any participant's; the accuracy after it."""
+def _learn(method: Method, client: Client, round: int, down: Payload) -> Upload:
+    """A round as any participant's; returns what it would send."""
     client.round = round
     try:
         with isolated(client.task.seed, "client", client.id, round):
-            method.client_update(client, down)
-        return _score(method, client)
+            return Upload(client.id, len(client.data.train), method.client_update(client, down))
     except Exception as problem:  # somebody's network may raise anything
         raise RunError(f"the newcomer failed in round {round}: {one_line(problem)}") from None
 
 
 def _score(method: Method, client: Client) -> float:
-    return accuracy(client, method.predict, client.data.test)
-
-
-def _header(folder: RunFolder, config: Config, task: Task) -> Payload:
-    """What the server of that run would send to a newcomer now."""
-    _, state = folder.committed()
-    server = part(state, "server.")
     try:
-        wire.check(server, header_spec(task))
-    except WireError:
+        return accuracy(client, method.predict, client.data.test)
+    except Exception as problem:  # somebody's network may raise anything
+        raise RunError(f"the newcomer cannot be judged: {one_line(problem)}") from None
+
+
+def _broadcast(folder: RunFolder, config: Config, client: Client, sent: list[Upload]) -> Payload:
+    """Return what the server of that run would send to a newcomer now.
+
+    Statistics that are only added up are added here, too: the header is then also the newcomer's.
+    """
+    method, (_, state) = config.method, folder.committed()
+    if not method.welcomes:
         raise RunError(
-            f"{folder.path}: the server of {config.method.name} has no global header that a "
-            "newcomer could take; those of fedgh and lg_fedavg have"
-        ) from None
-    return server
+            f"{folder.path}: the server of {method.name} has no global header that a newcomer "
+            "could take; those of fedgh, fedgh_plus and lg_fedavg have"
+        )
+    server = method.enlarged(part(state, "server."))
+    if method.releases_once and sent:
+        server = method.server_update(server, sent[:1])
+    down = method.broadcast(server, client.id)
+    try:
+        return wire.read(wire.to_bytes(down), method.download_specs(client))
+    except WireError as error:
+        raise RunError(f"{folder.path} does not fit its configuration: {error}") from None
 
 
 def _accuracy_of_the_others(folder: RunFolder) -> float:

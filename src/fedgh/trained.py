@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import pandas
 
     from fedgh.export import Exported
+    from fedgh.forget import Forgotten
 
 
 @dataclass(frozen=True)
@@ -269,6 +270,14 @@ class Trained:
         eval_mode(client)
         fingerprint = self.folder.identity()["fingerprint"]
         return Loaded(client, left.blueprint.method, fingerprint, left.round)
+
+    def forget(self, key: int | str) -> "Forgotten":
+        """Take a client out of the run exactly, if its method can; see `fedgh.forget`."""
+        from fedgh.forget import forget
+
+        done = forget(self.folder, self.clients[key].number, left=self.left)
+        del self.left, self.clients  # they are read anew
+        return done
 
     @property
     def history(self) -> "pandas.DataFrame":

@@ -36,6 +36,8 @@ class Method(ABC):
     """What uploads tell of a client's data. Only nothing, what one call of `class_means` or
     `class_statistics` gives, and moments (`core.private_moments`) can be bounded by `privacy`."""
 
+    welcomes: ClassVar[bool] = False
+    """Whether the server has a header for a client that comes after the last round."""
     releases_once: ClassVar[bool] = False
     """Whether a client tells of its data once, and repeats that when it is asked again."""
 
@@ -94,8 +96,8 @@ class Method(ABC):
         """Tell if the client's next update tells of its data anew."""
         return True
 
-    def refresh(self, client: Client, down: Payload) -> Tensor:
-        """Take over what the server has sent, without training; return what it may know of that."""
+    def refresh(self, client: Client, down: Payload) -> Payload:
+        """Take over what the server has sent, without training; return what goes back."""
         raise self._cannot_forget()
 
     def forget(self, server: Payload, client_id: int) -> Payload:

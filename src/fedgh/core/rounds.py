@@ -97,6 +97,7 @@ class Federation:
         self._empty_rounds = int(state["empty_rounds"])  # in a row, without a single upload
         none = torch.zeros(task.num_clients, dtype=torch.int64)
         self._strikes = state.get("strikes", none).clone()  # each client's rejected uploads
+        self._forgotten = state.get("forgotten", none.bool())  # clients taken out of the run
 
     @staticmethod
     def initial_state(task: Task, server: Payload, metrics: Sequence[str]) -> Payload:
@@ -119,8 +120,8 @@ class Federation:
         return sorted(order[~self._set_aside()[order]][: self.per_round].tolist())
 
     def _set_aside(self) -> Tensor:
-        """Which clients have sent so much that was rejected that they are not asked any more."""
-        return self._strikes >= (self.most_strikes or inf)
+        """Mask of clients that are not asked any more: forgotten, or rejected too often."""
+        return (self._strikes >= (self.most_strikes or inf)) | self._forgotten
 
     def round(
         self,
@@ -193,6 +194,7 @@ class Federation:
             "bytes_total": torch.tensor(self.bytes_total),
             "empty_rounds": torch.tensor(self._empty_rounds),
             "strikes": self._strikes,
+            **({"forgotten": self._forgotten} if bool(self._forgotten.any()) else {}),
         }
 
     def _jobs(self, number: int, participants: list[int], evaluate: bool) -> tuple[list[Job], int]:

@@ -132,6 +132,10 @@ class ClientHost:
         """Whether a client is in memory."""
         return client_id in self._clients
 
+    def will_release(self, client_id: int) -> bool:
+        """Tell if the client's next update tells of its data anew."""
+        return self.blueprint.method.will_release(self._client(client_id, keep=True))
+
     def save(self, round: int) -> None:
         """Write the clients that have changed since the last time."""
         for client in sorted(self._changed):

@@ -91,8 +91,10 @@ def read_bound(node: NodeConfig) -> Bound:
         ) from None
 
 
-def keep_bound(bound: Bound, blueprint: Blueprint, states: Path) -> None:
+def keep_bound(bound: Bound, blueprint: Blueprint, states: Path, *, releases: bool = True) -> None:
     """Count the upload that is about to be made, or refuse to make it.
+
+    One that releases nothing new of the participant's data costs nothing.
 
     The ledger is for all that is kept in `states`: another experiment, another federation under
     another number, another server and a new start find it as it is.
@@ -104,7 +106,7 @@ def keep_bound(bound: Bound, blueprint: Blueprint, states: Path) -> None:
         raise PublicError("this participant sends nothing without privacy (privacy.protects)")
     if LEVELS.index(privacy.protects) < LEVELS.index(bound.least):
         raise PublicError(f"this participant takes part with privacy.protects = '{bound.least}'")
-    if bound.max_epsilon is None:
+    if bound.max_epsilon is None or not releases:
         return
     ledger = Ledger(states / "privacy.json", max_epsilon=bound.max_epsilon, delta=bound.delta)
     try:

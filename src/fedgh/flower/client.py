@@ -155,7 +155,8 @@ class _Task:
         if reply is None:
             host = self._host()
             self._check_room(answers)
-            keep_bound(self.bound, host.blueprint, _states(self.node))
+            releases = host.will_release(request.client)
+            keep_bound(self.bound, host.blueprint, _states(self.node), releases=releases)
             answers.forget_from(request.round)
             reply = host.run(self._job(down))
             if reply.up is None:

@@ -25,6 +25,7 @@ class FedGH(Method):
     """`server_lr = 0` freezes the header at its random start: the paper's missing ablation."""
 
     name: ClassVar[str] = "fedgh"
+    welcomes: ClassVar[bool] = True
     shares: ClassVar[Sharing] = "class means"
 
     server_lr: Annotated[float, Field(ge=0)] = 0.01  # of the header; 0 freezes it

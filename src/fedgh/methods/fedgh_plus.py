@@ -66,6 +66,7 @@ class FedGHPlus(Method):
     """`statistics = "own"` shares nothing: the control that shows what the federation adds."""
 
     name: ClassVar[str] = "fedgh_plus"
+    welcomes: ClassVar[bool] = True
     releases_once: ClassVar[bool] = True
 
     features: Annotated[str, Names.FEATURES] = "auto"  # conv, relu, or a network all can name
@@ -124,17 +125,20 @@ class FedGHPlus(Method):
     def client_update(self, client: Client, down: Payload) -> Payload:
         """Train the own network alone; send statistics if they are wanted, and losses."""
         sgd_epochs(client, lambda x, y: cross_entropy(client.model(x), y))
-        losses = self.refresh(client, down)
-        if self.shares == "nothing":
-            return {}
-        return {**self._statistics(client, bool(down["wanted"])), "losses": losses}
+        up = self.refresh(client, down)
+        return up | self._statistics(client) if down.get("wanted") else up
 
-    def refresh(self, client: Client, down: Payload) -> Tensor:
-        """Take over the header, choose its weight; return the losses that the server may know."""
+    def refresh(self, client: Client, down: Payload) -> Payload:
+        """Take over the header and choose its weight; return the losses, without statistics."""
         header = self._header(client, down)
         if header:
             client.memory.update(moved(header, client.device))
-        return self._weigh(client, down)
+        losses = self._weigh(client, down)
+        if self.shares == "nothing":
+            return {}
+        none = Moments.none(client.task.num_classes, self.feature_dim)
+        rows = none.payload() if self.shares == "moments" else none.as_means()
+        return {**rows, "losses": losses}
 
     def server_update(self, server: Payload, uploads: Iterable[Upload]) -> Payload:
         """Add statistics, take away those that they replace, and solve the header."""
@@ -237,15 +241,12 @@ class FedGHPlus(Method):
                 total += Moments.of(known(x.double()), y, task.num_classes)
         return total
 
-    def _statistics(self, client: Client, wanted: bool) -> Payload:
-        """Return the client's statistics, or those of no class.
+    def _statistics(self, client: Client) -> Payload:
+        """Return the client's statistics.
 
         With privacy they are kept: asked again, the client sends the same numbers.
         """
         classes, privacy = client.task.num_classes, client.privacy
-        if not wanted:
-            none = Moments.none(classes, self.feature_dim)
-            return none.payload() if self.shares == "moments" else none.as_means()
         kept = part(client.memory, "release.")
         if kept:
             return moved(kept, CPU)

@@ -24,6 +24,7 @@ class LGFedAvg(Method):
     """A participant, new or not, starts its round with the global header."""
 
     name: ClassVar[str] = "lg_fedavg"
+    welcomes: ClassVar[bool] = True
     weighs_by_examples: ClassVar[bool] = True
 
     def init_server(

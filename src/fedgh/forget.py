@@ -1,0 +1,101 @@
+"""Take a client out of a run: afterwards nothing that it sent is in the server or in other clients.
+
+Only a method whose server adds up what clients send can do that exactly (`Method.forget`). The
+client is not asked again when the run is resumed, and its own model is deleted from the run folder.
+What the run has recorded (rounds.jsonl, clients.json, summary.json) stays as it was.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedgh import config as configs
+from fedgh import finished
+from fedgh.config import PLACES
+from fedgh.core import wire
+from fedgh.core.method import Method
+from fedgh.core.rng import isolated
+from fedgh.core.runs import RunFolder
+from fedgh.core.types import Payload, Upload, part, prefixed
+from fedgh.engines.host import one_thread
+from fedgh.errors import ConfigError, RunError
+from fedgh.finished import Checkpoint
+from fedgh.trust import how_far
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """Who was taken out, and where the others' models are."""
+
+    client: int
+    refreshed: int  # other clients that were given the new header
+    elsewhere: bool  # the others are on other machines: they get it in their next round
+
+
+def forget(
+    run: RunFolder | Path | str,
+    client: int,
+    *,
+    left: Checkpoint | None = None,
+    trust: bool = False,
+) -> Forgotten:
+    """Take a client out of a run, finished or not; FedghError says why not.
+
+    `left` has the clients of the run with their data; else they are made again as its configuration
+    says, which may name code outside fedgh if the caller trusts it.
+    """
+    folder = run if isinstance(run, RunFolder) else RunFolder.open(Path(run))
+    elsewhere = (folder.path / "flower.json").exists()
+    with folder.locked(), one_thread():
+        round, state = folder.committed()
+        if not 0 <= client < len(state["trained"]):
+            raise ConfigError(f"client {client}: they are 0 to {len(state['trained']) - 1}")
+        method = left.blueprint.method if left else _method(folder, trust)
+        server = method.forget(part(state, "server."), client)
+        others: list[int] = []
+        if not elsewhere:
+            left = left or finished.load(folder, trust=how_far(trust))
+            others = [number for number in left.took_part if number != client]
+            # Twice: what the others answer to the new header is part of what all are sent.
+            for _ in range(2):
+                server = method.server_update(server, _refresh(folder, left, server, others))
+        for number, means in folder.means().items():
+            kept = means["clients"] != client
+            folder.keep_means(number, {name: rows[kept] for name, rows in means.items()})
+        folder.commit(round, _without(state, server, client))
+        for file in folder.checkpoint.glob(f"client-{client:06}.round-*.safetensors"):
+            file.unlink()
+    return Forgotten(client, len(others), elsewhere)
+
+
+def _method(folder: RunFolder, trust: bool) -> Method:
+    ignoring = (*PLACES, "model.zoo")
+    return configs.load_run(folder.config, trust=how_far(trust), ignoring=ignoring).method
+
+
+def _refresh(
+    folder: RunFolder, left: Checkpoint, server: Payload, others: list[int]
+) -> Iterator[Upload]:
+    """Give clients whose states are here what the server would send them; yield their answers."""
+    if not left.data:
+        raise RunError(f"{folder.path}: the data of the other clients are needed, and not here")
+    method, files = left.blueprint.method, folder.client_files(left.round)
+    for number in others:
+        client = left.client(number)
+        client.round = left.round
+        down = wire.to_bytes(method.broadcast(server, number))
+        with isolated(client.task.seed, "forget", number, left.round):
+            up = method.refresh(client, wire.read(down, method.download_specs(client)))
+        files.write(files.round(number), number, client.state())
+        yield Upload(number, 0, up)
+    files.seal(left.round)
+
+
+def _without(state: Payload, server: Payload, client: int) -> Payload:
+    """Return the state of a run in which the client takes no part any more."""
+    rest = {name: t.clone() for name, t in state.items() if not name.startswith("server.")}
+    rest["trained"][client] = 0
+    rest.setdefault("forgotten", torch.zeros_like(rest["stale"]))[client] = True
+    return {**rest, **prefixed("server.", server)}

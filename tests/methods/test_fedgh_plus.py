@@ -1,0 +1,311 @@
+"""FedGH+: one header for all samples, wherever they are; fused, forgotten, joined, private."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedgh import training
+from fedgh.core import wire
+from fedgh.core.moments import Moments, gaussian
+from fedgh.core.runs import RunFolder
+from fedgh.core.types import Payload, Upload, part
+from fedgh.data.batches import to_input
+from fedgh.errors import ConfigError, MethodError, WireError
+from fedgh.experiment import Experiment
+from fedgh.forget import forget
+from fedgh.methods.fedgh_plus import FedGHPlus
+from fedgh.models.features import feature_map
+from tests.tiny import numbers, quick, states
+
+WORDS = ["method.name=fedgh_plus", "method.feature_dim=32", "federation.rounds=4"]
+
+
+def federation(*overrides: str) -> Experiment:
+    return quick(*WORDS, *overrides)
+
+
+def server_of(run: RunFolder) -> Payload:
+    return part(run.committed()[1], "server.")
+
+
+def clients_of(run: RunFolder, clients: int = 5) -> list[Payload]:
+    files = run.client_files(run.committed()[0])
+    return [files.load(number) or {} for number in range(clients)]
+
+
+def pooled(experiment: Experiment, clients: range) -> tuple[Tensor, Tensor]:
+    """The header from the samples of these clients in one place."""
+    task = experiment.task
+    blueprint = experiment.blueprint()
+    known = feature_map("auto", "", 32, task.input_shape, task.seed)
+    data = [blueprint.make(number).data.train for number in clients]
+    index = torch.cat([one.index for one in data])
+    x = to_input(data[0].x[index]).double()
+    moments = Moments.of(known(x), data[0].y[index], task.num_classes)
+    counts = moments.counts[moments.classes].double()
+    weight, bias = gaussian(moments.means, counts, moments.scatter, len(index), 0.5)
+    return weight / 32**0.5, bias
+
+
+def test_the_header_is_that_of_the_pooled_samples(tmp_path: Path) -> None:
+    experiment = federation()
+    run = training.run(experiment, tmp_path / "run")
+    header = part(server_of(run), "header.")
+    weight, bias = pooled(experiment, range(5))
+    torch.testing.assert_close(header["weight"].double(), weight, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(header["bias"].double(), bias, rtol=1e-6, atol=1e-6)
+    for client in clients_of(run):
+        assert client["memory.weight"].equal(header["weight"])
+
+
+def test_partition_order_and_participation_do_not_change_the_header(tmp_path: Path) -> None:
+    """Clients that come one after the other end with the header of all at once."""
+    all_at_once = training.run(federation("federation.rounds=2"), tmp_path / "all")
+    some = federation("federation.participation=0.4", "federation.rounds=12")
+    few_a_time = training.run(some, tmp_path / "some")
+    assert server_of(few_a_time)["given"].all()
+    for name in ("header.weight", "header.bias", "sum.second"):
+        assert server_of(few_a_time)[name].equal(server_of(all_at_once)[name])
+    dealt = federation("federation.clients=3", "data.classes_per_client=4", "federation.rounds=2")
+    other = training.run(dealt, tmp_path / "dealt")  # other splits, so other training samples
+    weight, _ = pooled(dealt, range(3))
+    torch.testing.assert_close(
+        server_of(other)["header.weight"].double(), weight, rtol=1e-6, atol=1e-6
+    )
+
+
+def test_statistics_cross_once(tmp_path: Path) -> None:
+    records = training.run(federation(), tmp_path / "run").records()
+    second = 4 * 32 * 33 // 2  # the triangle of the second moment
+    table = 4 * 35
+    classes = 2 * (4 + 4 + 4 * 32)  # label, count and sums
+    assert records[0]["bytes_up"] == 5 * (second + classes)
+    assert records[0]["bytes_down"] == 5 * (8 + 1)
+    assert records[1]["bytes_up"] == records[3]["bytes_up"] == 5 * table
+    header = 10 * (4 + 4 * 32 + 4)
+    assert records[1]["bytes_down"] == 5 * (9 + header)
+    assert records[3]["bytes_down"] == 5 * (9 + table)
+
+
+def test_networks_learn_as_if_alone(tmp_path: Path) -> None:
+    plus = training.run(federation(), tmp_path / "plus")
+    alone = training.run(quick("method.name=standalone", "federation.rounds=4"), tmp_path / "alone")
+    for one, other in zip(clients_of(plus), clients_of(alone), strict=True):
+        assert all(one[name].equal(other[name]) for name in other if name.startswith("model."))
+
+
+def test_own_statistics_share_nothing(tmp_path: Path) -> None:
+    run = training.run(federation("method.statistics=own"), tmp_path / "run")
+    assert run.records()[-1]["bytes_total"] == 0
+    for client in clients_of(run):
+        assert client["memory.classes"].tolist() == client["memory.own"].tolist()
+
+
+def test_own_covariance_sends_means_and_counts(tmp_path: Path) -> None:
+    run = training.run(federation("method.covariance=own"), tmp_path / "run")
+    assert run.records()[0]["bytes_up"] == 5 * 2 * (4 + 4 + 4 * 32)
+    shared = training.run(federation(), tmp_path / "shared")
+    weights = [client["memory.weight"] for client in clients_of(run)]
+    assert not weights[0].equal(weights[1])  # each has its own covariance
+    means = Moments(**part(server_of(shared), "sum.")).means
+    torch.testing.assert_close(
+        server_of(run)["header.means"].double(), means, rtol=0, atol=2 / 4096
+    )
+
+
+def test_the_fusion_is_for_own_classes_and_for_all(tmp_path: Path) -> None:
+    experiment = federation()
+    run = training.run(experiment, tmp_path / "run")
+    client = experiment.blueprint().make(0)
+    client.load(clients_of(run)[0])
+    x = experiment.source.x[:50].float() / 127.5 - 1
+    method = experiment.config.method
+    own = client.memory["own"].tolist()
+    client.model.eval()
+    with torch.no_grad():
+        assert set(method.predict(client, x).argmax(1).tolist()) <= set(own)
+        everything = method.predict_global(client, x)
+    assert not set(everything.argmax(1).tolist()) <= set(own)
+    torch.testing.assert_close(everything.exp().sum(1), torch.ones(50))
+    labels = experiment.source.y[:50]
+    assert (everything.argmax(1) == labels).float().mean() > 0.6  # of ten classes; it has two
+
+
+@pytest.mark.parametrize("words", [[], ["method.covariance=own"]])
+def test_a_client_is_forgotten_exactly(words: list[str], tmp_path: Path) -> None:
+    run = training.run(federation(*words), tmp_path / "run")
+    without = training.run(federation(*words), tmp_path / "without")
+    for folder in (run, without):
+        forget(folder, 4, trust=True)
+    never = _never_with(4, federation(*words), tmp_path / "never")
+    forget(never, 4, trust=True)  # changes nothing but that all choose their weights again
+    for name, tensor in server_of(never).items():
+        if name not in ("version", "known"):
+            assert server_of(run)[name].equal(tensor), name
+    assert states(run) == states(without)
+    for one, other in zip(clients_of(run)[:4], clients_of(never)[:4], strict=True):
+        assert one.keys() == other.keys()
+        assert all(one[name].equal(other[name]) for name in one)
+    assert clients_of(run)[4] == {}
+    assert all(4 not in means["clients"] for means in run.means().values())
+
+
+def _never_with(client: int, experiment: Experiment, path: Path) -> RunFolder:
+    """A run in which a client was taken out before the first round."""
+
+    class StopError(Exception):
+        pass
+
+    class Stopping(training.Unwatched):
+        def started(self, *_: object) -> None:
+            raise StopError
+
+    with pytest.raises(StopError):
+        training.run(experiment, path, Stopping())
+    forget(path, client, trust=True)
+    return training.resume(path)
+
+
+def test_a_forgotten_client_is_not_asked_again(tmp_path: Path) -> None:
+    run = _never_with(2, federation(), tmp_path / "run")
+    for record in run.records():
+        assert record["participants"] == [0, 1, 3, 4]
+        assert record["set_aside"] == [2]
+        assert record["accuracy_per_client"][2] is None
+    assert forget(run, 2, trust=True).refreshed == 4  # again: nothing changes
+    with pytest.raises(ConfigError, match="client 9: they are 0 to 4"):
+        forget(run, 9, trust=True)
+    other = training.run(quick("federation.rounds=1"), tmp_path / "other")
+    with pytest.raises(MethodError, match="fedgh cannot forget a client"):
+        forget(other, 1, trust=True)
+
+
+def test_a_client_that_sends_again_replaces_what_it_sent() -> None:
+    experiment = federation()
+    method, task = experiment.config.method, experiment.task
+    rng = torch.Generator().manual_seed(0)
+
+    def up(seed: int) -> Payload:
+        rng.manual_seed(seed)
+        x = torch.randn(9, 32, generator=rng).double()
+        sent = Moments.of(x, torch.arange(9) % 3, task.num_classes)
+        return {**sent.payload(), "losses": torch.zeros(0, 35)}
+
+    server = experiment.initial_server()
+    once = method.server_update(server, [Upload(0, 0, up(1)), Upload(1, 0, up(2))])
+    twice = method.server_update(server, [Upload(0, 0, up(3)), Upload(1, 0, up(2))])
+    twice = method.server_update(twice, [Upload(0, 0, up(1))])
+    for name in ("sum.counts", "sum.sums", "sum.second", "header.weight", "header.bias"):
+        assert twice[name].equal(once[name])
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["method.covariance=own"], ["method.statistics=own"], ["method.header=ridge"]]
+)
+def test_every_setting_gives_the_same_bits_in_workers(words: list[str], tmp_path: Path) -> None:
+    serial = training.run(federation(*words), tmp_path / "serial")
+    workers = training.run(federation(*words, "run.engine=workers"), tmp_path / "workers")
+    assert numbers(serial) == numbers(workers)
+    assert states(serial) == states(workers)
+
+
+@pytest.mark.parametrize("words", [[], ["method.covariance=own"]])
+@pytest.mark.parametrize("protects", ["sample", "client"])
+def test_privacy_costs_one_release(words: list[str], protects: str, tmp_path: Path) -> None:
+    experiment = federation(*words, f"privacy.protects={protects}", "privacy.epsilon=2")
+    run = training.run(experiment, tmp_path / "run")
+    assert experiment.privacy is not None
+    for record in run.records():
+        assert record["epsilon"] == pytest.approx(2)
+        assert record["failed"] == record["rejected"] == []
+    assert run.records()[1]["bytes_up"] == 0  # neither statistics again, nor losses
+    gh = quick("federation.rounds=4", f"privacy.protects={protects}", "privacy.epsilon=2")
+    assert gh.privacy is not None  # FedGH needs a release a round: twice the noise for four
+    ratio = gh.privacy.noise_multiplier / experiment.privacy.noise_multiplier
+    assert ratio == pytest.approx(2)
+
+
+def test_a_private_client_that_is_asked_again_sends_the_same_numbers() -> None:
+    experiment = federation("privacy.protects=sample")
+    method, blueprint = experiment.config.method, experiment.blueprint()
+    client = blueprint.make(0)
+    server = experiment.initial_server()
+    assert method.will_release(client)
+    ups = []
+    for number in (1, 2):  # the server has lost what came in the first round
+        client.round = number
+        ups.append(method.client_update(client, method.broadcast(server, 0)))
+    assert not method.will_release(client)
+    assert all(ups[0][name].equal(ups[1][name]) for name in ups[0])
+
+
+def hostile(change: str) -> Payload:
+    x = torch.randn(9, 32, generator=torch.Generator().manual_seed(0)).double()
+    payload = Moments.of(x, torch.arange(9) % 3, 10).payload()
+    payload["losses"] = torch.zeros(0, 35)
+    if change == "no digits":
+        payload["second"] = payload["second"][:0]
+    if change == "not positive":
+        payload["second"] = -payload["second"]
+    if change == "counts":
+        payload["counts"] = payload["counts"] * 0 + 1
+    if change == "long":
+        payload["sums"] = payload["sums"] * 0 + 2**20
+    return payload
+
+
+@pytest.mark.parametrize("change", ["no digits", "not positive", "counts", "long"])
+def test_impossible_statistics_are_refused(change: str) -> None:
+    experiment = federation()
+    method, task = experiment.config.method, experiment.task
+    spec = method.upload_spec(task, experiment.initial_server())
+    method.check_upload(task, hostile("nothing"), 1000)
+    payload = wire.read(wire.to_bytes(hostile(change)), [spec], 1000)
+    with pytest.raises(WireError):
+        method.check_upload(task, payload, 1000)
+
+
+def test_long_means_are_refused() -> None:
+    experiment = federation("method.covariance=own")
+    one = torch.zeros(1, 32)
+    one[0, 0] = 1.1
+    payload = {"classes": torch.tensor([1]).int(), "means": one, "counts": torch.tensor([2]).int()}
+    with pytest.raises(WireError, match="'means' are longer"):
+        experiment.config.method.check_upload(experiment.task, payload, 1000)
+
+
+def test_another_map_is_refused(tmp_path: Path) -> None:
+    experiment = federation()
+    method = experiment.config.method
+    client = experiment.blueprint().make(0)
+    down = method.broadcast(experiment.initial_server(), 0)
+    down["map"] = down["map"] ^ 1
+    with pytest.raises(ConfigError, match="the map on this client is not the server's"):
+        method.client_update(client, down)
+
+
+def test_settings_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(MethodError, match=r"needs method\.covariance = 'shared'"):
+        federation("method.header=ridge", "method.covariance=own")
+    with pytest.raises(MethodError, match=r"method\.features = 'conv': should be a multiple of 8"):
+        federation("method.features=conv", "method.feature_dim=12")
+    assert FedGHPlus(statistics="own").shares == "nothing"
+
+
+def test_a_client_with_a_class_that_the_header_does_not_know_predicts_alone() -> None:
+    experiment = federation()
+    method, blueprint = experiment.config.method, experiment.blueprint()
+    client = blueprint.make(0)
+    server = experiment.initial_server()
+    x = torch.randn(40, 32, generator=torch.Generator().manual_seed(0)).double()
+    others = {**Moments.of(x, torch.arange(40) % 2 + 8, 10).payload(), "losses": torch.zeros(0, 35)}
+    server = method.server_update(server, [Upload(1, 0, others)])
+    client.round = 1
+    up = method.client_update(client, method.broadcast(server, 0))
+    assert "pair" not in client.memory
+    assert len(up["losses"]) == 0
+    inputs = client.data.test.x[:3].float()
+    client.model.eval()
+    assert method.predict(client, inputs).equal(client.model(inputs))
