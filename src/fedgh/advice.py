@@ -99,7 +99,8 @@ def advise(
 
     Args:
         experiment: a named one, a TOML file, or what `fedgh.load` returns.
-        methods: names with optional settings, "fedgh,fedgh:server_lr=0"; else the usual ones.
+        methods: names with optional settings, "fedgh,fedgh:server_lr=0"; else the usual ones, and
+            that of the experiment.
         rounds: of the rehearsal; else five, or all if the experiment has fewer.
         seeds: each deals the data and draws first weights anew; three are the least to be sure.
         out: the folder for the runs, else runs/advise-NAME; what is there is not run again.
@@ -115,7 +116,9 @@ def advise(
             "(federation.rounds)"
         )
     settings = [*overrides, *_shortened(whole, rounds)]
-    trials = plan_comparison(experiment, _labels(methods), seeds, settings, data_dir)
+    trials = plan_comparison(
+        experiment, _labels(methods, whole.method_name), seeds, settings, data_dir
+    )
     name = whole.data.name if isinstance(experiment, Config) else Path(experiment).stem
     folder = Path("runs", f"advise-{name}") if out is None else Path(out)
     outcome = run_trials(trials, folder, watch, skip_impossible=True)
@@ -188,7 +191,7 @@ def recommend(rows: Sequence[Row], rounds: int) -> tuple[str | None, str]:
         alone = max(controls, key=lambda row: row.validation_gain.low)
         return alone.label, (
             f"{alone.label} shares nothing and gains {alone.validation_gain.points} points over "
-            f"training alone on validation data ({alone.gain.points} on test data); no method that "
+            f"training alone on validation data ({_on_test(alone)}); no method that "
             "exchanges something is certain to be ahead of it: use it, and do not federate"
         )
     return None, _why_not(exchanging)
@@ -197,7 +200,7 @@ def recommend(rows: Sequence[Row], rounds: int) -> tuple[str | None, str]:
 def _why_join(chosen: Row, most: Row, rounds: int) -> str:
     reason = (
         f"{chosen.label} gains {chosen.validation_gain.points} points over training alone on "
-        f"validation data ({chosen.gain.points} on test data) for "
+        f"validation data ({_on_test(chosen)}) for "
         f"{human_bytes(chosen.bytes_per_client)} per client in {rounds} rounds{_over(chosen)}"
     )
     if chosen is not most:
@@ -209,12 +212,17 @@ def _why_join(chosen: Row, most: Row, rounds: int) -> str:
 def _why_not(exchanging: list[Row]) -> str:
     if not exchanging:
         return "no method that exchanges something was rehearsed"
-    best = max(exchanging, key=lambda row: row.sure)
+    best = max(exchanging, key=lambda row: row.validation_gain.mean)
     return (
-        "no method that exchanges something is certain to be ahead on validation data; the nearest "
-        f"is {best.label}, with {best.validation_gain.points} points over training alone"
+        "no method that exchanges something is certain to be ahead on validation data; the largest "
+        f"gain, of {best.label}, is {best.validation_gain.points} points over training alone"
         f"{_over(best)}"
     )
+
+
+def _on_test(row: Row) -> str:
+    doubt = "" if row.gain.low > 0 else ", which do not confirm it"
+    return f"{row.gain.points} on test data{doubt}"
 
 
 def _over(row: Row) -> str:
@@ -255,11 +263,12 @@ def _shortened(whole: Config, rounds: int) -> list[str]:
     return settings
 
 
-def _labels(methods: str | None) -> str:
-    """The methods to rehearse, training alone first."""
+def _labels(methods: str | None, own: str) -> str:
+    """The methods to rehearse, training alone first; the usual ones and the experiment's own."""
     if methods == "all":
         return methods
-    words = USUAL_METHODS if methods is None else [word.strip() for word in methods.split(",")]
+    usual = [*USUAL_METHODS, *([own] if own not in USUAL_METHODS else [])]
+    words = usual if methods is None else [word.strip() for word in methods.split(",")]
     others = [word for word in words if word not in ("", REFERENCE)]
     if not others:
         raise ConfigError(f"--methods {methods}: name at least one beside {REFERENCE}")

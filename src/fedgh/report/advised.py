@@ -6,7 +6,7 @@ from fedgh.report.terminal import human_bytes, percent
 
 COLUMNS = (
     *(Column("method"), Column("shares"), Column("accuracy"), Column("all classes")),
-    *(Column("gain on test data"), Column("on validation data"), Column("bytes/client")),
+    *(Column("gain, test"), Column("gain, validation"), Column("bytes/client")),
 )
 
 
