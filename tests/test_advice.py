@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,14 @@ from tests.test_cli import SET, inside
 from tests.tiny import QUICK, a_run, quick
 
 SOME = "fedgh,fedproto,standalone:reset_header=true"
+
+SHORT: dict[str, Any] = {"methods": "fd", "seeds": [0], "rounds": 1, "overrides": QUICK}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a short rehearsal."""
+    return advise("demo", out=tmp_path_factory.mktemp("rehearsal"), **SHORT).folder
 
 
 def a_row(
@@ -240,12 +249,18 @@ def test_in_python_with_a_file_and_in_the_usual_place(
     )
 
 
-def test_the_usual_methods_are_there_and_the_experiments_own() -> None:
+def test_the_usual_methods_are_there_and_the_experiments_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert advice.USUAL_METHODS[:5] == ["standalone", "fedproto", "fedgh", "fd", "lg_fedavg"]
     assert {label.partition(":")[0] for label in advice.USUAL_METHODS} <= METHODS.keys()
-    assert advice._labels(None, "fedgh") == ",".join(advice.USUAL_METHODS)
-    assert advice._labels(None, "fml") == ",".join([*advice.USUAL_METHODS, "fml"])
-    assert advice._labels("all", "fedgh") == "all"
+    demo, other = config.load("demo"), config.load("demo", ["method.name=fml"])
+    assert advice._labels(None, demo) == ",".join(advice.USUAL_METHODS)
+    assert advice._labels(None, other) == ",".join([*advice.USUAL_METHODS, "fml"])
+    assert advice._labels("all", demo) == "all"
+    monkeypatch.setattr(advice, "USUAL_METHODS", ["standalone", "fedgh", "fedgh:server_lr=0"])
+    frozen = config.load("demo", ["method.server_lr=0"])
+    assert advice._labels(None, frozen) == "standalone,fedgh", "of two that are the same, one"
 
 
 def test_without_training_alone_there_is_no_gain(tmp_path: Path) -> None:
@@ -281,3 +296,24 @@ def test_mistakes(
     captured = capsys.readouterr()
     assert says in captured.err
     assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("global_accuracy", "high"),
+        ("accuracy_per_client", [7.0] * 5),
+        ("evaluation_accuracy_per_client", [-1.0] * 5),
+        ("bytes_total", 10**400),
+    ],
+)
+def test_a_run_with_numbers_that_cannot_be_is_refused(
+    key: str, value: object, finished: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished, tmp_path / "copy")
+    run = tmp_path / "copy" / "fd-seed0"
+    shutil.rmtree(run / "checkpoint")  # which knows better
+    record = json.loads((run / "rounds.jsonl").read_text())
+    (run / "rounds.jsonl").write_text(json.dumps({**record, key: value}) + "\n")
+    with pytest.raises(RunError, match=rf"is not what a run writes \(0\.{key}"):
+        advise("demo", out=tmp_path / "copy", **SHORT)

@@ -116,9 +116,7 @@ def advise(
             "(federation.rounds)"
         )
     settings = [*overrides, *_shortened(whole, rounds)]
-    trials = plan_comparison(
-        experiment, _labels(methods, whole.method_name), seeds, settings, data_dir
-    )
+    trials = plan_comparison(experiment, _labels(methods, whole), seeds, settings, data_dir)
     name = whole.data.name if isinstance(experiment, Config) else Path(experiment).stem
     folder = Path("runs", f"advise-{name}") if out is None else Path(out)
     outcome = run_trials(trials, folder, watch, skip_impossible=True)
@@ -263,16 +261,25 @@ def _shortened(whole: Config, rounds: int) -> list[str]:
     return settings
 
 
-def _labels(methods: str | None, own: str) -> str:
-    """The methods to rehearse, training alone first; the usual ones and the experiment's own."""
+def _labels(methods: str | None, whole: Config) -> str:
+    """The methods to rehearse, training alone first."""
     if methods == "all":
         return methods
-    usual = [*USUAL_METHODS, *([own] if own not in USUAL_METHODS else [])]
-    words = usual if methods is None else [word.strip() for word in methods.split(",")]
+    words = _usual(whole) if methods is None else [word.strip() for word in methods.split(",")]
     others = [word for word in words if word not in ("", REFERENCE)]
     if not others:
         raise ConfigError(f"--methods {methods}: name at least one beside {REFERENCE}")
     return ",".join([REFERENCE, *others])
+
+
+def _usual(whole: Config) -> list[str]:
+    """The usual methods and the experiment's own, whose settings may make two of them one."""
+    found: dict[str, Config] = {}
+    for label in (*USUAL_METHODS, whole.method_name):
+        (trial,) = plan_comparison(whole, label, [0])
+        if trial.config not in found.values():
+            found[label] = trial.config
+    return list(found)
 
 
 def _bytes(run: RunFolder, rounds: int) -> float:
