@@ -13,6 +13,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedgh.advice import Advice, advise
     from fedgh.config import Config, load
     from fedgh.core.method import Method
     from fedgh.core.runs import RunFolder
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __version__ = version("fedgh")
 
 _HOME = {
+    "Advice": "fedgh.advice",
     "Client": "fedgh.core.types",
     "Config": "fedgh.config",
     "Experiment": "fedgh.experiment",
@@ -46,6 +48,7 @@ _HOME = {
     "Trained": "fedgh.trained",
     "Upload": "fedgh.core.types",
     "adapt": "fedgh.models.adapt",
+    "advise": "fedgh.advice",
     "load": "fedgh.config",
     "prepare": "fedgh.experiment",
     "resume": "fedgh.training",
@@ -53,6 +56,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Advice",
     "Client",
     "Config",
     "Experiment",
@@ -70,6 +74,7 @@ __all__ = [
     "Upload",
     "__version__",
     "adapt",
+    "advise",
     "load",
     "prepare",
     "resume",

@@ -441,6 +441,46 @@ def compare(
 
 
 @app.command()
+def advise(
+    experiment: Name = "demo",
+    methods: Annotated[
+        str | None,
+        typer.Option(help="What to rehearse: fedgh,fedproto or all; else the usual ones."),
+    ] = None,
+    seeds: Seeds = "0,1,2",
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Of the rehearsal; else five, or all if fewer.")
+    ] = None,
+    set_: Set = None,
+    out: SweepOut = None,
+    engine: Engine = None,
+    workers: Workers = None,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Rehearse a federation on your data: what would joining gain, and for how many bytes?"""
+    from fedgh.advice import advise
+    from fedgh.report.advised import table, words
+    from fedgh.report.terminal import print_whole, say, sheet
+
+    console = Console(quiet=quiet)
+    with _again():
+        found = advise(
+            experiment,
+            methods=methods,
+            rounds=rounds,
+            seeds=_numbers(seeds),
+            out=out,
+            overrides=_overrides(set_, engine, workers),
+            data_dir=data_dir,
+            watch=_watch(console),
+        )
+    print_whole(console, sheet(table(found)))
+    _say_missing(console, found.missing)
+    say(console, words(found))
+
+
+@app.command()
 def tune(
     experiment: Name = "demo",
     grid: Annotated[

@@ -206,11 +206,12 @@ def parse(table: Mapping[str, Any], trust: Trust = OWN) -> Config:
 
 
 def load(
-    experiment: str | Path, overrides: Iterable[str] = (), data_dir: Path | None = None
+    experiment: str | Path | Config, overrides: Iterable[str] = (), data_dir: Path | None = None
 ) -> Config:
     """The user's own experiment: a named one or a TOML file, with `section.key=value` overrides."""
     where = [("data", "dir", str(data_dir))] if data_dir is not None else []
-    return _with_overrides(_read(experiment), [*map(_parse_override, overrides), *where], OWN)
+    table = experiment.to_table() if isinstance(experiment, Config) else _read(experiment)
+    return _with_overrides(table, [*map(_parse_override, overrides), *where], OWN)
 
 
 def load_run(

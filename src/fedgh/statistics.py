@@ -6,7 +6,7 @@ the best over rounds, which would be chosen on test data.
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,14 @@ from numpy.typing import NDArray
 
 from fedgh.core.disk import write_atomic
 from fedgh.core.runs import RunFolder
-from fedgh.paper.sheets import csv_text
+from fedgh.errors import RunError
+from fedgh.paper.sheets import Cell, csv_text
 from fedgh.sweep import Outcome
 
 RESAMPLES = 9999
+
+Runs = dict[int, RunFolder]
+"""The runs of one label, by seed."""
 
 
 @dataclass(frozen=True)
@@ -45,24 +49,91 @@ class Row:
     seconds_std: float | None
 
 
+@dataclass(frozen=True)
+class Interval:
+    """A mean difference between accuracies, and the ends of its 95% interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def points(self) -> str:
+        """In points: '+2.1 [+0.4, +3.8]'."""
+        mean, low, high = (round(100 * end, 1) + 0.0 for end in (self.mean, self.low, self.high))
+        return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
 def rows(outcome: Outcome, last: int = 1, reference: str | None = None) -> list[Row]:
     """A row for each label, in the order of the sweep, compared with the label `reference`."""
-    by_label: dict[str, dict[int, RunFolder]] = {}
-    for trial, run in outcome.runs:
-        by_label.setdefault(trial.label, {})[trial.seed] = run
-    compared = by_label.get(reference, {}) if reference else {}
+    labelled = by_label(outcome)
+    compared = labelled.get(reference, {}) if reference else {}
     return [
         _row(label, runs, {} if label == reference else compared, last)
-        for label, runs in by_label.items()
+        for label, runs in labelled.items()
     ]
 
 
-def client_accuracies(run: RunFolder, last: int, metric: str = "accuracy") -> NDArray[np.float64]:
+def by_label(outcome: Outcome) -> dict[str, Runs]:
+    """The runs of every label, in the order of the sweep."""
+    found: dict[str, Runs] = {}
+    for trial, run in outcome.runs:
+        found.setdefault(trial.label, {})[trial.seed] = run
+    return found
+
+
+def client_accuracies(
+    run: RunFolder, last: int = 1, metric: str = "accuracy"
+) -> NDArray[np.float64]:
     """Each client's accuracy, mean over the last evaluated rounds; nan where there is none."""
     evaluated = [r[f"{metric}_per_client"] for r in run.records() if r["accuracy"] is not None]
     table = np.ma.masked_invalid(np.array(evaluated[-last:], dtype=np.float64))
     mean: NDArray[np.float64] = table.mean(axis=0).filled(np.nan)
     return mean
+
+
+def paired(
+    runs: Runs, compared: Runs, last: int = 1, metric: str = "accuracy"
+) -> list[NDArray[np.float64]]:
+    """By how much each client does better than in the runs compared, for every seed of both.
+
+    The same client under two methods has the same data, first weights and batches.
+    """
+    pairs = []
+    for seed in (seed for seed in runs if seed in compared):
+        ours, theirs = (client_accuracies(by[seed], last, metric) for by in (runs, compared))
+        if ours.shape != theirs.shape or np.isnan(ours - theirs).all():
+            raise RunError(
+                f"{runs[seed].path} and {compared[seed].path} have no client in common that is "
+                "judged; delete the one that is damaged, and it is run again"
+            )
+        pairs.append((ours - theirs)[~np.isnan(ours - theirs)])
+    return pairs
+
+
+def mean_interval(pairs: Sequence[NDArray[np.float64]]) -> Interval:
+    """The mean difference between accuracies, given those of each seed's clients.
+
+    Of two 95% intervals it is the wider one. The first is Student's over the means of the seeds:
+    clients of one seed share a server, so only seeds are independent. The second is Student's over
+    clients within seeds, as if seeds did not differ; it keeps a few seeds that agree by chance from
+    looking certain, and is all there is with one seed. A difference is between -1 and 1.
+    """
+    from scipy.stats import t  # slow to import, and only needed here
+
+    means = [float(of_seed.mean()) for of_seed in pairs]
+    sizes = [len(of_seed) for of_seed in pairs]
+    mean = float(np.mean(means))
+    errors: list[tuple[float, int]] = []  # standard errors of the mean, and degrees of freedom
+    if len(pairs) > 1:
+        errors.append((float(np.var(means, ddof=1) / len(means)) ** 0.5, len(pairs) - 1))
+    freedom = sum(sizes) - len(sizes)
+    if freedom:
+        scatter = sum(float(((of_seed - of_seed.mean()) ** 2).sum()) for of_seed in pairs) / freedom
+        variance = scatter * sum(1 / size for size in sizes) / len(sizes) ** 2
+        errors.append((variance**0.5, freedom))
+    reach = max((error * float(t.ppf(0.975, freedom)) for error, freedom in errors), default=2.0)
+    return Interval(mean, max(-1.0, mean - reach), min(1.0, mean + reach))
 
 
 def paired_test(differences: NDArray[np.float64]) -> float:
@@ -105,13 +176,15 @@ def range_test(scores: NDArray[np.float64]) -> float:
     return (extreme + 1) / (RESAMPLES + 1)
 
 
-def write(table: list[Row], outcome: Outcome, path: Path, about: dict[str, Any]) -> None:
-    """The table as `path`.csv and `path`.json; the latter with every run behind it."""
-    content = csv_text([[field.name for field in fields(Row)], *map(astuple, table)])
+def write(table: Sequence[Any], outcome: Outcome, path: Path, about: dict[str, Any]) -> None:
+    """Rows (dataclasses) as `path`.csv and `path`.json; the latter with every run behind them."""
+    rows = [asdict(row) for row in table]
+    lines = [_flat(row) for row in rows]
+    content = csv_text([*lines[:1], *(line.values() for line in lines)])
     write_atomic(path.with_suffix(".csv"), content.encode())
     document = {
         **about,
-        "rows": [asdict(row) for row in table],
+        "rows": rows,
         "runs": [
             {"label": trial.label, "folder": run.path.name, **(run.summary() or {})}
             for trial, run in outcome.runs
@@ -122,17 +195,21 @@ def write(table: list[Row], outcome: Outcome, path: Path, about: dict[str, Any])
     write_atomic(path.with_suffix(".json"), content.encode() + b"\n")
 
 
-def _row(label: str, runs: dict[int, RunFolder], compared: dict[int, RunFolder], last: int) -> Row:
+def _flat(row: dict[str, Any]) -> dict[str, Cell]:
+    """One cell for each number: an interval `gain` is gain_mean, gain_low and gain_high."""
+    out: dict[str, Cell] = {}
+    for key, value in row.items():
+        parts = value.items() if isinstance(value, dict) else [("", value)]
+        out |= {f"{key}_{part}".removesuffix("_"): cell for part, cell in parts}
+    return out
+
+
+def _row(label: str, runs: Runs, compared: Runs, last: int) -> Row:
     summaries: list[dict[str, Any]] = [run.summary() or {} for run in runs.values()]
-    accuracy = {seed: client_accuracies(run, last) for seed, run in runs.items()}
+    accuracy = [client_accuracies(run, last) for run in runs.values()]
     evaluation = [client_accuracies(r, last, "evaluation_accuracy") for r in runs.values()]
-    pairs = [
-        accuracy[seed] - client_accuracies(compared[seed], last)
-        for seed in runs
-        if seed in compared
-    ]
+    pairs = paired(runs, compared, last)
     differences = np.concatenate(pairs) if pairs else np.zeros(0)
-    differences = differences[~np.isnan(differences)]
 
     def over_seeds(name: str, values: Sequence[float | None] | None = None) -> dict[str, Any]:
         """The mean and the standard deviation of what is known."""
@@ -147,7 +224,7 @@ def _row(label: str, runs: dict[int, RunFolder], compared: dict[int, RunFolder],
     return Row(
         label=label,
         seeds=len(runs),
-        **over_seeds("accuracy", [_mean(each) for each in accuracy.values()]),
+        **over_seeds("accuracy", [_mean(each) for each in accuracy]),
         **over_seeds("evaluation_accuracy", [_mean(each) for each in evaluation]),
         difference=float(differences.mean()) if len(differences) else None,
         p_value=paired_test(differences) if len(differences) else None,

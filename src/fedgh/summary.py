@@ -90,6 +90,9 @@ class _Summary(BaseModel):
     machine: dict[str, str | int | None]
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
 class _Seconds(BaseModel):
     total: float
 
@@ -98,11 +101,12 @@ class _Round(BaseModel):
     """What is read of a round when runs are compared."""
 
     participants: list[int]
-    bytes_total: int
+    bytes_total: Annotated[int, Field(ge=0, lt=2**63)]
     seconds: _Seconds
-    accuracy: float | None
-    accuracy_per_client: list[float | None] | None
-    evaluation_accuracy_per_client: list[float | None] | None
+    accuracy: Share | None
+    accuracy_per_client: list[Share | None] | None
+    evaluation_accuracy_per_client: list[Share | None] | None
+    global_accuracy: Share | None = None
 
 
 def check_finished(run: RunFolder, rounds: int) -> None:

@@ -104,7 +104,7 @@ class Outcome:
 
 
 def plan_comparison(
-    experiment: str | Path,
+    experiment: str | Path | Config,
     methods: str,
     seeds: Sequence[int],
     overrides: Sequence[str] = (),
@@ -293,7 +293,7 @@ def _check_config(folder: RunFolder, config: Config) -> None:
 
 
 def _plan(
-    experiment: str | Path,
+    experiment: str | Path | Config,
     plans: list[tuple[str, list[str]]],
     seeds: Sequence[int],
     overrides: Sequence[str],

@@ -11,6 +11,7 @@ SMALL = {
     "partition": [],
     "flower init": [],
     "compare": ["--seeds", "0", "--rounds", "1"],
+    "advise": ["--seeds", "0", "--rounds", "1"],
     "tune": ["--seeds", "0", "--rounds", "1"],
     "reproduce": ["--budget", "smoke", "--seeds", "0", "--only", "fedgh"],
 }

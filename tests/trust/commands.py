@@ -92,9 +92,12 @@ def _watch(place: Place, _: pytest.MonkeyPatch) -> object:
     return LivePage(place.run).content()
 
 
-def _compare(place: Place, monkeypatch: pytest.MonkeyPatch) -> object:
-    words = ["compare", str(place.path / "own.toml"), "--methods", place.method, "--seeds", "0"]
-    return inside(monkeypatch, *words, "--out", str(place.path / "runs"))
+def _sweep(command: str) -> Command:
+    def act(place: Place, monkeypatch: pytest.MonkeyPatch) -> object:
+        words = [command, str(place.path / "own.toml"), "--methods", place.method, "--seeds", "0"]
+        return inside(monkeypatch, *words, "--out", str(place.path / "runs"))
+
+    return act
 
 
 def _reproduce(place: Place, monkeypatch: pytest.MonkeyPatch) -> object:
@@ -121,7 +124,8 @@ READERS: dict[str, Command] = {
         *("--out", "OUT/joined"),
     ),
     "watch": _watch,
-    "compare": _compare,
+    "compare": _sweep("compare"),
+    "advise": _sweep("advise"),
     "reproduce": _reproduce,
     "flower status": _typed("flower", "status", "HERE/federation", "--out", "RUN"),
 }
