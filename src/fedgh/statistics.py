@@ -5,7 +5,7 @@ the best over rounds, which would be chosen on test data.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,36 @@ def client_accuracies(run: RunFolder, last: int, metric: str = "accuracy") -> ND
     table = np.ma.masked_invalid(np.array(evaluated[-last:], dtype=np.float64))
     mean: NDArray[np.float64] = table.mean(axis=0).filled(np.nan)
     return mean
+
+
+@dataclass(frozen=True)
+class Paired:
+    """How far one method is ahead of another, and how sure that is."""
+
+    mean: float
+    error: float | None  # standard error; None where there is one pair only
+    over: str  # what the error is taken over: "3 seeds", or the clients of the only seed
+
+
+def paired(
+    ours: Mapping[int, NDArray[np.float64]], theirs: Mapping[int, NDArray[np.float64]]
+) -> Paired | None:
+    """The mean lead over the seeds that both have; None where no client was judged in both.
+
+    Both map seeds to the scores of the clients. The clients of a seed share partition, weights and
+    server, so that with several seeds each seed counts as one observation: the mean over its
+    clients. The clients of a single seed are taken for independent, which flatters.
+    """
+    differences = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+    known = [each[~np.isnan(each)] for each in differences]
+    known = [each for each in known if len(each)]
+    if not known:
+        return None
+    means = np.array([each.mean() for each in known])
+    sample, unit = (means, "seed") if len(means) > 1 else (known[0], "client")
+    count = len(sample)
+    error = float(sample.std(ddof=1) / count**0.5) if count > 1 else None
+    return Paired(float(means.mean()), error, f"{count} {unit}{'s' if count > 1 else ''}")
 
 
 def paired_test(differences: NDArray[np.float64]) -> float:

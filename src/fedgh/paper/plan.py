@@ -11,17 +11,26 @@ from fedgh.sweep import Trial, plan_comparison
 
 
 def narrowed(study: Study, only: Sequence[str]) -> Study:
-    """The cases and methods that `only` names; where it names none of them, all."""
+    """The cases and methods that `only` names; where it names none of either, all of them."""
     known = [*(case.name for case in study.cases), *study.methods]
     if only and not known:
         raise ConfigError("--only: this study trains nothing")
     for word in only:
         if word not in known:
             raise ConfigError(f"--only: {unknown('setting or method', word, known)}")
-    cases = [case for case in study.cases if case.name in only]
-    methods = [method for method in study.methods if method in only]
-    changes = {"cases": cases or study.cases, "methods": methods or study.methods}
-    return study.model_copy(update=changes)
+    cases = [case for case in study.cases if case.name in only] or study.cases
+    methods = [method for method in study.methods if method in only] or study.methods
+    here = [[m for m in study.methods_of(case) if m in methods] for case in cases]
+    left = [
+        case.model_copy(update={"methods": chosen})
+        for case, chosen in zip(cases, here, strict=True)
+        if chosen
+    ]
+    if cases and not left:
+        raise ConfigError(
+            f"--only: {', '.join(methods)} is not run in {', '.join(case.name for case in cases)}"
+        )
+    return study.model_copy(update={"cases": left, "methods": methods})
 
 
 def plan(
@@ -32,12 +41,15 @@ def plan(
     data_dir: Path | None = None,
 ) -> list[Trial]:
     """A run for every case, method and seed."""
-    methods = ",".join(study.methods)
     return [
         replace(trial, place=case.name, home=case.folder(budget))
         for case in study.cases
         for trial in plan_comparison(
-            case.experiment, methods, seeds, [*case.at(budget), *overrides], data_dir
+            case.experiment,
+            ",".join(study.methods_of(case)),
+            seeds,
+            [*case.at(budget), *overrides],
+            data_dir,
         )
     ]
 
