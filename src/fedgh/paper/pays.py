@@ -18,6 +18,9 @@ from fedgh.sweep import NOT_RUN, Outcome, Trial
 ALONE = "standalone"
 """The method that gains are counted from."""
 
+ROUNDING = 1e-9
+"""Points by which a lead may miss its limit: the same numbers may add up differently."""
+
 Where = Literal["own", "all"]
 METRICS: dict[Where, str] = {"own": "accuracy", "all": "global_accuracy"}
 
@@ -65,7 +68,7 @@ class Comparison:
         if self.found is None:
             return short(self.why_not)
         mean, error = self.found.mean, self.found.error
-        if self.lead.points is not None and 100 * mean < self.lead.points:
+        if self.lead.points is not None and 100 * mean < self.lead.points - ROUNDING:
             return "no"
         if self.lead.errors is None:
             return "yes"
@@ -148,11 +151,11 @@ def main_sheet(found: Sequence[Entry], seeds: int) -> Sheet:
         )
     note = (
         f"Gains in points over {ALONE} after the last round, on the clients' own test data and "
-        "over all classes on the test data of all clients; never the best round. Within a seed "
-        "clients are paired. With several seeds the standard error is that of the seeds' means; with one "
-        "it is taken over its clients, which flatters, since they share a server. KB sent up and "
-        "down per client over the whole run; 1 KB = 1024 B. A dash: nothing to compare with, or a "
-        "run of an earlier version, which did not measure it."
+        "over all classes on the test data of all clients; never the best round. Clients are "
+        "paired within a seed. With several seeds the standard error is that of the seeds' means; "
+        "with one it is taken over its clients, which flatters, since they share a server. KB "
+        "sent up and down per client over the whole run; 1 KB = 1024 B. A dash: nothing to "
+        "compare with, or a run of an earlier version, which did not measure it."
     )
     return Sheet("", "Gain over training alone", columns, rows, note)
 

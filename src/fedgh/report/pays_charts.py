@@ -1,11 +1,12 @@
 """Charts of when federating pays: the gain over training alone, and what was sent for it."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import altair as alt
 
 from fedgh.paper.pays import ALONE, Entry, Where, gains
-from fedgh.paper.reproduce import Result
+from fedgh.paper.sheets import Column
 from fedgh.paper.study import Case
 from fedgh.report.charts import Rows
 from fedgh.report.page import Figure
@@ -15,25 +16,29 @@ STRONG = 0.72
 """The share of the largest gain from which on a cell has a strong colour."""
 
 PANEL = 190
+POINTS = Column("", digits=1, signed=True)
 
 
-def figures(result: Result, found: Sequence[Entry]) -> list[Figure]:
-    """A map of gains on the own data, one over all classes, and gains against bytes."""
-    name = result.request.name
+def figures(name: str, methods: Sequence[str], found: Sequence[Entry]) -> list[Figure]:
+    """A map of gains on the own data, one over all classes, and gains against bytes.
+
+    `name` begins the ids; rows and colours have the order of `methods`.
+    """
     words: dict[Where, str] = {"own": "on the clients' own test data", "all": "over all classes"}
     made = []
     for where, what in words.items():
         rows = _cells(found, where)
         if any("gain" in row for row in rows):
             caption = f"Gain over training alone {what}, in points ± its standard error; in the "
-            caption += "first row the accuracy of training alone."
-            chart = _map(rows, result.study.methods, f"Gain over training alone {what}.")
+            caption += "first row the accuracy of training alone. A dash: no result."
+            chart = _map(rows, methods, f"Gain over training alone {what}.")
             made.append(Figure(f"{name}-{where}", caption, chart, whole_width=True))
     if dots := _dots(found):
         caption = "Gain over training alone on the own test data against what a client sends and "
-        caption += "receives over the whole run; at the left edge what sends nothing."
-        chart = _against_bytes(dots, result.study.methods)
-        made.append(Figure(f"{name}-bytes", caption, chart, whole_width=True))
+        caption += "receives over the whole run; at the left edge what sends nothing. Lines are a "
+        caption += "standard error long on either side."
+        panels = _against_bytes(dots, methods)
+        made.append(Figure(f"{name}-bytes", caption, panels, whole_width=True))
     return made
 
 
@@ -55,7 +60,9 @@ def _map_of(rows: Rows, data: str, methods: Sequence[str], largest: float) -> al
             "setting:N",
             title=None,
             sort=_once(rows, "setting"),
-            axis=alt.Axis(orient="bottom", labelAngle=0, labelLimit=CELL_WIDTH, ticks=False, domain=False),
+            axis=alt.Axis(
+                labelExpr="split(datum.label, ' ')", labelAngle=0, ticks=False, domain=False
+            ),
         ),
         y=alt.Y(
             "method:N",
@@ -72,7 +79,7 @@ def _map_of(rows: Rows, data: str, methods: Sequence[str], largest: float) -> al
             color=alt.Color(
                 "gain:Q",
                 title="points",
-                scale=alt.Scale(domain=[-largest, largest], domainMid=0),
+                scale=alt.Scale(domain=[-largest, largest], domainMid=0, interpolate="rgb"),
                 legend=alt.Legend(gradientLength=120, format="+.0f"),
             )
         )
@@ -101,41 +108,47 @@ def _against_bytes(rows: Rows, methods: Sequence[str]) -> alt.FacetChart:
     """A panel for each data set and number of samples."""
     sent = [row["sent"] for row in rows if row["sent"]]
     edge = 10.0 ** (len(str(int(min(sent, default=10)))) - 2)  # a power of ten left of all others
+    ticks = [edge * 100**step for step in range(8)]
     for row in rows:
         row["x"] = row["sent"] or edge
-    shown = [method for method in methods if method in _once(rows, "method")]
+    shown, settings = _once(rows, "method"), _once(rows, "setting")
+    panels = [_panel(data, setting) for data in _once(rows, "data") for setting in settings]
     base = alt.Chart().encode(
         x=alt.X(
             "x:Q",
-            title="sent and received per client, bytes",
-            scale=alt.Scale(type="log", domainMin=edge / 2, nice=False, padding=8),
+            title="bytes per client",
+            scale=alt.Scale(type="log", nice=False, padding=10),
             axis=alt.Axis(
-                labelExpr=f"datum.value == {edge} ? 'none' : format(datum.value, '~s')",
-                tickCount=5,
+                values=[tick for tick in ticks if tick <= max(sent, default=edge)],
+                labelExpr=f"datum.value <= {edge} ? 'none' : format(datum.value, '~s')",
                 grid=False,
             ),
         ),
         color=alt.Color(
             "method:N",
             title=None,
-            sort=shown,
+            scale=alt.Scale(domain=[method for method in methods if method in shown]),
             legend=alt.Legend(orient="top", columns=3, labelLimit=300),
         ),
     )
-    y = alt.Scale(zero=True)
     points = base.mark_point(filled=True, size=60, opacity=1).encode(
-        y=alt.Y("gain:Q", title="gain, points", scale=y),
-        shape=alt.Shape("group:N", title=None, legend=alt.Legend(orient="top")),
-        tooltip=["method:N", "title:N", "text:N", "error:N", "sent:Q"],
+        y=alt.Y("gain:Q", title="gain, points", scale=alt.Scale(padding=8)),
+        shape=alt.Shape(
+            "group:N",
+            title=None,
+            scale=alt.Scale(domain=_once(rows, "group")),
+            legend=alt.Legend(orient="bottom", columns=4),
+        ),
+        tooltip=["method:N", "title:N", "text:N", "error:N", "over:N", "sent:Q"],
     )
-    spreads = base.mark_rule().encode(y=alt.Y("low:Q", scale=y), y2="high:Q")
+    spreads = base.mark_rule().encode(y="low:Q", y2="high:Q")
     zero = alt.Chart().mark_rule(strokeDash=[4, 4], opacity=0.6).encode(y=alt.datum(0))
     chart: alt.FacetChart = (
         alt.layer(zero, spreads, points, data={"values": rows})
         .properties(width=PANEL, height=PANEL)
         .facet(
-            column=alt.Column("setting:N", title=None, sort=_once(rows, "setting")),
-            row=alt.Row("data:N", title=None, sort=_once(rows, "data")),
+            facet=alt.Facet("panel:N", title=None, sort=panels),
+            columns=len(settings),
         )
         .properties(description="Gain over training alone against the bytes sent per client.")
     )
@@ -146,15 +159,21 @@ def _cells(found: Sequence[Entry], where: Where) -> Rows:
     """What the cells of a map print: a gain, the accuracy of training alone, or a dash."""
     rows: Rows = []
     for entry, gain in gains(found, where):
-        row = {"method": entry.method, **_place(entry.case)}
+        row: dict[str, Any] = {
+            "method": entry.method,
+            **_place(entry.case),
+            "error": "",
+            "over": "",
+        }
         accuracy = entry.accuracy(where)
         if gain is not None:
-            row |= {"gain": 100 * gain.mean, "text": f"{100 * gain.mean:+.1f}", "over": gain.over}
+            points = 100 * gain.mean
+            row |= {"gain": points, "text": POINTS.show(points), "over": gain.over}
             row["error"] = "" if gain.error is None else f"± {100 * gain.error:.1f}"
         elif entry.method == ALONE and accuracy is not None:
             row["text"] = f"{100 * accuracy:.1f}%"
         else:
-            row["text"] = "–"
+            row["text"] = "-"
         rows.append(row)
     return rows
 
@@ -173,7 +192,12 @@ def _dots(found: Sequence[Entry]) -> Rows:
 def _place(case: Case) -> dict[str, str]:
     """Data, group and setting: the parts of a title."""
     data, group, setting = case.title.split(", ", 2)
-    return {"title": case.title, "data": data, "group": group, "setting": setting}
+    place = {"data": data, "group": group, "setting": setting}
+    return {"title": case.title, **place, "panel": _panel(data, setting)}
+
+
+def _panel(data: str, setting: str) -> str:
+    return f"{data}, {setting}"
 
 
 def _once(rows: Rows, field: str) -> list[str]:

@@ -39,7 +39,8 @@ def _overview(result: Result) -> list[Figure]:
     if result.study.kind == "convergence":
         return [_gradient(trial, run.records()) for trial, run in result.outcome.runs]
     if result.study.kind == "pays":
-        return pays_charts.figures(result, pays.entries(result.study, result.outcome))
+        found = pays.entries(result.study, result.outcome)
+        return pays_charts.figures(result.request.name, result.study.methods, found)
     if not any(line.accuracy is not None for line in result.lines):
         return []
     name = f"{result.request.name}-accuracy"
