@@ -17,7 +17,7 @@ SOME = {
     "noniid": ["cifar10-hetero-e1", "cifar10-hetero-s10", "cifar100-hetero-s100"],
     "participation": ["cifar10-hetero-n100-c10", "cifar100-hetero-n100-c100"],
     "header-lr": ["cifar10-hetero-lr0.1"],
-    "pays": ["pays-cifar10-s2-m50", "pays-cifar100-dir0.3-m1000", "cifar10-hetero"],
+    "pays": ["pays-cifar10-s2-m50", "pays-cifar100-dir0.3-m1000", "standalone", "fedgh_plus"],
     "poisoning": ["poison-none", "poison-flip-3-defended", "poison-everything-3"],
     "privacy": ["cifar10-hetero-e1", "cifar10-hetero-sample-eps1", "cifar10-hetero-client-eps8"],
 }

@@ -148,6 +148,13 @@ def test_what_a_budget_changes_is_said() -> None:
     (networks,) = (text for text in said if text.startswith("model.zoo"))
     assert networks.startswith("model.zoo ['resnet18'] → ['cnn1'] (cifar100-homo, ")
     assert "local.lr 0.01 → 0.5" in changes(wanted, "paper", ["local.lr=0.5"])
+    many = changes(study("participation"), "smoke")
+    assert "data.name cifar10 → digits (cifar10-hetero-n100-c10, cifar10-hetero-n100-c30, " in (
+        ", ".join(many)
+    )
+    nearly_all = study("privacy").model_copy(update={"cases": study("privacy").cases[:8]})
+    frozen = changes(nearly_all, "paper", ["method.server_lr=0"])
+    assert frozen == ["method.server_lr 0.01 → 0.0 (in 7 of 8 settings)"]
     assert budgets().keys() == {"smoke", "quick", "paper"}
 
 
@@ -156,6 +163,9 @@ def test_a_part_of_a_study() -> None:
     assert ([c.name for c in part.cases], part.methods) == (["cifar10-hetero"], ["fedgh"])
     half = narrowed(study("table-hetero"), ["cifar10-hetero"])
     assert half.methods == ALL_EIGHT
+    pattern = narrowed(study("table-hetero"), ["cifar100-*", "fed*"])
+    assert {c.experiment for c in pattern.cases} == {"cifar100-hetero"}
+    assert pattern.methods == ["fedavg", "fedkd", "fedproto", "fedgh"]
     with pytest.raises(ConfigError, match="did you mean 'fedproto'"):
         narrowed(study("table-hetero"), ["fedprot"])
 

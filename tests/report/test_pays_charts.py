@@ -58,8 +58,8 @@ def test_cells_print_gain_and_error() -> None:
 
 def test_the_colours_of_both_maps_are_centred_at_zero() -> None:
     (figure, _) = pays_charts.figures("pays", METHODS, FOUND)
-    maps = figure.chart.to_dict()["vconcat"]
-    scales = [each["spec"]["layer"][0]["encoding"]["color"]["scale"] for each in maps]
+    maps = [group for each in figure.chart.to_dict()["vconcat"] for group in each["hconcat"]]
+    scales = [each["layer"][0]["encoding"]["color"]["scale"] for each in maps]
     assert len(scales) == 2
     for scale in scales:
         assert scale["domain"] == pytest.approx([-10.5, 10.5])

@@ -45,30 +45,34 @@ def figures(name: str, methods: Sequence[str], found: Sequence[Entry]) -> list[F
 def _map(rows: Rows, methods: Sequence[str], described: str) -> alt.VConcatChart:
     """A map for each data set below one another: methods down, settings across in their groups."""
     largest = max(1.0, *(abs(row["gain"]) for row in rows if "gain" in row))
-    maps = [
-        _map_of([row for row in rows if row["data"] == data], data, methods, largest)
-        for data in _once(rows, "data")
-    ]
+    shown = _once(rows, "method")
+    order = [method for method in methods if method in shown]
+    maps = []
+    for data in _once(rows, "data"):
+        here = [row for row in rows if row["data"] == data]
+        groups = [
+            _cells_of([row for row in here if row["group"] == group], group, order, largest)
+            for group in _once(here, "group")
+        ]
+        first, *others = groups
+        bare = [group.encode(y=_method_axis(order, labels=False)) for group in others]
+        title = alt.TitleParams(data, anchor="middle")
+        maps.append(alt.hconcat(first, *bare, spacing=14, title=title))
     chart: alt.VConcatChart = alt.vconcat(*maps, spacing=28).properties(description=described)
     return chart
 
 
-def _map_of(rows: Rows, data: str, methods: Sequence[str], largest: float) -> alt.FacetChart:
-    shown = _once(rows, "method")
+def _cells_of(rows: Rows, group: str, methods: Sequence[str], largest: float) -> alt.LayerChart:
+    """The settings of one group."""
+    settings = _once(rows, "setting")
     base = alt.Chart().encode(
         x=alt.X(
             "setting:N",
             title=None,
-            sort=_once(rows, "setting"),
+            scale=alt.Scale(domain=settings),
             axis=alt.Axis(
                 labelExpr="split(datum.label, ' ')", labelAngle=0, ticks=False, domain=False
             ),
-        ),
-        y=alt.Y(
-            "method:N",
-            title=None,
-            sort=[method for method in methods if method in shown],
-            axis=alt.Axis(labelLimit=260, ticks=False, domain=False),
         ),
         tooltip=["method:N", "title:N", "text:N", "error:N", "over:N"],
     )
@@ -85,23 +89,28 @@ def _map_of(rows: Rows, data: str, methods: Sequence[str], largest: float) -> al
         )
     )
     strong = f"isValid(datum.gain) && abs(datum.gain) > {STRONG * largest}"
-    on_strong, on_pale = (base.transform_filter(test) for test in (strong, f"!({strong})"))
     texts = [
-        side.mark_text(style=style, dy=dy, fontSize=size).encode(text=f"{field}:N")
-        for side, style in ((on_strong, "on-strong"), (on_pale, "on-pale"))
+        base.transform_filter(test)
+        .mark_text(style=style, dy=dy, fontSize=size)
+        .encode(text=f"{field}:N")
+        for style, test in (("on-strong", strong), ("on-pale", f"!({strong})"))
         for field, dy, size in (("text", -6, 12), ("error", 8, 10))
     ]
-    chart: alt.FacetChart = (
-        alt.layer(cells, *texts)
-        .properties(width=alt.Step(CELL_WIDTH), height=alt.Step(CELL_HEIGHT))
-        .facet(
-            column=alt.Column("group:N", title=data, sort=_once(rows, "group")),
-            data={"values": rows},
-            spacing=14,
+    chart: alt.LayerChart = (
+        alt.layer(cells, *texts, data={"values": rows})
+        .encode(y=_method_axis(methods, labels=True))
+        .properties(
+            width=CELL_WIDTH * len(settings),
+            height=CELL_HEIGHT * len(methods),
+            title=alt.TitleParams(group, fontWeight="normal", fontSize=12),
         )
-        .resolve_scale(x="independent")
     )
     return chart
+
+
+def _method_axis(methods: Sequence[str], labels: bool) -> alt.Y:
+    axis = alt.Axis(labelLimit=260, labels=labels, ticks=False, domain=False)
+    return alt.Y("method:N", title=None, scale=alt.Scale(domain=list(methods)), axis=axis)
 
 
 def _against_bytes(rows: Rows, methods: Sequence[str]) -> alt.FacetChart:
