@@ -536,7 +536,10 @@ def reproduce(
     ] = BudgetName.quick,
     seeds: Seeds = "0",
     only: Annotated[
-        str, typer.Option(help="Run only these settings and methods: cifar10-hetero,fedgh.")
+        str,
+        typer.Option(
+            help="Run only these settings and methods, or patterns of them: cifar10-*,fedgh."
+        ),
     ] = "",
     no_run: Annotated[
         bool, typer.Option("--no-run", help="Only look at the runs that are there.")

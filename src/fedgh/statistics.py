@@ -5,7 +5,7 @@ the best over rounds, which would be chosen on test data.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -134,6 +134,36 @@ def mean_interval(pairs: Sequence[NDArray[np.float64]]) -> Interval:
         errors.append((variance**0.5, freedom))
     reach = max((error * float(t.ppf(0.975, freedom)) for error, freedom in errors), default=2.0)
     return Interval(mean, max(-1.0, mean - reach), min(1.0, mean + reach))
+
+
+@dataclass(frozen=True)
+class Paired:
+    """How far one method is ahead of another, and how sure that is."""
+
+    mean: float
+    error: float | None  # standard error; None where there is one pair only
+    over: str  # what the error is taken over: "3 seeds", or the clients of the only seed
+
+
+def lead_over(
+    ours: Mapping[int, NDArray[np.float64]], theirs: Mapping[int, NDArray[np.float64]]
+) -> Paired | None:
+    """The mean lead over the seeds that both have; None where no client was judged in both.
+
+    Both map seeds to the scores of the clients. The clients of a seed share partition, weights and
+    server, so that with several seeds each seed counts as one observation: the mean over its
+    clients. The clients of a single seed are taken for independent, which flatters.
+    """
+    differences = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+    known = [each[~np.isnan(each)] for each in differences]
+    known = [each for each in known if len(each)]
+    if not known:
+        return None
+    means = np.array([each.mean() for each in known])
+    sample, unit = (means, "seed") if len(means) > 1 else (known[0], "client")
+    count = len(sample)
+    error = float(sample.std(ddof=1) / count**0.5) if count > 1 else None
+    return Paired(float(means.mean()), error, f"{count} {unit}{'s' if count > 1 else ''}")
 
 
 def paired_test(differences: NDArray[np.float64]) -> float:

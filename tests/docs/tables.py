@@ -23,6 +23,7 @@ HARMLESS = {"echo"}
 A_MACHINE = "sets up an environment; .ci/run does it"
 A_SERVER = "a server on its own machine; tests/flower/test_deployment.py starts the same scripts"
 MINUTES = "takes minutes"
+HOURS = "takes hours; tests/paper/test_reproduce.py runs a part of it on digits"
 PROCESSES = "starts many processes; tests/flower/test_deployment.py does the same"
 NETWORK = "needs the network"
 
@@ -47,6 +48,11 @@ NOT_RUN = {
     "fedgh flower join .": "asks a SuperLink; tests/flower/test_deployment.py joins",
     "sh server/train.sh my-run": A_SERVER,
     "sh server/flwr.sh log RUN-ID federation --show": A_SERVER,
+    "python -m tools.tune_pays": "takes hours; tests/test_tune_pays.py runs a small grid",
+    "fedgh reproduce pays --seeds 0,1,2,3,4 --only 'pays-*-m50'": HOURS,
+    "fedgh reproduce pays --seeds 0,1,2,3,4 --only 'pays-*-m200'": HOURS,
+    "fedgh reproduce pays --seeds 0,1,2 --only 'pays-*-m1000'": HOURS,
+    "fedgh reproduce pays --seeds 0,1,2 --only 'cifar*'": HOURS,
     "sh rehearse.sh": "tests/flower/test_examples.py runs both sites in one process",
 }
 """Commands that no test types. Each must be on some page."""

@@ -17,6 +17,7 @@ SOME = {
     "noniid": ["cifar10-hetero-e1", "cifar10-hetero-s10", "cifar100-hetero-s100"],
     "participation": ["cifar10-hetero-n100-c10", "cifar100-hetero-n100-c100"],
     "header-lr": ["cifar10-hetero-lr0.1"],
+    "pays": ["pays-cifar10-s2-m50", "pays-cifar100-dir0.3-m1000", "standalone", "fedgh_plus"],
     "poisoning": ["poison-none", "poison-flip-3-defended", "poison-everything-3"],
     "privacy": ["cifar10-hetero-e1", "cifar10-hetero-sample-eps1", "cifar10-hetero-client-eps8"],
 }
@@ -38,7 +39,8 @@ def reproduce(monkeypatch: pytest.MonkeyPatch, out: Path, *words: str) -> int:
     "name",
     [
         *("table-hetero", "table-homo", "models", "curves-n10", "noniid", "participation"),
-        *("header-lr", "convergence", "cost", "ablation", "overlap", "poisoning", "privacy"),
+        *("header-lr", "convergence", "cost", "ablation", "overlap", "pays", "poisoning"),
+        "privacy",
     ],
 )
 def test_smoke(

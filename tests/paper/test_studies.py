@@ -10,7 +10,8 @@ from fedgh.paper.study import BudgetName, Case, Study, budgets, studies, study
 
 NAMES = {
     *("table-homo", "table-hetero", "models", "curves-n10", "noniid", "participation"),
-    *("header-lr", "convergence", "cost", "ablation", "overlap", "poisoning", "privacy"),
+    *("header-lr", "convergence", "cost", "ablation", "overlap", "pays", "poisoning"),
+    "privacy",
 }
 ALL_EIGHT = ["standalone", "fedavg", "fml", "fedkd", "lg_fedavg", "fd", "fedproto", "fedgh"]
 
@@ -21,7 +22,8 @@ def case(name: str, of: str) -> Case:
 
 def test_all_are_there() -> None:
     assert studies().keys() == NAMES
-    assert list(studies())[-4:] == ["ablation", "overlap", "poisoning", "privacy"]  # beyond it
+    beyond = ["ablation", "overlap", "pays", "poisoning", "privacy"]
+    assert list(studies())[-5:] == beyond
     with pytest.raises(ConfigError, match="did you mean 'table-hetero'"):
         study("table-heter")
 
@@ -31,7 +33,7 @@ def test_all_are_there() -> None:
 def test_every_run_can_be_planned(name: str, budget: BudgetName) -> None:
     wanted = study(name)
     trials = plan(wanted, budget, [0, 1])
-    assert len(trials) == len(wanted.cases) * len(wanted.methods) * 2
+    assert len(trials) == 2 * sum(len(wanted.methods_of(case)) for case in wanted.cases)
     assert len({trial.folder for trial in trials}) == len(trials)
     for trial in trials:
         rounds, local = trial.config.federation.rounds, trial.config.local
@@ -39,17 +41,18 @@ def test_every_run_can_be_planned(name: str, budget: BudgetName) -> None:
             assert trial.config.data.name == "digits"
         elif budget == "quick" and name not in ("convergence", "poisoning"):
             epochs = 1 if name in ("header-lr", "noniid", "privacy") else 5
-            assert (rounds, local.epochs, local.batch_size) == (10, epochs, 64)
+            assert (rounds, local.epochs) == (10, epochs)
+            assert local.batch_size == 64 or name == "pays"
         elif budget == "paper":
             assert rounds in (100, 500)
 
 
 def test_a_shared_name_is_a_shared_setting() -> None:
     """Runs lie in folders by case, so that two studies may use the same ones."""
-    seen: dict[str, tuple[str, list[str], list[str], list[str]]] = {}
+    seen: dict[str, tuple[object, ...]] = {}
     for wanted in studies().values():
         for each in wanted.cases:
-            what = (each.experiment, each.set, each.smoke, each.quick)
+            what = (each.experiment, each.set, each.smoke, each.quick, each.tuned)
             assert seen.setdefault(each.name, what) == what, each.name
 
 
@@ -111,6 +114,31 @@ def test_in_overlap_every_class_has_ten_owners() -> None:
     assert (owners, trial.config.federation.participation) == (10, 1.0)
 
 
+def test_pays_has_every_setting_it_speaks_of() -> None:
+    wanted = study("pays")
+    places = [each.title.split(", ") for each in wanted.cases]
+    assert all(len(parts) == 3 for parts in places)  # as the charts take them apart
+    assert len({each.title for each in wanted.cases}) == len(wanted.cases) == 2 * 3 * 3 + 3
+    for each in wanted.cases:
+        few = each.title.endswith((" 50 samples", " 200 samples"))
+        assert len(wanted.methods_of(each)) == (10 if few else 5)
+        assert bool(each.tuned) == each.name.startswith("pays-")
+    spoken_of = [sum(map(lead.speaks_of, wanted.cases)) for lead in wanted.leads]
+    assert spoken_of == [12, 12, 21, 1]
+
+
+def test_the_samples_of_pays_are_those_of_the_title() -> None:
+    for trial in plan(study("pays"), "quick", [0]):
+        if trial.place.startswith("pays-"):
+            (title,) = (c.title for c in study("pays").cases if c.name == trial.place)
+            data = trial.config.data
+            assert title.endswith(f", {data.samples} samples")
+            dealt = f", {data.classes_per_client} of " in title or "Dirichlet 0.3" in title
+            assert dealt
+            assert (data.partition == "dirichlet") == ("Dirichlet" in title)
+            assert trial.config.federation.clients == 20
+
+
 def test_what_a_budget_changes_is_said() -> None:
     wanted = study("table-homo")
     assert changes(wanted, "paper") == []
@@ -120,6 +148,13 @@ def test_what_a_budget_changes_is_said() -> None:
     (networks,) = (text for text in said if text.startswith("model.zoo"))
     assert networks.startswith("model.zoo ['resnet18'] → ['cnn1'] (cifar100-homo, ")
     assert "local.lr 0.01 → 0.5" in changes(wanted, "paper", ["local.lr=0.5"])
+    many = changes(study("participation"), "smoke")
+    assert "data.name cifar10 → digits (cifar10-hetero-n100-c10, cifar10-hetero-n100-c30, " in (
+        ", ".join(many)
+    )
+    nearly_all = study("privacy").model_copy(update={"cases": study("privacy").cases[:8]})
+    frozen = changes(nearly_all, "paper", ["method.server_lr=0"])
+    assert frozen == ["method.server_lr 0.01 → 0.0 (in 7 of 8 settings)"]
     assert budgets().keys() == {"smoke", "quick", "paper"}
 
 
@@ -128,6 +163,9 @@ def test_a_part_of_a_study() -> None:
     assert ([c.name for c in part.cases], part.methods) == (["cifar10-hetero"], ["fedgh"])
     half = narrowed(study("table-hetero"), ["cifar10-hetero"])
     assert half.methods == ALL_EIGHT
+    pattern = narrowed(study("table-hetero"), ["cifar100-*", "fed*"])
+    assert {c.experiment for c in pattern.cases} == {"cifar100-hetero"}
+    assert pattern.methods == ["fedavg", "fedkd", "fedproto", "fedgh"]
     with pytest.raises(ConfigError, match="did you mean 'fedproto'"):
         narrowed(study("table-hetero"), ["fedprot"])
 

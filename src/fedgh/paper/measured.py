@@ -20,7 +20,7 @@ FEWEST_ROUNDS = 3
 
 
 @contextmanager
-def _readable(run: RunFolder) -> Iterator[None]:
+def readable(run: RunFolder) -> Iterator[None]:
     """What a damaged run folder, or one of an earlier version, does not hold is a RunError."""
     try:
         yield
@@ -60,7 +60,7 @@ def convergence_sheet(outcome: Outcome) -> Sheet:
     ]
     rows: list[list[Cell]] = []
     for trial, run in outcome.runs:
-        with _readable(run):
+        with readable(run):
             found = convergence.analyse(run.records(), trial.config.local.lr)
             rows += [[trial.place, trial.seed, *row] for row in _theorem(found)]
     note = (
@@ -128,7 +128,7 @@ def cost_sheet(outcome: Outcome) -> Sheet:
     ]
     rows: list[list[Cell]] = []
     for trial, run in outcome.runs:
-        with _readable(run):
+        with readable(run):
             found = _measure(trial, run)
             rows += [[trial.place, trial.seed, *row] for row in _cost(found)]
     note = "Epochs by the clock depend on the machine; by counted operations they do not."
@@ -150,7 +150,7 @@ def poisoning_sheet(study: Study, outcome: Outcome) -> Sheet:
     most = max((trial.config.attack.clients for trial, _ in outcome.runs), default=0)
     rows: list[list[Cell]] = []
     for trial, run in outcome.runs:
-        with _readable(run):
+        with readable(run):
             attack, classes = trial.config.attack, len(run.identity()["classes"])
             named = [
                 attack.names(number, len(client["classes"]), classes)

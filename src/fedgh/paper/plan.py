@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from fedgh.config import Config
@@ -9,19 +10,37 @@ from fedgh.errors import ConfigError, unknown
 from fedgh.paper.study import BudgetName, Study
 from fedgh.sweep import Trial, plan_comparison
 
+MOST_NAMED = 6
+"""Settings that are named one by one; of more it is said how many they are."""
+
 
 def narrowed(study: Study, only: Sequence[str]) -> Study:
-    """The cases and methods that `only` names; where it names none of them, all."""
+    """The cases and methods that `only` names; where it names none of either, all of them.
+
+    A name may be a pattern such as cifar10-*.
+    """
     known = [*(case.name for case in study.cases), *study.methods]
     if only and not known:
         raise ConfigError("--only: this study trains nothing")
+    named: set[str] = set()
     for word in only:
-        if word not in known:
+        matching = [name for name in known if fnmatchcase(name, word)]
+        if not matching:
             raise ConfigError(f"--only: {unknown('setting or method', word, known)}")
-    cases = [case for case in study.cases if case.name in only]
-    methods = [method for method in study.methods if method in only]
-    changes = {"cases": cases or study.cases, "methods": methods or study.methods}
-    return study.model_copy(update=changes)
+        named.update(matching)
+    cases = [case for case in study.cases if case.name in named] or study.cases
+    methods = [method for method in study.methods if method in named] or study.methods
+    here = [[m for m in study.methods_of(case) if m in methods] for case in cases]
+    left = [
+        case.model_copy(update={"methods": chosen})
+        for case, chosen in zip(cases, here, strict=True)
+        if chosen
+    ]
+    if cases and not left:
+        raise ConfigError(
+            f"--only: {', '.join(methods)} is not run in {', '.join(case.name for case in cases)}"
+        )
+    return study.model_copy(update={"cases": left, "methods": methods})
 
 
 def plan(
@@ -32,12 +51,15 @@ def plan(
     data_dir: Path | None = None,
 ) -> list[Trial]:
     """A run for every case, method and seed."""
-    methods = ",".join(study.methods)
     return [
         replace(trial, place=case.name, home=case.folder(budget))
         for case in study.cases
         for trial in plan_comparison(
-            case.experiment, methods, seeds, [*case.at(budget), *overrides], data_dir
+            case.experiment,
+            ",".join(study.methods_of(case)),
+            seeds,
+            [*case.at(budget), *overrides],
+            data_dir,
         )
     ]
 
@@ -49,11 +71,17 @@ def changes(study: Study, budget: BudgetName, overrides: Sequence[str] = ()) -> 
     for old, new in zip(before, after, strict=True):
         for text in _differences(old.config, new.config):
             by_text.setdefault(text, {})[new.place] = None
-    everywhere = len(study.cases)
     return [
-        text if len(places) == everywhere else f"{text} ({', '.join(places)})"
+        text if len(places) == len(study.cases) else f"{text} ({_named(list(places), study)})"
         for text, places in by_text.items()
     ]
+
+
+def _named(places: list[str], study: Study) -> str:
+    """Some settings of many, as words."""
+    if len(places) > MOST_NAMED:
+        return f"in {len(places)} of {len(study.cases)} settings"
+    return ", ".join(places)
 
 
 def _differences(before: Config, after: Config) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgh.errors import ConfigError
-from fedgh.paper import measured
+from fedgh.paper import measured, pays
 from fedgh.paper.plan import changes, narrowed, plan
 from fedgh.paper.result import Line, communication, lines, main_sheet, verdicts
 from fedgh.paper.sheets import Sheet
@@ -67,8 +67,16 @@ class Result:
 
     @property
     def not_run(self) -> list[str]:
-        """What was not run."""
-        return [run for run, why in self.outcome.missing.items() if why == NOT_RUN]
+        """What was not run, the seeds of each together."""
+        seeds: dict[str, list[str]] = {}
+        for run, why in self.outcome.missing.items():
+            if why == NOT_RUN:
+                name, _, seed = run.rpartition(", seed ")
+                seeds.setdefault(name, []).append(seed)
+        return [
+            f"{name}, seed{'s' if len(each) > 1 else ''} {', '.join(each)}"
+            for name, each in seeds.items()
+        ]
 
     def provenance(self) -> list[str]:
         """Which command made this, with what budget, where and when."""
@@ -125,6 +133,10 @@ def collect(request: Request, out: Path, reasons: dict[str, str]) -> Result:
         sheets = [measured.cost_sheet(outcome)]
     elif wanted.kind == "poisoning":
         sheets = [measured.poisoning_sheet(wanted, outcome)]
+    elif wanted.kind == "pays":
+        entries = pays.entries(wanted, outcome)
+        sheets = [pays.main_sheet(entries, len(request.seeds))]
+        sheets += pays.claim_sheets(wanted, entries)
     else:
         found_lines = lines(wanted, outcome, len(request.seeds))
         costs = communication(found_lines)

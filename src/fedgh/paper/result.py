@@ -29,7 +29,7 @@ class Line:
     @property
     def accuracy(self) -> float | None:
         """Ours, in percent."""
-        return None if self.ours is None else _percent(self.ours.accuracy)
+        return None if self.ours is None else percent(self.ours.accuracy)
 
     @property
     def difference(self) -> float | None:
@@ -44,7 +44,7 @@ def lines(study: Study, outcome: Outcome, seeds: int) -> list[Line]:
     found: list[Line] = []
     for case in study.cases:
         ours = {row.label: row for row in statistics.rows(outcome.at(case.name))}
-        for method in study.methods:
+        for method in study.methods_of(case):
             published, row = case.published.get(method, Published()), ours.get(method)
             why_not = outcome.at(case.name).why_not(method)
             found.append(Line(case, method, published, row, seeds, why_not))
@@ -67,8 +67,8 @@ def main_sheet(found: Iterable[Line]) -> Sheet:
             line.case.title,
             line.method,
             line.paper.accuracy,
-            line.accuracy if line.ours else _short(line.why_not),
-            _percent(line.ours.accuracy_std) if line.ours else None,
+            line.accuracy if line.ours else short(line.why_not),
+            percent(line.ours.accuracy_std) if line.ours else None,
             line.difference,
             f"{line.ours.seeds if line.ours else 0} of {line.seeds}",
         ]
@@ -119,7 +119,7 @@ def verdicts(study: Study, outcome: Outcome) -> Sheet:
         for case in study.cases:
             here = outcome.at(case.name)
             if claim.highest is not None:
-                others = claim.over or [m for m in study.methods if m != claim.highest]
+                others = claim.over or [m for m in study.methods_of(case) if m != claim.highest]
                 judged = _judge_highest(claim.highest, others, here)
             else:
                 judged = _judge_alike(claim.alike, here)
@@ -137,7 +137,7 @@ def verdicts(study: Study, outcome: Outcome) -> Sheet:
 
 def _judge_highest(winner: str, rivals: Sequence[str], outcome: Outcome) -> list[Cell]:
     if all(trial.label != winner for trial, _ in outcome.runs):
-        return [_short(outcome.why_not(winner)), "", None, None]
+        return [short(outcome.why_not(winner)), "", None, None]
     compared = [
         (row.difference, row.p_value, row.label)
         for row in statistics.rows(outcome, reference=winner)
@@ -170,7 +170,7 @@ def _judge_alike(alike: Sequence[str], outcome: Outcome) -> list[Cell]:
         if trial.label in alike:
             by_label.setdefault(trial.label, {})[trial.seed] = run
     if len(by_label) < 2:
-        words = {_short(outcome.why_not(label)) for label in alike if label not in by_label}
+        words = {short(outcome.why_not(label)) for label in alike if label not in by_label}
         return [min(words), "", None, None]  # "no result" before "not run"
     shared = set.intersection(*({*runs} for runs in by_label.values()))
     if not shared:
@@ -197,14 +197,14 @@ def _judge_alike(alike: Sequence[str], outcome: Outcome) -> list[Cell]:
 def _costs(line: Line) -> list[Cell]:
     paper, ours = line.paper, line.ours
     if ours is None:
-        mine: list[Cell] = [_short(line.why_not)] * 5
+        mine: list[Cell] = [short(line.why_not)] * 5
     else:
         mine = [
-            _kb(ours.paper_bytes_per_client_round),
-            _kb(ours.bytes_per_client_round),
+            kb(ours.paper_bytes_per_client_round),
+            kb(ours.bytes_per_client_round),
             ours.rounds_to_target,
             f"{ours.reached} of {ours.seeds}",
-            _kb(ours.bytes_to_target),
+            kb(ours.bytes_to_target),
         ]
     return [
         paper.kb_per_client_round,
@@ -216,14 +216,16 @@ def _costs(line: Line) -> list[Cell]:
     ]
 
 
-def _short(reason: str | None) -> str:
+def short(reason: str | None) -> str:
     """A cell's worth of a reason; the whole stands below the table."""
     return "not run" if reason in (None, NOT_RUN) else "no result"
 
 
-def _percent(share: float | None) -> float | None:
+def percent(share: float | None) -> float | None:
+    """A share in percent, or a difference of shares in points."""
     return None if share is None else 100 * share
 
 
-def _kb(count: float | None) -> float | None:
+def kb(count: float | None) -> float | None:
+    """A number of bytes in KB."""
     return None if count is None else count / 1024

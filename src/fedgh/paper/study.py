@@ -5,6 +5,7 @@ two studies share by name is run once. A budget says how much of it a machine ca
 """
 
 import tomllib
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
 from typing import Any, Literal
@@ -40,6 +41,8 @@ class Case(_Strict):
     x: float | None = None  # its place on the study's axis; one without is a line across
     smoke: list[str] = []  # what these budgets change here beside what they change everywhere
     quick: list[str] = []
+    tuned: list[str] = []  # chosen for it on validation data: holds with every budget
+    methods: list[str] = []  # those of the study that are run here; else all of them
     published: dict[str, Published] = {}
 
     def folder(self, budget: BudgetName) -> str:
@@ -49,7 +52,7 @@ class Case(_Strict):
     def at(self, budget: BudgetName) -> list[str]:
         """What this case changes when it is run with that budget."""
         own = {"smoke": self.smoke, "quick": self.quick, "paper": []}[budget]
-        return [*self.set, *budgets()[budget].set, *own]
+        return [*self.set, *budgets()[budget].set, *own, *self.tuned]
 
 
 class Claim(_Strict):
@@ -67,6 +70,28 @@ class Claim(_Strict):
         return self
 
 
+class Lead(_Strict):
+    """A statement about how far one method is ahead of others, in every setting it speaks of."""
+
+    text: str
+    of: str
+    over: list[str] = []  # its rivals; else all others
+    cases: list[str] = []  # names, or patterns such as *-m50; else all of them
+    where: Literal["own", "all"] = "own"  # on the own test data, or over all classes
+    points: float | None = None  # it is ahead by at least so many
+    errors: float | None = None  # it is ahead by more than so many standard errors
+
+    @model_validator(mode="after")
+    def _says_how_far(self) -> "Lead":
+        if self.points is None and self.errors is None:
+            raise ValueError("a lead has `points`, `errors` or both")
+        return self
+
+    def speaks_of(self, case: Case) -> bool:
+        """Whether it is judged in that setting."""
+        return not self.cases or any(fnmatchcase(case.name, pattern) for pattern in self.cases)
+
+
 class Structure(_Strict):
     """A row of the table of networks."""
 
@@ -80,12 +105,13 @@ class Study(_Strict):
     title: str
     source: str  # where in the paper
     about: str
-    kind: Literal["accuracy", "models", "convergence", "cost", "poisoning"] = "accuracy"
+    kind: Literal["accuracy", "models", "convergence", "cost", "poisoning", "pays"] = "accuracy"
     methods: list[str] = []
     axis: str | None = None  # what the cases differ in, when that is a number
     scale: Literal["linear", "log"] = "linear"  # of that axis
     cases: list[Case] = Field([], alias="case")
     claims: list[Claim] = Field([], alias="claim")
+    leads: list[Lead] = Field([], alias="lead")
     structures: list[Structure] = Field([], alias="structure")
 
     @model_validator(mode="before")
@@ -99,6 +125,26 @@ class Study(_Strict):
         ]
         rest = {key: value for key, value in table.items() if key not in ("case", *shared)}
         return rest | ({"case": cases} if cases else {})
+
+    @model_validator(mode="after")
+    def _cases_choose_among_the_methods(self) -> "Study":
+        for case in self.cases:
+            if strange := [method for method in case.methods if method not in self.methods]:
+                raise ValueError(f"{case.name}: {strange[0]} is no method of the study")
+        return self
+
+    @model_validator(mode="after")
+    def _leads_are_over_what_is_run(self) -> "Study":
+        for lead in self.leads:
+            cases = [case for case in self.cases if lead.speaks_of(case)]
+            named = {lead.of, *lead.over}
+            if not cases or any(not named <= {*self.methods_of(case)} for case in cases):
+                raise ValueError(f"'{lead.text}': no such settings, or not with these methods")
+        return self
+
+    def methods_of(self, case: Case) -> list[str]:
+        """The methods that are run in that setting, in the order of the study."""
+        return [method for method in self.methods if not case.methods or method in case.methods]
 
 
 class Budget(_Strict):

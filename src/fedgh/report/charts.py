@@ -13,7 +13,7 @@ import altair as alt
 from fedgh.report.runs import NamedRun
 
 Rows = list[dict[str, Any]]
-AnyChart = alt.Chart | alt.LayerChart | alt.FacetChart
+AnyChart = alt.Chart | alt.LayerChart | alt.FacetChart | alt.VConcatChart
 
 HEIGHT = 260
 ROW = 24

@@ -6,10 +6,11 @@ from typing import Any
 import altair as alt
 
 from fedgh.core.runs import RunFolder
-from fedgh.paper import convergence
+from fedgh.paper import convergence, pays
 from fedgh.paper.reproduce import Result
 from fedgh.paper.result import Line
 from fedgh.paper.study import Case, Study
+from fedgh.report import pays_charts
 from fedgh.report.charts import AnyChart, accuracy_over_rounds, mean_over_rounds
 from fedgh.report.page import Figure, Page, Part, Section, Table, of_sheet
 from fedgh.report.runs import NamedRun
@@ -34,9 +35,12 @@ def page(result: Result) -> Page:
 
 
 def _overview(result: Result) -> list[Figure]:
-    """The one picture that answers the study's question."""
+    """The pictures that answer the study's question."""
     if result.study.kind == "convergence":
         return [_gradient(trial, run.records()) for trial, run in result.outcome.runs]
+    if result.study.kind == "pays":
+        found = pays.entries(result.study, result.outcome)
+        return pays_charts.figures(result.request.name, result.study.methods, found)
     if not any(line.accuracy is not None for line in result.lines):
         return []
     name = f"{result.request.name}-accuracy"
