@@ -31,6 +31,8 @@ class Row:
     accuracy_std: float | None  # None with one seed
     evaluation_accuracy: float | None
     evaluation_accuracy_std: float | None
+    global_accuracy: float | None  # on all classes; None where no run has measured it
+    global_accuracy_std: float | None
     difference: float | None  # to the reference, over clients and seeds
     p_value: float | None
     reached: int  # how many seeds reached the target; the next four are over these
@@ -58,8 +60,11 @@ def rows(outcome: Outcome, last: int = 1, reference: str | None = None) -> list[
 
 
 def client_accuracies(run: RunFolder, last: int, metric: str = "accuracy") -> NDArray[np.float64]:
-    """Each client's accuracy, mean over the last evaluated rounds; nan where there is none."""
-    evaluated = [r[f"{metric}_per_client"] for r in run.records() if r["accuracy"] is not None]
+    """Each client's accuracy, mean over the last rounds that measured it; nan where none did."""
+    scores = [record.get(f"{metric}_per_client") for record in run.records()]
+    evaluated = [each for each in scores if each is not None]
+    if not evaluated:
+        return np.zeros(0)
     table = np.ma.masked_invalid(np.array(evaluated[-last:], dtype=np.float64))
     mean: NDArray[np.float64] = table.mean(axis=0).filled(np.nan)
     return mean
@@ -125,7 +130,10 @@ def write(table: list[Row], outcome: Outcome, path: Path, about: dict[str, Any])
 def _row(label: str, runs: dict[int, RunFolder], compared: dict[int, RunFolder], last: int) -> Row:
     summaries: list[dict[str, Any]] = [run.summary() or {} for run in runs.values()]
     accuracy = {seed: client_accuracies(run, last) for seed, run in runs.items()}
-    evaluation = [client_accuracies(r, last, "evaluation_accuracy") for r in runs.values()]
+    others = {
+        metric: [_mean(client_accuracies(run, last, metric)) for run in runs.values()]
+        for metric in ("evaluation_accuracy", "global_accuracy")
+    }
     pairs = [
         accuracy[seed] - client_accuracies(compared[seed], last)
         for seed in runs
@@ -148,7 +156,8 @@ def _row(label: str, runs: dict[int, RunFolder], compared: dict[int, RunFolder],
         label=label,
         seeds=len(runs),
         **over_seeds("accuracy", [_mean(each) for each in accuracy.values()]),
-        **over_seeds("evaluation_accuracy", [_mean(each) for each in evaluation]),
+        **over_seeds("evaluation_accuracy", others["evaluation_accuracy"]),
+        **over_seeds("global_accuracy", others["global_accuracy"]),
         difference=float(differences.mean()) if len(differences) else None,
         p_value=paired_test(differences) if len(differences) else None,
         reached=sum(summary["rounds_to_target"] is not None for summary in summaries),

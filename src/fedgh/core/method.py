@@ -76,9 +76,13 @@ class Method(ABC):
         """What a client may be sent: the tensors of one of these; anything else is refused."""
 
     def predict(self, client: Client, x: Tensor) -> Tensor:
-        """The logits by which the client is judged."""
+        """The logits by which the client is judged on its own data."""
         out: Tensor = client.model(x)
         return out
+
+    def predict_global(self, client: Client, x: Tensor) -> Tensor:
+        """The logits over all classes, for samples of any client; by default those of `predict`."""
+        return self.predict(client, x)
 
     def paper_bytes(self, task: Task, local_classes: int) -> int | None:
         """Bytes up and down per client and round as the FedGH paper reckons; None: it does not."""
