@@ -48,6 +48,7 @@ def test_run_ends_with_a_table_and_a_complete_run_folder(tmp_path: Path) -> None
     for text in ("round 3: accuracy", "client", "classes", "samples", "mean", "sent", str(out)):
         assert text in done.stdout
     summary = json.loads((out / "summary.json").read_text())
+    assert f"global     {100 * summary['final_global_accuracy']:.1f}%, mean over all" in done.stdout
     assert f"accuracy   {100 * summary['final_accuracy']:.1f}%" in done.stdout
     assert summary.keys() >= {
         *("method", "data", "seed", "rounds", "final_accuracy", "best_accuracy", "target"),
@@ -65,6 +66,9 @@ def test_run_ends_with_a_table_and_a_complete_run_folder(tmp_path: Path) -> None
         mean = sum(record["accuracy_per_client"]) / 5
         assert record["accuracy"] == pytest.approx(mean)
     assert summary["final_accuracy"] == records[-1]["accuracy"]
+    assert [record["global_accuracy"] for record in records[:2]] == [None, None]
+    everywhere = records[-1]["global_accuracy_per_client"]
+    assert summary["final_global_accuracy"] == pytest.approx(sum(everywhere) / 5)
     assert summary["rounds_to_target"] == 1
     # Only FedGH's own messages: two int32 labels and two means up, the header down.
     assert records[0]["bytes_up"] == 5 * 2 * (4 + 16 * 4)

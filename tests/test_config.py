@@ -47,6 +47,16 @@ def test_overrides() -> None:
     assert settings.data.dir == Path.cwd() / "here"
 
 
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [("true", "every"), ("false", "never"), *((word, word) for word in ("last", "every", "never"))],
+)
+def test_truth_values_of_old_configurations_are_understood(said: str, meant: str) -> None:
+    settings = config.load("demo", [f"run.global_accuracy={said}"])
+    assert settings.run.global_accuracy == meant
+    assert f'global_accuracy = "{meant}"' in settings.to_toml()
+
+
 def test_the_order_of_overrides_does_not_matter(tmp_path: Path) -> None:
     settings = config.load("demo", ["method.reset_header=true", "method.name=standalone"])
     assert settings.method == Standalone(reset_header=True)
@@ -89,6 +99,7 @@ def test_another_method_starts_from_its_own_defaults() -> None:
         ("method.server_batch=all", "method.server_batch: should be 'pair' or 'client'"),
         ("model.zoo=[]", "model.zoo: should have at least 1 item, got []"),
         ("methods.name=fd", "methods: no section 'methods'; did you mean 'method'?"),
+        ("run.global_accuracy=1", "run.global_accuracy: should be 'last', 'every' or 'never'"),
         ("run.engine=cluster", "run.engine: should be 'serial', 'workers' or 'ray'"),
         ("epochs=5", "expected section.key=value"),
         ("local.epochs", "expected section.key=value"),

@@ -64,6 +64,8 @@ def test_participants_with_nothing_in_common_learn_together() -> None:
     history = trained.history
     assert list(history["round"]) == list(range(1, 9))
     assert history["accuracy"].iloc[-1] > 0.8 > history["accuracy"].iloc[0]
+    assert history["global_accuracy"].isna().all(), "their data are apart"
+    assert "final_global_accuracy" not in (trained.folder.summary() or {})
     assert history["bytes_up"].iloc[-1] == sum(4 * s * (8 + 1) for s in (3, 3, 2))
     north, west = trained.clients["north"], trained.clients["west"]
     x, y = points(4, seed=9)

@@ -32,7 +32,7 @@ def test_global_accuracy_shows_what_a_client_knows_of_other_classes(tmp_path: Pa
     settings = config.load(
         "demo",
         [
-            *("federation.rounds=6", "model.zoo=cnn5", "run.global_accuracy=true"),
+            *("federation.rounds=6", "model.zoo=cnn5", "run.global_accuracy=last"),
             *("method.name=standalone", "local.momentum=0.9"),
         ],
     )

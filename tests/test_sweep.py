@@ -17,6 +17,7 @@ from fedgh.core.runs import RunFolder
 from fedgh.core.types import Job
 from fedgh.errors import ConfigError, RunError
 from fedgh.methods import METHODS
+from fedgh.report.terminal import comparison
 from fedgh.sweep import Outcome, Trial, plan_comparison, plan_search, run_trials
 from fedgh.training import Unwatched, Watcher
 from tests.test_cli import SET, inside
@@ -107,8 +108,29 @@ def test_other_settings_are_not_mixed_into_an_old_sweep(tmp_path: Path) -> None:
     run_trials(plan("standalone", (0,)), tmp_path)
     with pytest.raises(RunError, match=r"local\.lr is 0\.01 there, 0\.5 asked for"):
         run_trials(plan("standalone", (0,), "local.lr=0.5"), tmp_path)
-    # How it is computed is another matter.
+    # How it is computed is another matter, and so is what else is measured.
     run_trials(plan("standalone", (0,), "run.workers=1"), tmp_path)
+    run_trials(plan("standalone", (0,), "run.global_accuracy=every"), tmp_path)
+
+
+def test_a_run_from_before_all_classes_were_asked_about_has_a_dash(tmp_path: Path) -> None:
+    (folder,) = (run for _, run in run_trials(plan("standalone", (0,)), tmp_path).runs)
+    text = folder.config.read_text()
+    folder.config.write_text(text.replace('global_accuracy = "last"', "global_accuracy = false"))
+    assert folder.config.read_text() != text
+    old = [{k: v for k, v in each.items() if "global_" not in k} for each in folder.records()]
+    lines = "".join(json.dumps(record) + "\n" for record in old)
+    (folder.path / "rounds.jsonl").write_text(lines)
+    summary = folder.summary() or {}
+    del summary["final_global_accuracy"]
+    (folder.path / "summary.json").write_text(json.dumps(summary))
+    shutil.rmtree(folder.checkpoint)  # as in the results of the repository
+    outcome = run_trials(plan("standalone", (0,)), tmp_path)
+    (row,) = statistics.rows(outcome)
+    assert row.accuracy is not None
+    assert (row.global_accuracy, row.global_accuracy_std) == (None, None)
+    table = comparison([row], {}, None)
+    assert {column.header: list(column.cells) for column in table.columns}["global %"] == ["-"]
 
 
 def test_other_settings_are_not_mixed_into_a_run_that_was_begun_meanwhile(tmp_path: Path) -> None:
@@ -340,6 +362,7 @@ def test_compare_as_a_user_types_it(
     assert len(rows) == 7
     for row in rows:
         assert f"{100 * float(row['accuracy']):.2f}" in out
+        assert f"{100 * float(row['global_accuracy']):.2f}" in out
         summaries = [
             json.loads((tmp_path / folder / "summary.json").read_text())
             for folder in (f"{row['label']}-seed{seed}".replace(":", ",") for seed in (0, 1))
@@ -347,6 +370,9 @@ def test_compare_as_a_user_types_it(
         finals = [summary["final_accuracy"] for summary in summaries]
         assert float(row["accuracy"]) == pytest.approx(np.mean(finals))
         assert float(row["accuracy_std"]) == pytest.approx(np.std(finals, ddof=1))
+        finals = [summary["final_global_accuracy"] for summary in summaries]
+        assert float(row["global_accuracy"]) == pytest.approx(np.mean(finals))
+        assert float(row["global_accuracy_std"]) == pytest.approx(np.std(finals, ddof=1))
 
 
 def test_tune_chooses_on_the_evaluation_split(

@@ -433,6 +433,8 @@ def compare(
         console,
         f"accuracy  mean ± std over {len(numbers)} seed(s); of the clients, each on its own "
         f"test data, in the last {last} evaluated round(s)\n"
+        "global    the same on test data of all clients, every class alike; - where it was not "
+        "measured\n"
         f"diff, p   to {reference}, in points; sign-flip test paired over clients and seeds, not "
         "corrected for the number of methods\n"
         "B/c/r     sent up and down per client and round; beside it the paper's own reckoning\n"

@@ -9,14 +9,21 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
 
 from fedgh.core.attack import Attack
 from fedgh.core.defence import Defence
 from fedgh.core.disk import read_bytes
 from fedgh.core.method import Method
 from fedgh.core.names import Names
-from fedgh.core.types import LocalTraining, NameList
+from fedgh.core.types import GlobalRounds, LocalTraining, NameList
 from fedgh.data.fetch import expanded
 from fedgh.data.sources import SOURCES
 from fedgh.errors import ConfigError, import_object, unknown
@@ -47,6 +54,14 @@ Words = Annotated[NameList, Names.NOTHING]
 Networks = Annotated[NameList, Names.NETWORK]
 Place = Annotated[Path, Names.PATH]
 Machine = Annotated[str, Names.MACHINE]
+
+
+def _in_words(value: object) -> object:
+    """What a truth value said of rounds in configurations from before there were words for it."""
+    return {True: "every", False: "never"}[value] if isinstance(value, bool) else value
+
+
+Rounds = Annotated[GlobalRounds, BeforeValidator(_in_words)]
 
 
 class _Section(BaseModel):
@@ -120,7 +135,7 @@ class RunSection(_Section):
     strikes: int = Field(3, ge=0)  # rejected uploads after which a client is set aside; 0 = never
     largest_norm: float = Field(1000.0, gt=0)  # of a row in what is sent, either way
     deadline: float = Field(600.0, gt=0)  # seconds a participant on another machine may take
-    global_accuracy: bool = False  # also judge every client on everybody's classes
+    global_accuracy: Rounds = "last"  # evaluated rounds that also judge clients on all classes
     tensorboard: bool = False  # also write the numbers of every round for TensorBoard
 
 

@@ -12,8 +12,9 @@ from torch import Tensor
 from fedgh.config import Config, DataSection
 from fedgh.core.rng import isolated, stream
 from fedgh.core.runs import Record
-from fedgh.core.types import LocalTraining, Payload, Task
+from fedgh.core.types import GlobalRounds, LocalTraining, Payload, Task
 from fedgh.data import partition as deal
+from fedgh.data.global_sample import balanced
 from fedgh.data.partition import Partition
 from fedgh.data.sources import SOURCES, Source, Where
 from fedgh.engines.device import find_device
@@ -22,9 +23,6 @@ from fedgh.errors import ConfigError, MethodError
 from fedgh.models import Extractor, check_extractor, extractor, split_model
 from fedgh.privacy.accounting import Account, noise_multiplier
 from fedgh.privacy.mechanism import Privacy
-
-GLOBAL_SAMPLE = 1000
-"""Size of the class-balanced sample on which `global_accuracy` is measured, at most."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,16 @@ class Experiment:
     def private(self) -> bool:
         """Whether the data are with the participants, and nowhere else."""
         return self.config.data.name == "private"
+
+    @property
+    def pooled(self) -> bool:
+        """Whether this machine has the data of all clients, dealt out of one source."""
+        return self.config.data.name not in ("private", "own") and len(self.source) > 0
+
+    @property
+    def global_rounds(self) -> GlobalRounds:
+        """The rounds in which clients are judged on all classes: none where data are apart."""
+        return self.config.run.global_accuracy if self.pooled else "never"
 
     @property
     def privacy(self) -> Privacy | None:
@@ -157,8 +165,8 @@ class Experiment:
     def blueprint(self) -> Blueprint:
         """What an engine needs to make the clients."""
         sample = None
-        if self.config.run.global_accuracy:
-            sample = _balanced_test_sample(self.source, self.partition, self.config.federation.seed)
+        if self.global_rounds != "never":
+            sample = balanced(self.partition, self.source.y, self.task)
         return Blueprint(
             task=self.task,
             method=self.config.method,
@@ -212,9 +220,10 @@ def checked(experiment: Experiment) -> Experiment:
     find_device(config.run.device)
     for source in sources:
         check_augment(config.local, source)
-    if config.run.global_accuracy and (experiment.private or len(sources) > 1):
+    if config.run.global_accuracy == "every" and not experiment.pooled:
         raise ConfigError(
-            f"run.global_accuracy needs everybody's data, but data.name = '{config.data.name}'"
+            "run.global_accuracy = 'every' needs the data of all clients in one place, but "
+            f"data.name = '{config.data.name}'; leave it at 'last', which measures nothing then"
         )
     _check_class_means(config)
     for number, make in enumerate(experiment.extractors):
@@ -263,16 +272,6 @@ def _deal(config: Config, source: Source) -> Partition:
     else:
         parts = deal.iid(y, clients, seed)
     return deal.assemble(parts, y, seed)
-
-
-def _balanced_test_sample(source: Source, partition: Partition, seed: int) -> Tensor:
-    """As many test samples of each class, from all clients together."""
-    test = torch.cat([partition.indices(client)[2] for client in range(len(partition))])
-    test = test[torch.randperm(len(test), generator=stream(seed, "global-sample"))]
-    groups = [test[source.y[test] == label] for label in range(source.num_classes)]
-    groups = [group for group in groups if len(group)]
-    size = min(min(len(group) for group in groups), max(1, GLOBAL_SAMPLE // source.num_classes))
-    return torch.cat([group[:size] for group in groups]).sort().values
 
 
 def _find_extractors(zoo: Sequence[str]) -> tuple[Extractor, ...]:

@@ -35,6 +35,8 @@ class Row:
     accuracy_std: float | None  # None with one seed
     evaluation_accuracy: float | None
     evaluation_accuracy_std: float | None
+    global_accuracy: float | None  # on all classes; None where no run has measured it
+    global_accuracy_std: float | None
     difference: float | None  # to the reference, over clients and seeds
     p_value: float | None
     reached: int  # how many seeds reached the target; the next four are over these
@@ -85,8 +87,11 @@ def by_label(outcome: Outcome) -> dict[str, Runs]:
 def client_accuracies(
     run: RunFolder, last: int = 1, metric: str = "accuracy"
 ) -> NDArray[np.float64]:
-    """Each client's accuracy, mean over the last evaluated rounds; nan where there is none."""
-    evaluated = [r[f"{metric}_per_client"] for r in run.records() if r["accuracy"] is not None]
+    """Each client's accuracy, mean over the last rounds that measured it; nan where none did."""
+    scores = [record.get(f"{metric}_per_client") for record in run.records()]
+    evaluated = [each for each in scores if each is not None]
+    if not evaluated:
+        return np.zeros(0)
     table = np.ma.masked_invalid(np.array(evaluated[-last:], dtype=np.float64))
     mean: NDArray[np.float64] = table.mean(axis=0).filled(np.nan)
     return mean
@@ -237,7 +242,10 @@ def _flat(row: dict[str, Any]) -> dict[str, Cell]:
 def _row(label: str, runs: Runs, compared: Runs, last: int) -> Row:
     summaries: list[dict[str, Any]] = [run.summary() or {} for run in runs.values()]
     accuracy = [client_accuracies(run, last) for run in runs.values()]
-    evaluation = [client_accuracies(r, last, "evaluation_accuracy") for r in runs.values()]
+    others = {
+        metric: [_mean(client_accuracies(run, last, metric)) for run in runs.values()]
+        for metric in ("evaluation_accuracy", "global_accuracy")
+    }
     pairs = paired(runs, compared, last)
     differences = np.concatenate(pairs) if pairs else np.zeros(0)
 
@@ -255,7 +263,8 @@ def _row(label: str, runs: Runs, compared: Runs, last: int) -> Row:
         label=label,
         seeds=len(runs),
         **over_seeds("accuracy", [_mean(each) for each in accuracy]),
-        **over_seeds("evaluation_accuracy", [_mean(each) for each in evaluation]),
+        **over_seeds("evaluation_accuracy", others["evaluation_accuracy"]),
+        **over_seeds("global_accuracy", others["global_accuracy"]),
         difference=float(differences.mean()) if len(differences) else None,
         p_value=paired_test(differences) if len(differences) else None,
         reached=sum(summary["rounds_to_target"] is not None for summary in summaries),

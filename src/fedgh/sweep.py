@@ -30,7 +30,7 @@ from fedgh.trust import ForeignError
 
 NOT_RUN = "not run"
 
-# To what a run records.
+# To what a run learns, and how it is judged on the clients' own data.
 _IRRELEVANT = {
     "engine",
     "workers",
@@ -41,6 +41,7 @@ _IRRELEVANT = {
     "dir",
     "path",
     "tensorboard",
+    "global_accuracy",  # where it was not measured, tables show a dash
 }
 
 Watch = Callable[[str], AbstractContextManager[Watcher]]

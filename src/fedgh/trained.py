@@ -281,11 +281,11 @@ class Trained:
 
     @property
     def history(self) -> "pandas.DataFrame":
-        """One row per round."""
+        """One row per round; a score that was not taken in a round is not a number."""
         import pandas as pd  # slow to import, and only needed here
 
         rounds = self._files.rounds
-        scores = ("accuracy", "evaluation_accuracy", "train_loss")
+        scores = ("accuracy", "evaluation_accuracy", "global_accuracy", "train_loss")
         as_they_are = ("round", *scores, "bytes_up", "bytes_down", "bytes_total")
         return pd.DataFrame(
             {

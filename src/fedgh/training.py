@@ -91,15 +91,12 @@ def run(
     if make_engine is None:
         _check_data_are_here(experiment)  # before there is a folder that cannot be used
     _check_extras(experiment)
-    metrics = ["accuracy", "evaluation_accuracy"]
-    if experiment.config.run.global_accuracy:
-        metrics.append("global_accuracy")
     with RunFolder.create(
         out,
         config=experiment.config.to_toml(),
         identity=experiment.identity(),
         clients=experiment.clients(),
-        state=Federation.initial_state(experiment.task, experiment.initial_server(), metrics),
+        state=Federation.initial_state(experiment.task, experiment.initial_server()),
     ) as folder:
         _train(experiment, folder, watch or Unwatched(), make_engine or local_engine)
     return folder
@@ -193,6 +190,7 @@ def _train(
                 participation=config.federation.participation,
                 eval_every=config.run.eval_every,
                 judge_untrained=config.run.evaluate == "all",
+                global_rounds=experiment.global_rounds,
                 quorum=config.run.quorum,
                 defence=config.defence,
                 largest_norm=config.run.largest_norm,

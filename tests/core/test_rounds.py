@@ -11,7 +11,8 @@ import torch
 from fedgh.core import wire
 from fedgh.core.method import Method
 from fedgh.core.rounds import Federation
-from fedgh.core.types import Client, Job, Payload, Reply, Task, Upload
+from fedgh.core.runs import Record
+from fedgh.core.types import Client, GlobalRounds, Job, Payload, Reply, Task, Upload
 from fedgh.errors import RunError
 
 
@@ -59,9 +60,9 @@ class Scripted:
     def close(self) -> None: ...
 
 
-def federation(engine: Scripted, clients: int = 4, **how: float) -> Federation:
+def federation(engine: Scripted, clients: int = 4, **how: float | str) -> Federation:
     task = Task(2, 2, clients, rounds=10, seed=0)
-    state = Federation.initial_state(task, {"total": torch.zeros(1)}, METRICS)
+    state = Federation.initial_state(task, {"total": torch.zeros(1)})
     return Federation(task, Sum(), engine, state, **how)  # type: ignore[arg-type]
 
 
@@ -349,3 +350,90 @@ def test_a_restored_federation_is_the_same() -> None:
     a.pop("seconds"), b.pop("seconds")
     assert a == b
     assert first.server["total"].equal(second.server["total"])
+
+
+def test_all_classes_are_asked_about_by_the_models_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five clients, three rounds; client 4 never takes part, client 3 only in the first."""
+    taking_part = {1: [0, 3], 2: [0, 1], 3: [1, 2]}
+    monkeypatch.setattr(Federation, "participants", lambda _, number: taking_part[number])
+
+    def answer(job: Job) -> Reply:
+        score = {"global_accuracy": job.round / 10} if job.evaluate_globally else {}
+        usual = Scripted.usual(job)
+        return replace(usual, metrics=usual.metrics | score)
+
+    def play(when: GlobalRounds) -> tuple[list[Record], list[list[int]]]:
+        engine, records, asked = Scripted(answer), [], []
+        task = Task(2, 2, 5, rounds=3, seed=0)
+        state = Federation.initial_state(task, {"total": torch.zeros(1)})
+        for number in (1, 2, 3):  # each in a federation that goes on from the last one's state
+            fed = Federation(task, Sum(), engine, state, global_rounds=when)
+            records.append(fed.round(number))
+            asked.append([job.client_id for job in engine.jobs if job.evaluate_globally])
+            state = fed.state()
+        return records, asked
+
+    def scores(records: list[Record]) -> list[list[float | None] | None]:
+        return [record["global_accuracy_per_client"] for record in records]
+
+    records, asked = play("last")
+    assert asked == [[], [], [1, 2, 0, 3]]
+    assert scores(records) == [None, None, [0.3, 0.3, 0.3, 0.3, None]]
+    assert [record["global_accuracy"] for record in records] == [None, None, pytest.approx(0.3)]
+
+    records, asked = play("every")
+    assert asked == [[0, 3], [0, 1], [1, 2]], "whose model is as it was is not judged again"
+    assert scores(records) == [
+        [0.1, None, None, 0.1, None],
+        [0.2, 0.2, None, 0.1, None],
+        [0.2, 0.3, 0.3, 0.1, None],
+    ]
+    assert records[2]["global_accuracy"] == pytest.approx(0.9 / 4)
+
+    records, asked = play("never")
+    assert asked == [[], [], []]
+    assert not any("global" in key for record in records for key in record)
+
+
+def test_an_old_score_on_all_classes_is_not_that_of_a_new_model() -> None:
+    def answer(job: Job) -> Reply:
+        usual = Scripted.usual(job)
+        if job.client_id == 1 and job.round == 2:  # it trains, but its models cannot be judged
+            return replace(usual, metrics={}, error="ValueError: no")
+        if job.client_id == 2 and job.round == 2:
+            return replace(usual, up=b"garbage", metrics={"global_accuracy": 0.9})
+        if job.client_id == 3:  # it never trains
+            return Reply(3, job.round, metrics={"global_accuracy": 0.9}, error="ValueError: no")
+        return replace(usual, metrics=usual.metrics | {"global_accuracy": 0.5})
+
+    fed = federation(Scripted(answer), global_rounds="every")
+    assert fed.round(1)["global_accuracy_per_client"] == [0.5, 0.5, 0.5, None]
+    record = fed.round(2)
+    assert record["global_accuracy_per_client"] == [0.5, None, None, None]
+    assert record["accuracy_per_client"] == [0.5, 0.5, 0.5, None], "there the last score counts"
+    assert record["measured"] == {}
+
+
+def test_who_is_set_aside_is_not_judged_on_all_classes() -> None:
+    def answer(job: Job) -> Reply:
+        usual = Scripted.usual(job)
+        scored = replace(usual, metrics=usual.metrics | {"global_accuracy": 0.5})
+        return replace(usual, up=b"garbage") if (job.client_id, job.round) == (1, 2) else scored
+
+    fed = federation(Scripted(answer), global_rounds="every", strikes=1)
+    assert fed.round(1)["global_accuracy_per_client"] == [0.5] * 4
+    assert fed.round(2)["global_accuracy_per_client"] == [0.5, None, 0.5, 0.5]
+    assert fed.round(3)["global_accuracy_per_client"] == [0.5, None, 0.5, 0.5]
+
+
+def test_scores_of_all_classes_from_before_they_were_kept_apart_are_taken_anew() -> None:
+    engine = Scripted()
+    fed = federation(engine, global_rounds="last")
+    fed.round(1)
+    state = fed.state() | {"scores.global_accuracy": torch.full((4,), 0.9)}
+    del state["global_accuracy"]
+    task = Task(2, 2, 4, rounds=2, seed=0)
+    fed = Federation(task, Sum(), engine, state, participation=0.5, global_rounds="last")
+    assert fed.round(2)["global_accuracy_per_client"] == [None] * 4
+    assert all(job.evaluate_globally for job in engine.jobs)
+    assert len(engine.jobs) == 4

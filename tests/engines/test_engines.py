@@ -422,7 +422,7 @@ def test_a_methods_own_numbers_reach_the_record(engine: str, tmp_path: Path) -> 
 
 
 def test_clients_are_judged_on_their_own_splits(tmp_path: Path) -> None:
-    prepared = quick("run.global_accuracy=true")
+    prepared = quick()
     blueprint = prepared.blueprint()
     reply = ClientHost(blueprint, ClientFiles(tmp_path, 0)).run(Job(2, 1, None, evaluate=True))
     client = blueprint.make(2)
@@ -435,14 +435,92 @@ def test_clients_are_judged_on_their_own_splits(tmp_path: Path) -> None:
                 == prepared.source.y[index]
             )
         assert reply.metrics[metric] == pytest.approx(float(right.float().mean()))
-    # The sample for global accuracy is test data of all clients, every class as often.
-    assert blueprint.global_sample is not None
-    sample = set(blueprint.global_sample.tolist())
-    everybodys = [set(prepared.partition.indices(k)[2].tolist()) for k in range(5)]
-    assert sample <= set().union(*everybodys)
-    assert all(sample & each for each in everybodys)
-    counts = prepared.source.y[blueprint.global_sample].bincount(minlength=10)
+
+
+class Modest(FedGH):
+    """Says the first class to whatever it is asked about samples of others."""
+
+    name = "modest"
+
+    def predict_global(self, client: Client, x: Tensor) -> Tensor:
+        return torch.eye(client.task.num_classes)[torch.zeros(len(x), dtype=torch.int64)]
+
+
+def test_who_has_trained_is_judged_on_all_classes(tmp_path: Path) -> None:
+    prepared = quick("model.zoo=tests.tiny:mlp")
+    blueprint, down = prepared.blueprint(), wire.to_bytes(prepared.initial_server())
+    host = ClientHost(blueprint, ClientFiles(tmp_path, 0))
+    trained = host.run(Job(2, 1, down, evaluate=False, evaluate_globally=True))
+    sample = blueprint.global_sample
+    assert sample is not None
+    # Test data of all clients, every class as often.
+    index = sample.indices(2)
+    of_clients = [set(prepared.partition.indices(k)[2].tolist()) for k in range(5)]
+    assert set(index.tolist()) <= set().union(*of_clients)
+    assert all(set(index.tolist()) & each for each in of_clients)
+    counts = prepared.source.y[index].bincount(minlength=10)
     assert counts.min() == counts.max() > 0
+    with torch.inference_mode():
+        x, y = to_input(prepared.source.x[index]), prepared.source.y[index]
+        right = host._clients[2].model.eval()(x).argmax(1) == y
+    assert trained.metrics.keys() == {"train_loss", "global_accuracy"}
+    assert trained.metrics["global_accuracy"] == pytest.approx(float(right.float().mean()))
+    again = host.run(Job(2, 2, None, evaluate=True, trained=1, evaluate_globally=True))
+    assert again.metrics["global_accuracy"] == trained.metrics["global_accuracy"]
+    never = host.run(Job(1, 1, None, evaluate=True, evaluate_globally=True))
+    assert never.metrics.keys() == {"accuracy", "evaluation_accuracy"}
+
+
+def test_a_method_may_answer_the_two_questions_differently(tmp_path: Path) -> None:
+    modest = "method.name=tests.engines.test_engines:Modest"
+    run = training.run(quick(modest), tmp_path / "run")
+    last = run.records()[-1]
+    assert last["global_accuracy_per_client"] == [0.1] * 5, "one of ten classes"
+    plain = training.run(quick(), tmp_path / "plain")
+    assert last["accuracy_per_client"] == plain.records()[-1]["accuracy_per_client"]
+
+
+def test_being_judged_on_all_classes_changes_nothing_else(tmp_path: Path) -> None:
+    settings = [*EVERYTHING[:-1], "method.name=fedkd", "method.shared=tests.tiny:noisy"]
+    runs = [
+        training.run(quick(*settings, f"run.global_accuracy={when}"), tmp_path / when)
+        for when in ("never", "last", "every")
+    ]
+    for run in runs[1:]:
+        rest = [
+            {key: value for key, value in record.items() if not key.startswith("global_")}
+            for record in numbers(run)
+        ]
+        assert rest == numbers(runs[0])
+        clients = {name: state for name, state in states(run).items() if "client" in name}
+        assert clients
+        assert clients.items() <= states(runs[0]).items()
+    last, every = (numbers(run) for run in runs[1:])
+    assert [record["global_accuracy"] is None for record in last] == [True, True, True, False]
+    assert [record["global_accuracy"] is None for record in every] == [True, True, False, False]
+    assert last[-1] == every[-1], "however often it was measured before"
+    trained = {client for record in last for client in record["participants"]}
+    scores = last[-1]["global_accuracy_per_client"]
+    assert {k for k, score in enumerate(scores) if score is not None} == trained
+    assert len(last[-1]["participants"]) < len(trained), "those that sat out are judged, too"
+
+
+def test_so_does_a_run_that_is_resumed_after_it_was_never_asked(tmp_path: Path) -> None:
+    settings = [*EVERYTHING[:-1], "run.global_accuracy=never"]
+    interrupted(quick(*settings), tmp_path / "run", 3)
+    run = training.resume(tmp_path / "run", overrides=["run.global_accuracy=last"])
+    whole = training.run(quick(*EVERYTHING[:-1], "run.engine=workers"), tmp_path / "whole")
+    assert numbers(run)[-1] == numbers(whole)[-1]
+
+
+def test_the_samples_of_all_classes_count_when_jobs_are_shared_out() -> None:
+    blueprint = quick("model.zoo=tests.tiny:mlp").blueprint()
+    assert blueprint.global_sample is not None
+    own = blueprint.cost(Job(0, 1, b"", evaluate=True))
+    both = blueprint.cost(Job(0, 1, b"", evaluate=True, evaluate_globally=True))
+    assert both - own == blueprint.global_sample.size * blueprint.flops(0) > 0
+    without = quick("model.zoo=tests.tiny:mlp", "run.global_accuracy=never").blueprint()
+    assert without.cost(Job(0, 1, b"", evaluate=True, evaluate_globally=True)) == own
 
 
 def test_every_client_starts_from_weights_of_its_own() -> None:

@@ -78,6 +78,7 @@ def participant(settings: list[str]) -> Act:
                 committed=(round - 1) // 2 * 2,  # as with run.checkpoint_every = 2
                 settled=(round - 1) // 2 * 2,
                 evaluate=True,
+                evaluate_globally=False,
                 deadline=60,
                 settings={},
                 fingerprint=None,

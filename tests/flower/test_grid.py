@@ -530,6 +530,7 @@ def test_participants_bring_their_own_networks_and_data(method: str, tmp_path: P
     assert summary is not None
     assert summary["final_accuracy"] > 0.9
     assert summary["paper_bytes_per_client_round"] is None
+    assert not any("global" in key for key in (*summary, *run.records()[-1]))
     assert [c["extractor"] for c in run.clients()] == ["private"] * 3
 
 
@@ -704,6 +705,8 @@ def test_private_data_are_nowhere_else(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match=r"data\.classes"):
         quick("data.name=private")
+    with pytest.raises(ConfigError, match=r"run\.global_accuracy = 'every' needs the data of all"):
+        quick(*PRIVATE, "run.global_accuracy=true")
     for method in ("fedavg", "fml"):
         with pytest.raises(ConfigError, match=r"data\.shape"):
             quick(*PRIVATE, f"method.name={method}")

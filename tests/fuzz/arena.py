@@ -97,7 +97,7 @@ def init_server(name: str) -> Payload:
 def start(name: str) -> Payload:
     """The state after a first round in which all were honest."""
     server = init_server(name)
-    before = Federation.initial_state(TASK, server, METRICS)
+    before = Federation.initial_state(TASK, server)
     spec = method_of(name).upload_spec(TASK, server)
     federation = Federation(TASK, method_of(name), Answers(_sent(name, spec), {}), before)
     federation.round(1)

@@ -188,7 +188,7 @@ SETTINGS = st.fixed_dictionaries(
         "method.name": st.sampled_from(["fedgh", "fedavg", "fml", "fedkd", "fd"]),
         "local.batch_size": HUGE,
         "local.augment": st.sampled_from(["flip", ""]),
-        "run.global_accuracy": st.sampled_from(["true", "false"]),
+        "run.global_accuracy": st.sampled_from(["true", "false", "last", "every", "never"]),
     },
 )
 

@@ -11,6 +11,8 @@ from fedgh import confusion
 from fedgh.report import charts, client_charts
 from fedgh.report.client_charts import MANY_CLASSES, client_name
 from fedgh.report.means_chart import _plane, means_chart, project
+from fedgh.report.page import Figure
+from fedgh.report.run_page import run_page
 from fedgh.report.runs import ClientInfo, NamedRun, name_runs
 from fedgh.trust import OWN
 from tests.report.parts import cut, rewrite, rows
@@ -101,6 +103,18 @@ def test_every_client_has_its_last_score(runs: list[NamedRun]) -> None:
         for run in runs
         for client, score in enumerate(run.records[-1]["accuracy_per_client"])
     }
+
+
+def test_every_client_has_its_last_score_on_all_classes(runs: list[NamedRun]) -> None:
+    drawn = rows(client_charts.accuracy_by_client(runs, on_all_classes=True))
+    assert {(row["run"], row["client"]): row["accuracy"] for row in drawn} == {
+        (run.label, client): score
+        for run in runs
+        for client, score in enumerate(run.records[-1]["global_accuracy_per_client"])
+    }
+    sections = {section.id: section for section in run_page(runs, confusion.read).sections}
+    figures = [part.id for part in sections["clients"].parts if isinstance(part, Figure)]
+    assert figures == ["accuracy-by-client", "global-accuracy-by-client"]
 
 
 def test_a_client_is_called_by_number_network_and_a_few_classes() -> None:

@@ -131,6 +131,7 @@ def test_the_summary_has_the_last_round_and_no_best(runs: list[NamedRun]) -> Non
             "seed": 0,
             "rounds": 3,
             "accuracy": run.records[-1]["accuracy"],
+            "on all classes": run.records[-1]["global_accuracy"],
             "rounds to target": summary["rounds_to_target"],
             "bytes to target": summary["bytes_to_target"],
             "sent in all": summary["bytes_total"],

@@ -140,6 +140,8 @@ def test_history_is_what_the_rounds_recorded(run: Path) -> None:
     records = RunFolder(run).records()
     for key in ("round", "accuracy", "evaluation_accuracy", "train_loss", "bytes_up", "bytes_down"):
         assert history[key].tolist() == [record[key] for record in records]
+    last = records[-1]["global_accuracy"]
+    assert history["global_accuracy"].tolist() == [pytest.approx(np.nan, nan_ok=True), last]
     assert history["bytes_total"].tolist()[-1] == records[-1]["bytes_total"]
     assert history["seconds"].tolist() == [record["seconds"]["total"] for record in records]
     assert history["participants"].tolist() == [2, 2]

@@ -71,6 +71,7 @@ def hetero(source: Source, batch: int, epochs: int, rounds: int, *more: str) -> 
         f"local.batch_size={batch}",
         f"local.epochs={epochs}",
         f"federation.rounds={rounds}",
+        "run.global_accuracy=never",  # every round alike
         *more,
     ]
     return prepare(config.load("cifar10-hetero", settings), source=source)

@@ -66,6 +66,7 @@ def simulate(clients: int, rounds: int, out: Path) -> tuple[float, float]:
         "local.epochs=10",
         "local.batch_size=8",
         "run.evaluate=trained",
+        "run.global_accuracy=never",
         "run.memory=0.5",
     ]
     experiment = prepare(config.load("demo", settings), source=source)

@@ -84,12 +84,12 @@ class Method(ABC):
         """What a client may be sent: the tensors of one of these; anything else is refused."""
 
     def predict(self, client: Client, x: Tensor) -> Tensor:
-        """The logits by which the client is judged."""
+        """The logits by which the client is judged on its own data."""
         out: Tensor = client.model(x)
         return out
 
     def predict_global(self, client: Client, x: Tensor) -> Tensor:
-        """Logits over all classes, for samples of any client."""
+        """Logits over all classes, for samples of any client; by default those of `predict`."""
         return self.predict(client, x)
 
     def will_release(self, client: Client) -> bool:

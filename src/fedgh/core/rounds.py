@@ -13,11 +13,18 @@ from fedgh.core import wire
 from fedgh.core.defence import Defence, Dropped
 from fedgh.core.method import Method
 from fedgh.core.rng import stream
-from fedgh.core.types import Job, Payload, Reply, Task, Upload, part, prefixed
+from fedgh.core.types import GlobalRounds, Job, Payload, Reply, Task, Upload, part, prefixed
 from fedgh.errors import RunError, WireError
 
 MOST_EMPTY_ROUNDS = 3
 """Rounds in a row whose few participants all fail; a client's bad day should not end a run."""
+
+
+METRICS = ("accuracy", "evaluation_accuracy")
+"""How clients are judged on their own data."""
+
+GLOBAL = "global_accuracy"
+"""How they are judged on all classes."""
 
 
 def ignore(_: object) -> None:
@@ -74,6 +81,7 @@ class Federation:
         participation: float = 1.0,
         eval_every: int = 1,
         judge_untrained: bool = True,
+        global_rounds: GlobalRounds = "never",
         quorum: float = 0.0,
         defence: Defence | None = None,
         largest_norm: float = inf,
@@ -85,27 +93,29 @@ class Federation:
         self.per_round = max(1, round(participation * task.num_clients))
         self.eval_every = eval_every
         self.judge_untrained = judge_untrained  # else only those that have taken part
+        self.global_rounds = global_rounds  # in which clients are judged on all classes
         self.quorum = quorum  # the share of a round's participants that must answer
         self.defence = defence or Defence()
         self.largest_norm = largest_norm  # of a row in an upload
         self.most_strikes = strikes  # rejected uploads after which a client is set aside; 0 = never
         self.server = part(state, "server.")
         self.bytes_total = int(state["bytes_total"])
-        self._scores = part(state, "scores.")  # each client's last ones
+        self._scores = {name: state[f"scores.{name}"].clone() for name in METRICS}
         self._stale = state["stale"].clone()  # whose model has changed since they were taken
         self._trained = state["trained"].clone()  # the last round in which each client trained
+        # On all classes, by the model that a client has now; unknown where that was not judged.
+        self._global = state.get(GLOBAL, _unknown(task)).clone()
         self._empty_rounds = int(state["empty_rounds"])  # in a row, without a single upload
         none = torch.zeros(task.num_clients, dtype=torch.int64)
         self._strikes = state.get("strikes", none).clone()  # each client's rejected uploads
         self._forgotten = state.get("forgotten", none.bool())  # clients taken out of the run
 
     @staticmethod
-    def initial_state(task: Task, server: Payload, metrics: Sequence[str]) -> Payload:
-        """The state before the first round, in which clients will be judged by `metrics`."""
-        unknown = torch.full((task.num_clients,), torch.nan, dtype=torch.float64)
+    def initial_state(task: Task, server: Payload) -> Payload:
+        """The state before the first round."""
         return {
             **prefixed("server.", server),
-            **{f"scores.{name}": unknown.clone() for name in metrics},
+            **{f"scores.{name}": _unknown(task) for name in METRICS},
             "stale": torch.ones(task.num_clients, dtype=torch.bool),
             "trained": torch.zeros(task.num_clients, dtype=torch.int64),
             "bytes_total": torch.tensor(0),
@@ -118,6 +128,11 @@ class Federation:
         rng = stream(self.task.seed, "participants", round=number)
         order = torch.randperm(self.task.num_clients, generator=rng)
         return sorted(order[~self._set_aside()[order]][: self.per_round].tolist())
+
+    @property
+    def _global_too(self) -> bool:
+        """Whether there is a round in which clients are judged on all classes."""
+        return self.global_rounds != "never"
 
     def _set_aside(self) -> Tensor:
         """Mask of clients that are not asked any more: forgotten, or rejected too often."""
@@ -140,8 +155,10 @@ class Federation:
                 f"round {number}: all clients have been set aside after {self.most_strikes} "
                 "rejected uploads each; rounds.jsonl says why, run.strikes allows more"
             )
-        evaluate = number % self.eval_every == 0 or number == self.task.rounds
-        jobs, bytes_down = self._jobs(number, participants, evaluate)
+        last = number == self.task.rounds
+        evaluate = last or number % self.eval_every == 0
+        globally = evaluate and {"every": True, "last": last, "never": False}[self.global_rounds]
+        jobs, bytes_down = self._jobs(number, participants, evaluate, globally)
 
         received = Received()
         uploads = self.defence.apply(
@@ -162,7 +179,7 @@ class Federation:
         return {
             "round": number,
             "participants": participants,
-            **self._evaluation(evaluate),
+            **self._evaluation(evaluate, globally),
             "train_loss": _mean(received.losses),
             "measured": {name: _mean(values) for name, values in received.measured.items()},
             "bytes_up": received.bytes_up,
@@ -189,6 +206,7 @@ class Federation:
         return {
             **prefixed("server.", self.server),
             **prefixed("scores.", self._scores),
+            **({GLOBAL: self._global} if self._global_too else {}),
             "stale": self._stale,
             "trained": self._trained,
             "bytes_total": torch.tensor(self.bytes_total),
@@ -197,8 +215,10 @@ class Federation:
             **({"forgotten": self._forgotten} if bool(self._forgotten.any()) else {}),
         }
 
-    def _jobs(self, number: int, participants: list[int], evaluate: bool) -> tuple[list[Job], int]:
-        """Train the participants; then look at everybody else whose score is out of date."""
+    def _jobs(
+        self, number: int, participants: list[int], evaluate: bool, globally: bool
+    ) -> tuple[list[Job], int]:
+        """Train the participants; then judge all others whose scores are out of date."""
         jobs = []
         bytes_down = 0
         last: tuple[Payload, bytes] | None = None
@@ -208,18 +228,31 @@ class Federation:
             if last is None or down is not last[0]:  # one message serves all who get the same
                 last = (down, wire.to_bytes(down))
             trained = int(self._trained[client])
-            jobs.append(Job(client, number, last[1], evaluate, trained, most_up))
+            jobs.append(Job(client, number, last[1], evaluate, trained, most_up, globally))
             bytes_down += wire.nbytes(down)
-        if evaluate:
-            stale = self._stale & ~self._set_aside()
-            if not self.judge_untrained:
-                stale &= self._trained > 0
-            out_of_date = set(stale.nonzero().flatten().tolist()) - set(participants)
-            jobs += [
-                Job(client, number, None, True, int(self._trained[client]))
-                for client in sorted(out_of_date)
-            ]
+        stale, unknown = self._out_of_date(evaluate, globally)
+        asked = set(participants)
+        for client in (stale | unknown).nonzero().flatten().tolist():
+            if client not in asked:
+                jobs.append(
+                    Job(
+                        client_id=client,
+                        round=number,
+                        down=None,
+                        evaluate=bool(stale[client]),
+                        trained=int(self._trained[client]),
+                        evaluate_globally=bool(unknown[client]),
+                    )
+                )
         return jobs, bytes_down
+
+    def _out_of_date(self, evaluate: bool, globally: bool) -> tuple[Tensor, Tensor]:
+        """Whose scores on their own data are to be taken again, and whose on all classes."""
+        trained, heard = self._trained > 0, ~self._set_aside()
+        stale = self._stale & heard & evaluate
+        if not self.judge_untrained:
+            stale &= trained
+        return stale, self._global.isnan() & trained & heard & globally
 
     def _receive(
         self,
@@ -272,6 +305,7 @@ class Federation:
             received.failed.append({"client": reply.client_id, "reason": reply.error})
         if reply.up is not None:
             self._stale[reply.client_id] = True
+            self._global[reply.client_id] = torch.nan
         received.wire_bytes += reply.wire_bytes
 
     def _note_numbers(self, reply: Reply, received: Received) -> None:
@@ -280,23 +314,28 @@ class Federation:
             self._stale[reply.client_id] = False
             for name, scores in self._scores.items():
                 scores[reply.client_id] = reply.metrics[name]
+        if GLOBAL in reply.metrics and (reply.up is not None or self._trained[reply.client_id]):
+            self._global[reply.client_id] = reply.metrics[GLOBAL]
         measured = reply.metrics if reply.up is not None else {}  # else nothing was trained
         for name, value in measured.items():
             if name == "train_loss":
                 received.losses.append(value)
-            elif name not in self._scores:
+            elif name not in (*METRICS, GLOBAL):
                 received.measured.setdefault(name, []).append(value)
         for phase, seconds in reply.seconds.items():
             received.seconds[phase] = received.seconds.get(phase, 0.0) + seconds
 
-    def _evaluation(self, evaluated: bool) -> dict[str, Any]:
+    def _evaluation(self, evaluated: bool, globally: bool) -> dict[str, Any]:
         """For each metric the mean over all judged clients, and every client's own."""
+        metrics = [(name, scores, evaluated) for name, scores in self._scores.items()]
+        if self._global_too:
+            metrics.append((GLOBAL, self._global, globally))
         out: dict[str, Any] = {}
-        for name, scores in self._scores.items():
-            scores[self._set_aside()] = torch.nan  # what a stranger says of itself
-            known = evaluated and not bool(scores.isnan().all())
+        for name, scores, judged in metrics:
+            scores[self._set_aside()] = torch.nan  # what is not believed any more
+            known = judged and not bool(scores.isnan().all())
             out[name] = float(scores.nanmean()) if known else None
-            out[f"{name}_per_client"] = _json_numbers(scores) if evaluated else None
+            out[f"{name}_per_client"] = _json_numbers(scores) if judged else None
         return out
 
     def _too_large(self) -> str | None:
@@ -357,6 +396,11 @@ def _in_order(
             on_reply(reply)
             early[reply.client_id] = reply
         yield early.pop(job.client_id)
+
+
+def _unknown(task: Task) -> Tensor:
+    """A score of each client that was not taken yet."""
+    return torch.full((task.num_clients,), torch.nan, dtype=torch.float64)
 
 
 def _json_numbers(values: Tensor) -> list[float | None]:

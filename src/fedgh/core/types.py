@@ -47,6 +47,9 @@ NameList = Annotated[list[str], BeforeValidator(_split_commas)]
 
 Augmentation = Literal["flip", "crop", "erase"]
 
+GlobalRounds = Literal["last", "every", "never"]
+"""The rounds in which clients are judged on all classes: of those in which they are judged."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -205,14 +208,15 @@ class Upload:
 
 @dataclass(frozen=True)
 class Job:
-    """What the server asks of one client: train on `down` (None: do not train), be evaluated."""
+    """What the server asks of one client: train on `down` (None: do not train), be judged."""
 
     client_id: int
     round: int
     down: bytes | None
-    evaluate: bool
+    evaluate: bool  # on its own data
     trained: int = 0  # the round in which the client last trained: what it starts from
     most_up: int = 0  # bytes of the largest upload that may answer it
+    evaluate_globally: bool = False  # on all classes, if it has ever trained
 
 
 @dataclass(frozen=True)

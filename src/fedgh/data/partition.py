@@ -39,6 +39,12 @@ class Partition:
         a, b, c, d = self.bounds[client].tolist()
         return self.order[a:b], self.order[b:c], self.order[c:d]
 
+    def all_test(self) -> Tensor:
+        """The test samples of all clients, client by client."""
+        sizes = self.bounds.diff(dim=1).flatten()
+        is_test = torch.tensor([False, False, True]).repeat(len(self))
+        return self.order[is_test.repeat_interleave(sizes)]
+
     def data(self, client: int, x: Tensor, y: Tensor) -> ClientData:
         """The client's view of the data."""
         train, evaluation, test = (Examples(x, y, index) for index in self.indices(client))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from fedgh.core import wire
 from fedgh.core.attack import Attack
@@ -17,6 +16,7 @@ from fedgh.core.local import accuracy
 from fedgh.core.method import Method
 from fedgh.core.rng import isolated
 from fedgh.core.types import CPU, Client, Examples, Job, LocalTraining, Payload, Reply, Task, moved
+from fedgh.data.global_sample import GlobalSample
 from fedgh.data.partition import Partition
 from fedgh.data.sources import Source
 from fedgh.errors import RunError
@@ -35,7 +35,7 @@ class Blueprint:
     extractors: tuple[Extractor, ...]  # dealt round-robin
     sources: tuple[Source, ...]  # dealt round-robin, too: one for all, or each client its own
     partition: Partition  # of the samples of a client's source
-    global_sample: Tensor | None = None  # everybody's test data, balanced over the classes
+    global_sample: GlobalSample | None = None  # test data of all clients, if they are here
     device: torch.device = CPU
     privacy: Privacy | None = None
     reticent: bool = False  # of what clients measure, only accuracies are told
@@ -59,6 +59,8 @@ class Blueprint:
         """About how much there is to compute: good enough to share jobs out evenly."""
         train, evaluation, test = self.partition.bounds[job.client_id].diff().tolist()
         forward = (evaluation + test) * job.evaluate
+        if job.evaluate_globally and self.global_sample is not None:
+            forward += self.global_sample.size
         if job.down is not None:  # backward costs twice as much as forward, then come the means
             forward += train * (3 * self.local.epochs + 1)
         return float(forward * self.flops(job.client_id))
@@ -172,11 +174,13 @@ class ClientHost:
                     errors.append(self._explain(problem))
             if self.blueprint.reticent:  # nothing bounds what these numbers tell
                 client.metrics.clear()
-            if job.evaluate:
-                try:
+            try:
+                if job.evaluate:
                     self._evaluate(client)
-                except Exception as problem:
-                    errors.append(self._explain(problem))
+                if job.evaluate_globally and (up is not None or job.trained):
+                    self._evaluate_globally(client)
+            except Exception as problem:
+                errors.append(self._explain(problem))
         return Reply(
             client_id=client.id,
             round=job.round,
@@ -211,16 +215,18 @@ class ClientHost:
 
     def _evaluate(self, client: Client) -> None:
         predict = self.blueprint.method.predict
-        scores = {
+        client.metrics |= {
             "accuracy": accuracy(client, predict, client.data.test),
             "evaluation_accuracy": accuracy(client, predict, client.data.evaluation),
         }
+
+    def _evaluate_globally(self, client: Client) -> None:
         sample = self.blueprint.global_sample
         if sample is not None:
             (pool,) = self.blueprint.sources
-            everybody = Examples(pool.x, pool.y, sample)
-            scores["global_accuracy"] = accuracy(client, predict, everybody)
-        client.metrics.update(scores)
+            all_classes = Examples(pool.x, pool.y, sample.indices(client.id))
+            predict = self.blueprint.method.predict_global
+            client.metrics["global_accuracy"] = accuracy(client, predict, all_classes)
 
 
 @contextmanager

@@ -270,14 +270,18 @@ def _pack(blueprint: Blueprint) -> tuple[Blueprint, dict[str, Any]]:
         "order": blueprint.partition.order.numpy(),
         "bounds": blueprint.partition.bounds.numpy(),
     }
-    if blueprint.global_sample is not None:
-        arrays["sample"] = blueprint.global_sample.numpy()
+    sample = blueprint.global_sample
+    if sample is not None:
+        arrays["sample"] = sample.order.numpy()
+        sample = replace(sample, order=none)
     for number, source in enumerate(blueprint.sources):
         images = source.x.ndim == 4
         arrays[f"x{number}"] = (source.x.permute(0, 2, 3, 1) if images else source.x).numpy()
         arrays[f"y{number}"] = source.y.numpy()
     sources = tuple(replace(source, x=none, y=none) for source in blueprint.sources)
-    light = replace(blueprint, sources=sources, partition=Partition(none, none), global_sample=None)
+    light = replace(
+        blueprint, sources=sources, partition=Partition(none, none), global_sample=sample
+    )
     return light, arrays
 
 
@@ -287,11 +291,12 @@ def _unpack(light: Blueprint, arrays: dict[str, Any]) -> Blueprint:
     for number, source in enumerate(light.sources):
         x, y = tensors[f"x{number}"], tensors[f"y{number}"]
         sources.append(replace(source, x=x.permute(0, 3, 1, 2) if x.ndim == 4 else x, y=y))
+    sample = light.global_sample
     return replace(
         light,
         sources=tuple(sources),
         partition=Partition(tensors["order"], tensors["bounds"]),
-        global_sample=tensors.get("sample"),
+        global_sample=sample and replace(sample, order=tensors["sample"]),
     )
 
 

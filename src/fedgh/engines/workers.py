@@ -231,7 +231,7 @@ def _share(blueprint: Blueprint) -> None:
     for source in blueprint.sources:
         tensors += [source.x, source.y]
     if blueprint.global_sample is not None:
-        tensors.append(blueprint.global_sample)
+        tensors.append(blueprint.global_sample.order)
     wanted = sum(t.nbytes for t in tensors if not t.is_shared())
     if SHARED_MEMORY.exists() and wanted > (free := shutil.disk_usage(SHARED_MEMORY).free):
         raise RunError(

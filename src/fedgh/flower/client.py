@@ -183,7 +183,14 @@ class _Task:
 
     def _job(self, down: bytes | None) -> Job:
         ask = self.request
-        return Job(ask.client, ask.round, down, ask.evaluate, ask.trained)
+        return Job(
+            client_id=ask.client,
+            round=ask.round,
+            down=down,
+            evaluate=ask.evaluate,
+            trained=ask.trained,
+            evaluate_globally=ask.evaluate_globally,
+        )
 
     def _host(self) -> ClientHost:
         """The client in the state that the server counts on."""

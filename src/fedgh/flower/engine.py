@@ -160,6 +160,7 @@ class Flower:
             committed=max(round for round in counted if round <= self._settled),
             settled=self._settled,
             evaluate=job.evaluate,
+            evaluate_globally=job.evaluate_globally,
             deadline=seconds,
             settings=self._settings,
             fingerprint=self._fingerprint,

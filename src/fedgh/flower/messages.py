@@ -44,6 +44,7 @@ class Request:
     committed: Count  # the same for a server that has to start again
     settled: Count  # the last round that no server will ask for again
     evaluate: bool
+    evaluate_globally: bool
     deadline: Annotated[float, Field(gt=0, allow_inf_nan=False)]  # seconds
     settings: dict[str, Any]  # of the experiment; whoever uses them parses them
     fingerprint: str | None  # of the settings and data, where all participants can know them

@@ -21,21 +21,21 @@ MOST_NAMES = 4
 MOST_MISTAKES = 10
 
 
-def accuracy_by_client(runs: Sequence[NamedRun]) -> AnyChart:
+def accuracy_by_client(runs: Sequence[NamedRun], *, on_all_classes: bool = False) -> AnyChart:
     """Every client's accuracy after the last evaluated round; with very many, how it is spread."""
     if max(len(run.clients) for run in runs) > MOST_ROWS:
-        return _accuracy_by_network(runs)
+        return _accuracy_by_network(runs, on_all_classes)
     alike = same_clients(runs)
     rows: Rows = []
     for run in runs:
-        for client, score in _last_scores(run):
+        for client, score in _last_scores(run, on_all_classes):
             name = client_name(client) if alike else f"client {client.client}"
             row = {"run": run.label, "client": client.client, "name": name, "accuracy": score}
             rows.append(row | {"text": f"{100 * score:.1f}%"})
     rows.sort(key=lambda row: int(row["client"]))
     names = list(dict.fromkeys(row["name"] for row in rows))
     base = alt.Chart({"values": rows}).encode(
-        x=_share("accuracy", "accuracy on the client's own test data"),
+        x=_share("accuracy", f"accuracy on {_judged_on(on_all_classes)}"),
         y=alt.Y("name:N", title=None, sort=names, axis=_long_labels()),
         tooltip=[
             alt.Tooltip("run:N"),
@@ -57,7 +57,8 @@ def accuracy_by_client(runs: Sequence[NamedRun]) -> AnyChart:
             beside.mark_text(align="left", dx=5, style="on-pale"),
         )
     height = len(names) * max(ROW, 8 * len(runs))
-    return wide(chart, "Accuracy of every client on its own test data.", height)
+    described = f"Accuracy of every client on {_judged_on(on_all_classes)}."
+    return wide(chart, described, height)
 
 
 def samples_by_class(run: NamedRun) -> AnyChart:
@@ -206,12 +207,16 @@ def client_name(client: ClientInfo) -> str:
     return " · ".join(filter(None, (client.called, client.extractor, classes)))
 
 
-def _accuracy_by_network(runs: Sequence[NamedRun]) -> AnyChart:
+def _judged_on(on_all_classes: bool) -> str:
+    return "test data of all classes" if on_all_classes else "the client's own test data"
+
+
+def _accuracy_by_network(runs: Sequence[NamedRun], on_all_classes: bool) -> AnyChart:
     """Quantiles over the clients of each architecture."""
     rows: Rows = []
     for run in runs:
         scores: dict[str, list[float]] = {}
-        for client, score in _last_scores(run):
+        for client, score in _last_scores(run, on_all_classes):
             scores.setdefault(client.extractor, []).append(score)
         for network, known in scores.items():
             cuts = quantiles(known, n=20, method="inclusive") if len(known) > 1 else known * 19
@@ -231,22 +236,19 @@ def _accuracy_by_network(runs: Sequence[NamedRun]) -> AnyChart:
     if len(runs) > 1:
         offset = alt.YOffset("run:N", sort=labels(runs))
         base = base.encode(yOffset=offset, color=run_colour(runs))
-    title = "accuracy on the client's own test data"
+    title = f"accuracy on {_judged_on(on_all_classes)}"
     whiskers = base.mark_rule().encode(x=_share("p5", title), x2="p95:Q")
     boxes = base.mark_bar(size=9, opacity=0.6).encode(x=_share("p25", title), x2="p75:Q")
     medians = base.mark_tick(thickness=3, size=14).encode(x=_share("median", title))
     height = len(networks) * max(ROW, 18 * len(runs))
-    described = "Accuracy of the clients, spread by architecture."
+    described = f"Accuracy on {_judged_on(on_all_classes)}, spread by architecture."
     return wide(whiskers + boxes + medians, described, height)
 
 
-def _last_scores(run: NamedRun) -> list[tuple[ClientInfo, float]]:
+def _last_scores(run: NamedRun, on_all_classes: bool) -> list[tuple[ClientInfo, float]]:
     """The clients that were judged, and how."""
-    if not run.evaluated:
-        return []
-    scores = run.evaluated[-1].accuracy_per_client or []
-    pairs = zip(run.clients, scores, strict=False)
-    return [(client, score) for client, score in pairs if score is not None]
+    scores = run.global_accuracies if on_all_classes else run.accuracies
+    return [(c, scores[number]) for number, c in enumerate(run.clients) if number in scores]
 
 
 def _share(field: str, title: str) -> alt.X:

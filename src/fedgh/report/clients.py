@@ -16,6 +16,7 @@ COLUMNS = (
     Column("samples", digits=0),
     Column("last round", digits=0),
     Column("accuracy"),
+    Column("on all classes"),
 )
 
 
@@ -23,7 +24,7 @@ def client_sheet(run: NamedRun) -> Sheet:
     """A row for each client; what the folder does not say is a dash."""
     shown = run.clients[:MOST_CLIENTS]
     sizes = {name: _parameters(run, name) for name in {client.extractor for client in shown}}
-    last, scores = _last_rounds(run), run.accuracies
+    last, scores, global_scores = _last_rounds(run), run.accuracies, run.global_accuracies
     rows: list[list[Cell]] = [
         [
             client.called,
@@ -33,6 +34,7 @@ def client_sheet(run: NamedRun) -> Sheet:
             sum(client.classes.values()) or None,
             last.get(client.client),
             percent(scores.get(client.client)),
+            percent(global_scores.get(client.client)),
         ]
         for client in shown
     ]

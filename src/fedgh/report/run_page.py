@@ -60,15 +60,18 @@ def _lead(runs: Sequence[NamedRun]) -> str:
     )
     if run.result["final_accuracy"] is None:
         return what
+    everywhere = run.result.get("final_global_accuracy")
+    beside = "" if everywhere is None else f", and {percent(everywhere)} of all classes alike"
     return (
         f"{what} The clients' models get {percent(run.result['final_accuracy'])} right on average, "
-        "each on its own test data."
+        f"each on its own test data{beside}."
     )
 
 
 def _summary(runs: Sequence[NamedRun]) -> Section:
-    header = ["run", "method", "data", "seed", "rounds", "accuracy", "rounds to target"]
-    header += ["bytes to target", "sent in all", "per client and round", "seconds"]
+    header = ["run", "method", "data", "seed", "rounds", "accuracy", "on all classes"]
+    header += ["rounds to target", "bytes to target", "sent in all", "per client and round"]
+    header += ["seconds"]
     rows: list[list[Value]] = []
     for run in runs:
         result, settings = run.result, run.settings
@@ -83,6 +86,7 @@ def _summary(runs: Sequence[NamedRun]) -> Section:
                 settings.federation.seed,
                 Cell(rounds, result["rounds"]),
                 _cell(result["final_accuracy"], percent),
+                _cell(result.get("final_global_accuracy"), percent),
                 result["rounds_to_target"],
                 _cell(result["bytes_to_target"], human_bytes),
                 _cell(result["bytes_total"], human_bytes),
@@ -94,7 +98,9 @@ def _summary(runs: Sequence[NamedRun]) -> Section:
     goal = f" The target is {', '.join(percent(t) for t in sorted(targets, key=str))}."
     text = (
         "Accuracy is the mean over the clients after the last evaluated round, never the best "
-        "round. Bytes are those of the tensors that crossed, up and down (1 KB = 1024 B)."
+        "round, each on its own test data; on all classes: on test data of all clients, every "
+        "class alike, over the clients that have trained. Bytes are those of the tensors that "
+        "crossed, up and down (1 KB = 1024 B)."
     )
     return Section("summary", "Summary", text + (goal if targets else ""), [Table(header, rows)])
 
@@ -162,13 +168,18 @@ def _clients(runs: Sequence[NamedRun]) -> Section | None:
         else f"{_who(judged)} of each client, and its accuracy on its own test data after the "
         "last evaluated round."
     )
-    figure = Figure("accuracy-by-client", caption, client_charts.accuracy_by_client(judged))
+    parts = [Figure("accuracy-by-client", caption, client_charts.accuracy_by_client(judged))]
+    everywhere = [run for run in judged if run.global_accuracies]
+    if everywhere:
+        caption = "The same on test data of all clients, every class alike."
+        chart = client_charts.accuracy_by_client(everywhere, on_all_classes=True)
+        parts.append(Figure("global-accuracy-by-client", caption, chart))
     missing = [
         f"{run.label}: {run.result['judged_clients']} of {len(run.clients)} clients were judged."
         for run in judged
         if run.result["judged_clients"] < len(run.clients)
     ]
-    return Section("clients", "Clients", "\n".join(missing), [figure])
+    return Section("clients", "Clients", "\n".join(missing), parts)
 
 
 def _who(runs: Sequence[NamedRun]) -> str:

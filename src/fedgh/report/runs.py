@@ -53,6 +53,8 @@ class Round(_Checked):
     accuracy: float | None
     accuracy_per_client: list[float | None] | None
     evaluation_accuracy: float | None = None
+    global_accuracy: float | None = None
+    global_accuracy_per_client: list[float | None] | None = None
     train_loss: float | None
     bytes_up: Bytes
     bytes_down: Bytes
@@ -72,6 +74,8 @@ class Round(_Checked):
             raise ValueError("seconds has no total")
         if self.accuracy is not None and self.accuracy_per_client is None:
             raise ValueError("accuracy without accuracy_per_client")
+        if self.global_accuracy is not None and self.global_accuracy_per_client is None:
+            raise ValueError("global_accuracy without global_accuracy_per_client")
         return self
 
 
@@ -151,6 +155,12 @@ class NamedRun:
     def accuracies(self) -> dict[int, float]:
         """The last accuracy of every client that was judged, by its number."""
         last = self.evaluated[-1].accuracy_per_client if self.evaluated else None
+        return {client: score for client, score in enumerate(last or []) if score is not None}
+
+    @property
+    def global_accuracies(self) -> dict[int, float]:
+        """The same on all classes; empty when the last evaluated round did not measure it."""
+        last = self.evaluated[-1].global_accuracy_per_client if self.evaluated else None
         return {client: score for client, score in enumerate(last or []) if score is not None}
 
     @cached_property

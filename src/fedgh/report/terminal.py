@@ -159,7 +159,7 @@ def result(run: RunFolder) -> Table:
     assert summary is not None, "the run is finished"
     last = [record for record in run.records() if record["accuracy"] is not None][-1]
     columns = {"accuracy": "accuracy", "global_accuracy": "on all classes"}
-    columns = {key: title for key, title in columns.items() if key in last}
+    columns = {key: title for key, title in columns.items() if last.get(key) is not None}
     clients = run.clients()
     table = Table(title=f"{summary['method']} on {summary['data']}", show_footer=True)
     table.add_column("client", "mean", justify="right")
@@ -191,6 +191,7 @@ def closing_lines(run: RunFolder) -> str:
     lines = [
         f"accuracy   {percent(summary['final_accuracy'])} after round {summary['rounds']}, "
         f"mean over {whose}, each on its own test data",
+        *_global_line(run, summary),
         f"sent       {human_bytes(summary['bytes_total'])} in all, "
         f"{human_bytes(summary['bytes_per_client_round'])} per client and round",
     ]
@@ -213,6 +214,20 @@ def closing_lines(run: RunFolder) -> str:
     return "\n".join(lines)
 
 
+def _global_line(run: RunFolder, summary: Record) -> list[str]:
+    """The accuracy on all classes, where it was measured."""
+    score = summary.get("final_global_accuracy")
+    if score is None:
+        return []
+    measured = run.records()[-1]["global_accuracy_per_client"]
+    judged, clients = sum(score is not None for score in measured), summary["clients"]
+    whose = "all clients" if judged == clients else f"the {judged} clients that have trained"
+    return [
+        f"global     {percent(score)}, mean over {whose}, each on test data of all clients, every "
+        "class alike"
+    ]
+
+
 PROTECTED = {
     "sample": "one sample, the extractor taken as given",
     "client": "all data of a client",
@@ -232,7 +247,8 @@ def comparison(table: list[Row], missing: dict[str, str], target: float | None) 
     """Methods side by side; below each mean its standard deviation over seeds."""
     goal = "" if target is None else f"to {percent(target)}"
     out = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for title in ("method", "accuracy %", "diff", "p", goal, "bytes", "B/c/r", "paper's", "s"):
+    titles = ["method", "accuracy %", "diff", "p", "global %", goal, "bytes", "B/c/r"]
+    for title in (*titles, "paper's", "s"):
         out.add_column(title, justify="left" if title == "method" else "right", no_wrap=True)
     for row in table:
         rounds = [row.rounds_to_target, row.rounds_to_target_std]
@@ -240,9 +256,10 @@ def comparison(table: list[Row], missing: dict[str, str], target: float | None) 
         some = f"\nin {row.reached} of {row.seeds}" if 0 < row.reached < row.seeds else ""
         out.add_row(
             Text(row.label),
-            _spread([row.accuracy, row.accuracy_std], lambda share: f"{100 * share:.2f}"),
+            _spread([row.accuracy, row.accuracy_std], _percentage),
             "" if row.difference is None else f"{100 * row.difference:+.2f}",
             "" if row.p_value is None else f"{row.p_value:.3f}",
+            _spread([row.global_accuracy, row.global_accuracy_std], _percentage),
             _spread(rounds, "{:.3g} r".format) + some if goal else "",
             _spread(sent, human_bytes) if goal else "",
             _spread([row.bytes_per_client_round, row.bytes_per_client_round_std], human_bytes),
@@ -264,7 +281,7 @@ def search(table: list[Row]) -> Table:
         judged = [row.evaluation_accuracy, row.evaluation_accuracy_std]
         out.add_row(
             Text(row.label),
-            _spread(judged, lambda share: f"{100 * share:.2f}"),
+            _spread(judged, _percentage),
             _spread([row.bytes_per_client_round, None], human_bytes),
             _spread([row.seconds, None], "{:.0f}".format),
         )
@@ -358,6 +375,11 @@ def listing(rows: dict[str, str]) -> Table:
     for name, what in rows.items():
         table.add_row(Text(name), Text(what))
     return table
+
+
+def _percentage(share: float) -> str:
+    """0.5 -> '50.00', under a title that has the sign."""
+    return f"{100 * share:.2f}"
 
 
 def _spread(mean_and_std: list[float | None], show: Callable[[float], str]) -> str:
