@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -247,6 +248,11 @@ def test_partition_draws_who_has_what(
     assert "1797 samples" in out
     assert "each held by 2 to 2 of 10 clients" in " ".join(out.split())
     assert out.count("█") + out.count("▓") == 20
+    assert inside(monkeypatch, "partition", "--set", "data.samples=18") == 0
+    few = " ".join(capsys.readouterr().out.split())
+    tests = re.search(r"(\d+) test", " ".join(out.split()))
+    assert tests is not None
+    assert f"{180 + int(tests[1])} samples: 160 train, 20 evaluation, {tests[1]} test" in few
 
 
 def test_a_narrow_terminal_that_knows_only_ascii(tmp_path: Path) -> None:

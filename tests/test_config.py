@@ -57,6 +57,11 @@ def test_truth_values_of_old_configurations_are_understood(said: str, meant: str
     assert f'global_accuracy = "{meant}"' in settings.to_toml()
 
 
+def test_a_setting_that_is_not_used_is_in_no_fingerprint() -> None:
+    assert "samples" not in config.load("demo").portable()["data"]
+    assert config.load("demo", ["data.samples=9"]).portable()["data"]["samples"] == 9
+
+
 def test_the_order_of_overrides_does_not_matter(tmp_path: Path) -> None:
     settings = config.load("demo", ["method.reset_header=true", "method.name=standalone"])
     assert settings.method == Standalone(reset_header=True)
@@ -99,6 +104,7 @@ def test_another_method_starts_from_its_own_defaults() -> None:
         ("method.server_batch=all", "method.server_batch: should be 'pair' or 'client'"),
         ("model.zoo=[]", "model.zoo: should have at least 1 item, got []"),
         ("methods.name=fd", "methods: no section 'methods'; did you mean 'method'?"),
+        ("data.samples=2", "data.samples: should be greater than or equal to 3, got 2"),
         ("run.global_accuracy=1", "run.global_accuracy: should be 'last', 'every' or 'never'"),
         ("run.engine=cluster", "run.engine: should be 'serial', 'workers' or 'ray'"),
         ("epochs=5", "expected section.key=value"),

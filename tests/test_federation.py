@@ -257,6 +257,7 @@ def test_a_report_and_an_export(tmp_path: Path) -> None:
         (lambda: Federation([three()[0], three()[0]]), "'north' is taken, or a number"),
         (lambda: Federation(three(), "fedhg"), "no method 'fedhg'; did you mean 'fedgh'"),
         (lambda: Federation(three(), settings={"local.lrr": 1}), "did you mean 'lr'"),
+        (lambda: Federation(three(), settings={"data.samples": 9}).run(1), "data.name = 'own'"),
         (lambda: Federation(three(), settings={"lr": 1}), "lr: no section 'lr'"),
         (lambda: Federation(three()).run(0), "rounds: should be greater than or equal to 1"),
         (lambda: Federation(three(), settings={"local.augment": ["flip"]}).run(1), "is for images"),

@@ -88,6 +88,7 @@ class DataSection(_Section):
     partition: Literal["classes", "dirichlet", "iid"] = "classes"  # who gets which samples
     classes_per_client: int = Field(2, ge=1)  # for "classes"
     alpha: float = Field(0.5, gt=0)  # for "dirichlet"
+    samples: int | None = Field(None, ge=3)  # a client trains on and evaluates with; else all
     classes: Words | None = None  # for "private": the names of all classes
     shape: list[int] | None = None  # for "private": of one input, if a method shares a network
 

@@ -24,6 +24,9 @@ from fedgh.models import Extractor, check_extractor, extractor, split_model
 from fedgh.privacy.accounting import Account, noise_multiplier
 from fedgh.privacy.mechanism import Privacy
 
+SEPARATE = ("private", "own")
+"""Data of which each participant has its own."""
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -68,7 +71,7 @@ class Experiment:
     @property
     def pooled(self) -> bool:
         """Whether this machine has the data of all clients, dealt out of one source."""
-        return self.config.data.name not in ("private", "own") and len(self.source) > 0
+        return self.config.data.name not in SEPARATE and len(self.source) > 0
 
     @property
     def global_rounds(self) -> GlobalRounds:
@@ -225,6 +228,11 @@ def checked(experiment: Experiment) -> Experiment:
             "run.global_accuracy = 'every' needs the data of all clients in one place, but "
             f"data.name = '{config.data.name}'; leave it at 'last', which measures nothing then"
         )
+    if config.data.samples is not None and config.data.name in SEPARATE:
+        raise ConfigError(
+            "data.samples is about data that are dealt here, but data.name = "
+            f"'{config.data.name}'; remove it: participants bring as many as they are to have"
+        )
     _check_class_means(config)
     for number, make in enumerate(experiment.extractors):
         task = replace(experiment.task, input_shape=sources[number % len(sources)].shape)
@@ -255,7 +263,7 @@ def _check_class_means(config: Config) -> None:
 
 
 def _deal(config: Config, source: Source) -> Partition:
-    """Give every sample to a client."""
+    """Give every sample to a client; with `data.samples` it keeps only some to learn from."""
     data, clients, seed = config.data, config.federation.clients, config.federation.seed
     if data.name == "private":
         return deal.nothing(clients)
@@ -271,7 +279,7 @@ def _deal(config: Config, source: Source) -> Partition:
         parts = deal.by_dirichlet(y, source.num_classes, clients, data.alpha, seed)
     else:
         parts = deal.iid(y, clients, seed)
-    return deal.assemble(parts, y, seed)
+    return deal.assemble(parts, y, seed, data.samples)
 
 
 def _find_extractors(zoo: Sequence[str]) -> tuple[Extractor, ...]:

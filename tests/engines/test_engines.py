@@ -513,6 +513,20 @@ def test_so_does_a_run_that_is_resumed_after_it_was_never_asked(tmp_path: Path) 
     assert numbers(run)[-1] == numbers(whole)[-1]
 
 
+def test_clients_with_few_samples_are_judged_on_all_of_their_test_data(tmp_path: Path) -> None:
+    settings = ["data.samples=27", "data.partition=iid"]
+    prepared = quick(*settings)
+    run = training.run(prepared, tmp_path / "run")
+    assert [(c["train"], c["evaluation"]) for c in run.clients()] == [(24, 3)] * 5
+    for few, many in zip(run.clients(), quick(settings[1]).clients(), strict=True):
+        assert few["test"] == many["test"]
+        assert sum(few["classes"].values()) == 27 + few["test"]
+    assert prepared.fingerprint() != quick(settings[1]).fingerprint()
+    workers = training.run(quick(*settings, "run.engine=workers"), tmp_path / "workers")
+    assert numbers(workers) == numbers(run)
+    assert states(workers) == states(run)
+
+
 def test_the_samples_of_all_classes_count_when_jobs_are_shared_out() -> None:
     blueprint = quick("model.zoo=tests.tiny:mlp").blueprint()
     assert blueprint.global_sample is not None

@@ -707,6 +707,8 @@ def test_private_data_are_nowhere_else(tmp_path: Path) -> None:
         quick("data.name=private")
     with pytest.raises(ConfigError, match=r"run\.global_accuracy = 'every' needs the data of all"):
         quick(*PRIVATE, "run.global_accuracy=true")
+    with pytest.raises(ConfigError, match=r"data\.samples is about data that are dealt here"):
+        quick(*PRIVATE, "data.samples=9")
     for method in ("fedavg", "fml"):
         with pytest.raises(ConfigError, match=r"data\.shape"):
             quick(*PRIVATE, f"method.name={method}")

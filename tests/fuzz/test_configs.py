@@ -182,6 +182,7 @@ SETTINGS = st.fixed_dictionaries(
         "federation.clients": HUGE,
         "data.classes_per_client": HUGE,
         "data.alpha": TINY,
+        "data.samples": HUGE,
         "data.partition": st.sampled_from(["classes", "dirichlet", "iid"]),
         "model.rep_dim": st.sampled_from([1, 4, 2**62, 2**63, 2**64, 10**30]),
         "model.zoo": st.sampled_from(["mlp", "cnn5", "tests.tiny:wrong_width", "os:getcwd", "x"]),

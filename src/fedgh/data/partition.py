@@ -1,4 +1,4 @@
-"""Who gets which samples: every sample goes to exactly one client, and to one of its splits."""
+"""Who gets which samples: every sample goes to one client at most, and to one of its splits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ DIRICHLET_TRIES = 100
 
 @dataclass(frozen=True)
 class Partition:
-    """All samples in client order, and where each client's train, evaluation and test begin.
+    """Samples in client order, and where each client's train, evaluation and test begin.
 
     Two flat tensors, so that a hundred thousand clients cost what their samples cost, and
     worker processes can share them. Client k owns order[bounds[k, 0]:bounds[k, 3]].
@@ -169,9 +169,13 @@ def only(client: int, clients: int, y: Indices, seed: int) -> Partition:
     return Partition(own.order, bounds)
 
 
-def assemble(parts: list[Indices], y: Indices, seed: int) -> Partition:
-    """Split each client's samples 8:1:1 so that every split follows the client's own classes."""
-    rng = numpy_stream(seed, "split")
+def assemble(parts: list[Indices], y: Indices, seed: int, samples: int | None = None) -> Partition:
+    """Split each client's samples 8:1:1 so that every split follows the client's own classes.
+
+    With `samples` a client keeps so many to train on and to evaluate with. Its test samples are
+    those that it has without.
+    """
+    rng, fewer = numpy_stream(seed, "split"), numpy_stream(seed, "samples")
     order: list[Indices] = []
     bounds = np.zeros((len(parts), 4), np.int64)
     start = 0
@@ -182,6 +186,8 @@ def assemble(parts: list[Indices], y: Indices, seed: int) -> Partition:
                 "(train, evaluation, test); lower federation.clients"
             )
         splits = _split(part, y, rng)
+        if samples is not None:
+            splits = _kept(splits, samples, fewer)
         order.extend(splits)
         bounds[client] = start + np.cumsum([0, *map(len, splits)])
         start = int(bounds[client, 3])
@@ -197,6 +203,19 @@ def _split(part: Indices, y: Indices, rng: np.random.Generator) -> list[Indices]
     rest = np.delete(part, test)
     evaluation = _spread(len(rest), tenth, rng.random())
     return [np.delete(rest, evaluation), rest[evaluation], part[test]]
+
+
+def _kept(splits: list[Indices], samples: int, rng: np.random.Generator) -> list[Indices]:
+    """So many of train and evaluation, 8:1, each picked at even distances; test stays whole."""
+    train, evaluation, test = splits
+    if len(train) + len(evaluation) <= samples:
+        return splits
+    ninth = max(1, round(samples / 9))
+    return [
+        train[_spread(len(train), samples - ninth, rng.random())],
+        evaluation[_spread(len(evaluation), ninth, rng.random())],
+        test,
+    ]
 
 
 def _spread(length: int, count: int, offset: float) -> Indices:

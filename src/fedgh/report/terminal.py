@@ -337,7 +337,7 @@ def partition_picture(experiment: Experiment, console: Console) -> None:
     sizes = experiment.partition.bounds.diff(dim=1).sum(0).tolist()
     held = counts.gt(0).sum(0)
     console.print(
-        f"{len(source)} samples: {sizes[0]} train, {sizes[1]} evaluation, {sizes[2]} test; "
+        f"{sum(sizes)} samples: {sizes[0]} train, {sizes[1]} evaluation, {sizes[2]} test; "
         f"{source.num_classes} classes, each held by {int(held.min())} to {int(held.max())} "
         f"of {len(clients)} clients"
     )
