@@ -21,8 +21,8 @@ HEADER = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 PAIRS = torch.tensor(list(product(NETWORK, HEADER)), dtype=torch.float32)
 """The weights (p, g) that are tried."""
 
-FOREIGN = -1e4
-"""Logit of a class that is out of the question; finite, so that files of other programs hold it."""
+FOREIGN = -100.0
+"""Log probability of a class that is out of the question; finite, for other programs' files."""
 
 SHARED = 50.0
 """Own validation samples that the mean over clients counts for."""
@@ -41,20 +41,20 @@ def fuse(network: Tensor, header: Tensor, log_prior: Tensor, pair: Tensor) -> Te
 def own_classes(
     network: Tensor, header: Tensor, own: Tensor, prior: Tensor, pair: Tensor
 ) -> Tensor:
-    """Return logits [n, classes] with which a client tells its `own` classes apart."""
+    """Return log probabilities [n, classes] with which a client tells its `own` classes apart."""
     logits = network.new_full(network.shape, FOREIGN)
-    logits[:, own] = fuse(network[:, own], header[:, own], prior, pair)
+    logits[:, own] = fuse(network[:, own], header[:, own], prior, pair).log_softmax(1)
     return logits
 
 
 def all_classes(fused: Tensor, header: Tensor, own: Tensor) -> Tensor:
-    """Return logits of all classes: the header weighs the client's own against the others.
+    """Return log probabilities of all classes: the header weighs own against other ones.
 
-    Within the own ones the `fused` logits decide.
+    Within the own ones `fused` decides.
     """
     logits = header.log_softmax(1)
     together = logits[:, own].logsumexp(1, keepdim=True)
-    logits[:, own] = together + fused[:, own].log_softmax(1)
+    logits[:, own] = together + fused[:, own]
     return logits
 
 

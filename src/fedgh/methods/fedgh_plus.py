@@ -57,6 +57,9 @@ LOSSES = wire.Field(
     at_least=0,
     at_most=fusion.MAX_LOSS,
 )
+UNKNOWN = -1e4
+"""The header's logit of a class of which it has no samples."""
+
 PER_CLIENT = ("losses", "voted", "given", "known")
 """Tensors of the server with a row for each client."""
 
@@ -308,7 +311,8 @@ class FedGHPlus(Method):
         """Return the header's logits; those of classes that it does not know are very low."""
         memory, known = client.memory, self._map(client.task, client.device)
         features = normalize(known(x), dim=1) * sqrt(self.feature_dim)
-        logits = features.new_full((len(x), client.task.num_classes), fusion.FOREIGN)
+        # Not len(x): an exporter would take it for a constant.
+        logits = features.new_full((x.shape[0], client.task.num_classes), UNKNOWN)
         logits[:, memory["classes"].long()] = linear(features, memory["weight"], memory["bias"])
         return logits
 

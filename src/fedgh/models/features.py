@@ -66,7 +66,9 @@ class ConvFeatures(nn.Module):
         """[batch, channels, height, width] -> [batch, features]."""
         middle = x.mean((1, 2, 3), keepdim=True)
         contrast = x.std((1, 2, 3), keepdim=True)
-        seen = conv2d((x - middle) / (contrast + FLAT), self.get_buffer("filters").to(x.dtype))
+        # One layout whatever the input's: another has another order of additions.
+        even = ((x - middle) / (contrast + FLAT)).clone(memory_format=torch.channels_last)
+        seen = conv2d(even, self.get_buffer("filters").to(x.dtype))
         both = torch.cat([seen, -seen], dim=1) - THRESHOLD
         return adaptive_avg_pool2d(both.relu_(), QUARTERS).flatten(1)
 
