@@ -35,6 +35,10 @@ class Method(ABC):
     """What uploads tell of a client's data. Only nothing, and what one call of `class_means` or
     `class_statistics` gives, can be bounded by `privacy`."""
 
+    later: ClassVar[tuple[str, ...]] = ()
+    """Settings that came after runs without them: with its default, such a one is in no
+    fingerprint, so that these runs are still the same."""
+
     def init_server(
         self, task: Task, models: Sequence[SplitModel], rng: torch.Generator
     ) -> Payload:
