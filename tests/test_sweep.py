@@ -35,7 +35,7 @@ def test_all_means_all_and_settings_follow_a_colon() -> None:
     assert [trial.config.to_table()["method"] for trial in trials] == [
         {"name": "fedgh", "server_lr": 0.01, "server_batch": "pair", "server_epochs": 1},
         {"name": "fedgh", "server_lr": 0.0, "server_batch": "client", "server_epochs": 1},
-        {"name": "standalone", "reset_header": True},
+        {"name": "standalone", "reset_header": True, "networks": 1},
     ]
     assert {trial.config.federation.seed for trial in trials} == {3}
 

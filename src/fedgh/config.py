@@ -184,6 +184,9 @@ class Config(_Sections):
         }
         for section in (name for name, is_used in used.items() if not is_used):
             del table[section]
+        for setting in self.method.later:
+            if getattr(self.method, setting) == getattr(type(self.method), setting):
+                del table["method"][setting]
         table["data"] = {k: v for k, v in table["data"].items() if k not in ("dir", "path")}
         return table
 

@@ -1,10 +1,15 @@
 from pathlib import Path
 
+import pytest
 import torch
 
-from fedgh import training
-from fedgh.methods.standalone import Standalone
-from tests.tiny import a_client, numbers, quick
+from fedgh import config, training
+from fedgh.core import wire
+from fedgh.core.local import eval_mode
+from fedgh.errors import RunError
+from fedgh.methods.standalone import Standalone, networks_of
+from fedgh.trained import Trained
+from tests.tiny import a_client, numbers, quick, states
 
 
 def test_nothing_is_sent() -> None:
@@ -31,3 +36,71 @@ def test_a_run_sends_nothing_and_trains_everybody(tmp_path: Path) -> None:
     assert all(record["bytes_total"] == 0 for record in numbers(run))
     losses = [record["train_loss"] for record in numbers(run)]
     assert losses[-1] < losses[0]
+
+
+ALONE = ["method.name=standalone", "local.augment=flip", "local.momentum=0.9"]
+
+
+def test_each_network_is_trained_as_if_it_were_the_only_one() -> None:
+    one, two = (quick(*ALONE, f"method.networks={n}").blueprint() for n in (1, 2))
+    client = two.make(1)  # it has batch normalisation and dropout
+    first, second = networks_of(client)
+    assert not first.header.weight.allclose(second.header.weight)
+    alone = one.make(1)
+    assert wire.to_bytes(alone.model.state_dict()) == wire.to_bytes(first.state_dict())
+    twin = one.make(1)
+    twin.model.load_state_dict(second.state_dict())
+    losses = []
+    for trained, method in ((client, two.method), (alone, one.method), (twin, one.method)):
+        trained.round = 1
+        torch.manual_seed(0)  # of dropout; the second network draws after the first
+        if trained is twin:
+            method.client_update(one.make(1), {})
+        method.client_update(trained, {})
+        losses.append(trained.metrics["train_loss"])
+    assert wire.to_bytes(alone.model.state_dict()) == wire.to_bytes(first.state_dict())
+    assert wire.to_bytes(twin.model.state_dict()) == wire.to_bytes(second.state_dict())
+    assert losses[0] == pytest.approx((losses[1] + losses[2]) / 2)
+
+
+def test_networks_predict_with_the_mean_of_their_probabilities() -> None:
+    blueprint = quick("method.name=standalone", "method.networks=2").blueprint()
+    client = blueprint.make(0)
+    eval_mode(client)
+    x = torch.rand(6, *blueprint.task.input_shape)
+    one, other = (network(x).softmax(1) for network in networks_of(client))
+    said = blueprint.method.predict(client, x)
+    assert said.exp().allclose((one + other) / 2, atol=1e-6)
+    assert said.exp().sum(1).allclose(torch.ones(6))
+
+
+def test_headers_that_start_anew_are_not_the_same_in_all_networks() -> None:
+    settings = ["method.name=standalone", "method.reset_header=true", "local.lr=1e-12"]
+    blueprint = quick(*settings, "method.networks=2").blueprint()
+    client, alone = blueprint.make(0), quick(*settings).blueprint().make(0)
+    for trained, method in ((client, blueprint.method), (alone, Standalone(reset_header=True))):
+        trained.round = 1
+        method.client_update(trained, {})
+    _, second = networks_of(client)
+    assert client.model.header.weight.equal(alone.model.header.weight)
+    assert not second.header.weight.allclose(client.model.header.weight)
+
+
+def test_an_ensemble_survives_a_checkpoint_and_is_exported_whole(tmp_path: Path) -> None:
+    settings = ["method.name=standalone", "method.networks=2", "model.zoo=mlp", "model.rep_dim=8"]
+    run = training.run(quick(*settings), tmp_path / "run")
+    workers = training.run(quick(*settings, "run.engine=workers"), tmp_path / "workers")
+    assert numbers(workers) == numbers(run)
+    assert states(workers) == states(run)
+    client = Trained.load(run.path, data=True).clients[0]
+    assert client.export(tmp_path / "model.pt2", "torch-export").difference < 1e-5
+    with pytest.raises(RunError, match="as safetensors: logits differ"):
+        client.export(tmp_path / "model.safetensors", "safetensors")
+
+
+def test_one_network_is_no_other_experiment_than_before_there_could_be_more() -> None:
+    one, two = (
+        config.load("demo", ["method.name=standalone", f"method.networks={n}"]) for n in (1, 2)
+    )
+    assert one.portable()["method"] == {"name": "standalone", "reset_header": False}
+    assert two.portable()["method"]["networks"] == 2

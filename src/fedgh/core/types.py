@@ -1,7 +1,7 @@
 """The nouns of a federation: what crosses, who takes part, what is asked and answered."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
@@ -139,6 +139,7 @@ class Client:
     local: LocalTraining
     modules: nn.ModuleDict = field(default_factory=nn.ModuleDict)  # a method's second network
     memory: Payload = field(default_factory=dict)  # what a method keeps between rounds
+    make_model: Callable[[], SplitModel] | None = None  # another network like its own
     privacy: Privacy | None = None  # how its class means are made before they leave it
     released: int | None = None  # the round in which they last were
     round: int = 0

@@ -5,6 +5,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -68,12 +69,20 @@ class Blueprint:
     def make(self, client_id: int) -> Client:
         """The client as it is before its first round: a function of the seed alone."""
         task = self.task
-        make = self.extractors[client_id % len(self.extractors)]
+        make_model = partial(split_model, self.extractors[client_id % len(self.extractors)], task)
         with isolated(task.seed, "model", client_id):
-            model = split_model(make, task)
+            model = make_model()
         source = self.source(client_id)
         data = self.partition.data(client_id, source.x, source.y)
-        client = Client(client_id, task, model, data, self.local, privacy=self.privacy)
+        client = Client(
+            client_id,
+            task,
+            model,
+            data,
+            self.local,
+            make_model=make_model,
+            privacy=self.privacy,
+        )
         with isolated(task.seed, "init-client", client_id):
             self.method.init_client(client)
         client.to(self.device)
