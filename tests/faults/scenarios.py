@@ -15,11 +15,12 @@ from fedgh.experiment import Experiment, prepare
 Act = Callable[[Path], None]
 """Do all there is to do in a folder, or what is left of it."""
 
+ZOO = "tests.tiny:mlp,tests.tiny:noisy"
 TINY = [
     "federation.clients=3",
     "federation.rounds=3",
     "federation.participation=0.67",
-    "model.zoo=tests.tiny:mlp,tests.tiny:noisy",
+    f"model.zoo={ZOO}",
     "model.rep_dim=4",
     "local.epochs=1",
     "local.batch_size=64",
@@ -116,7 +117,7 @@ def federation(settings: list[str]) -> Act:
         nodes = {
             1000 + k: Node(
                 client.app,
-                {"client": k, "state": str(place / "states")},
+                {"client": k, "state": str(place / "states"), "allow": ZOO},
                 read_public_key(about / f"{k}.pub"),
             )
             for k in range(experiment.task.num_clients)

@@ -140,7 +140,7 @@ def test_too_few_answers_end_the_run_before_the_round_counts(tmp_path: Path) -> 
 
 def ask(house: House, **changes: Any) -> Reply:
     """Put a question to client 0, as the server of its last start would but for `changes`."""
-    (named,) = (house.path / "states" / "experiments").glob("*/name.txt")
+    (named,) = (house.path / "states" / "experiments").glob("*/client-0/name.txt")
     experiment = named.read_text().strip()
     prepared = quick()
     server = Flower(

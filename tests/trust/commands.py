@@ -123,6 +123,7 @@ READERS: dict[str, Command] = {
         *("join", "RUN", "--data", "HERE/data.npz", "--network", "mlp", "--rounds", "1"),
         *("--out", "OUT/joined"),
     ),
+    "forget": _typed("forget", "RUN", "--client", "0"),
     "watch": _watch,
     "compare": _sweep("compare"),
     "advise": _sweep("advise"),

@@ -48,6 +48,7 @@ DECIDED = {
     ("federation.py", "RunFolder.open"): "opens no file",
     ("join.py", "RunFolder.open"): "opens no file",
     ("training.py", "RunFolder.open"): "opens no file",
+    ("forget.py", "RunFolder.open"): "opens no file",
     ("flower/operate.py", "FederationFolder.open"): "opens no file",
     ("flower/folder.py", "(resources.files('fedgh.flower') / 'templates' / template).read_text"): (
         PACKAGED

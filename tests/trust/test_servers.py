@@ -167,7 +167,7 @@ def test_the_name_of_an_experiment_is_no_name_of_a_file(
     assert states.name == "experiments"
     (home,) = states.iterdir()
     assert home.name != name
-    assert (home / "name.txt").read_text() == f"{name}\n"
+    assert (home / "client-0" / "name.txt").read_text() == f"{name}\n"
 
 
 def test_experiments_are_not_kept_without_end(tmp_path: Path) -> None:

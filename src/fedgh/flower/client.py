@@ -229,13 +229,15 @@ def _at_home(request: Request, node: NodeConfig, bound: Bound) -> Iterator[Path]
         )
     home = home_of(_states(node), request.experiment, request.client)
     if not home.exists():
-        _make_home(home, request.experiment, bound)
+        _make_home(home, bound)
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(home / ".lock"))
         except BlockingIOError:
             raise PublicError("still busy with an earlier message") from None
         discard_parts(home)  # of a process that was killed here
+        if not (home / "name.txt").exists():  # for the participant, who sees a hash
+            write_atomic(home / "name.txt", f"{request.experiment}\n".encode())
         turn = [request.start, request.round]
         seen = home / "turn.json"
         if seen.exists() and turn < json.loads(read_bytes(seen, MAX_TURN)):
@@ -244,7 +246,7 @@ def _at_home(request: Request, node: NodeConfig, bound: Bound) -> Iterator[Path]
         yield home
 
 
-def _make_home(home: Path, experiment: str, bound: Bound) -> None:
+def _make_home(home: Path, bound: Bound) -> None:
     everything = home.parent.parent
     make_folder(everything, 0o700)
     if not home.parent.exists() and len(list(everything.iterdir())) >= bound.max_experiments:
@@ -253,8 +255,7 @@ def _make_home(home: Path, experiment: str, bound: Bound) -> None:
             "(max-experiments)"
         )
     make_folder(home.parent, 0o700)
-    write_atomic(home.parent / "name.txt", f"{experiment}\n".encode())  # for the participant
-    make_folder(home, 0o700)  # last: with it the rest is there
+    make_folder(home, 0o700)
 
 
 @contextmanager
