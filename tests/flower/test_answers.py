@@ -47,6 +47,7 @@ def ask(tmp_path: Path) -> Ask:
             "committed": 0,
             "settled": 0,
             "evaluate": True,
+            "evaluate_globally": True,
             "deadline": 60.0,
             "settings": {},
             "fingerprint": None,

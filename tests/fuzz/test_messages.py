@@ -43,6 +43,7 @@ REQUEST: dict[str, Any] = {
     "committed": 0,
     "settled": 0,
     "evaluate": True,
+    "evaluate_globally": True,
     "deadline": 600.0,
     "settings": {"data": {"name": "private"}, "method": {"name": "fedgh"}},
     "fingerprint": None,

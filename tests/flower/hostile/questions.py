@@ -42,6 +42,7 @@ class Question:
             "committed": 0,
             "settled": 0,
             "evaluate": True,
+            "evaluate_globally": True,
             "deadline": 60.0,
             "settings": {**experiment.config.portable(), **self.settings},
             "fingerprint": experiment.fingerprint(),
