@@ -80,6 +80,11 @@ def export(trained: TrainedClient, path: Path, format_name: str) -> Exported:
     with _quiet(), _explained(trained, format_name):
         content = kind.write(trained, json.dumps(_about(trained, kind.includes_preprocessing)))
         found = _difference(trained, kind.read(trained, content), x)
+    if format_name == "safetensors" and found != found:  # not a number
+        raise RunError(
+            f"client {trained.number}: a safetensors file holds one network, and "
+            f"{trained.loaded.method.name} predicts with more; export it as onnx or torch-export"
+        )
     if not found <= kind.tolerance:  # nor is one that is not a number
         raise RunError(
             f"client {trained.number} as {format_name}: logits differ by {found:.1e} of the "
@@ -183,8 +188,9 @@ def _write_safetensors(trained: TrainedClient, about: str) -> bytes:
 def _read_safetensors(trained: TrainedClient, content: bytes) -> Run:
     client = trained.loaded.client
     other = replace(client, model=deepcopy(client.model), modules=deepcopy(client.modules))
+    other.memory = {name: tensor.clone() for name, tensor in client.memory.items()}
     other.model.load_state_dict(safetensors.torch.load(content))
-    for tensor in other.modules.state_dict().values():
+    for tensor in (*other.modules.state_dict().values(), *other.memory.values()):
         if tensor.is_floating_point():
             tensor.fill_(torch.nan)  # the file does not have them: what needs them is found out
     return _FromRaw(other, trained.loaded.method)

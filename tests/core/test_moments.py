@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedgh.core import wire
-from fedgh.core.moments import STEPS, Moments, gaussian, in_steps, planes, ridge, whole
+from fedgh.core.feature_header import gaussian, ridge
+from fedgh.core.moments import STEPS, Moments, in_steps, planes, whole
 from fedgh.core.types import Task
 from fedgh.errors import WireError
 

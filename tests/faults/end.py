@@ -12,7 +12,7 @@ from typing import Any
 from tests.tiny import tensors
 
 DIFFERENT = {"run", "seconds", "finished", "wire_bytes", "wire_bytes_total"}
-OWN = re.compile(r"run-[0-9a-f]{8}")  # the name under which participants keep a run
+OWN = re.compile(r"experiments/[0-9a-f]{32}")  # the name under which participants keep a run
 STATE = re.compile(r"(client-\d+)\.round-\d+\.safetensors")
 
 
@@ -20,8 +20,8 @@ def end(place: Path) -> dict[str, Any]:
     """Every file; of a participant's states the last one."""
     found: dict[str, Any] = {}
     for path in sorted(place.rglob("*")):
-        name = OWN.sub("run", str(path.relative_to(place)))
-        if path.is_dir() or path.name in ("flower.json", "turn.json"):
+        name = OWN.sub("experiments/run", str(path.relative_to(place)))
+        if path.is_dir() or path.name in ("flower.json", "turn.json", "name.txt"):
             continue
         if name.startswith("states/"):
             name = STATE.sub(r"\1", name)

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from fedgh import training
 from fedgh.core import wire
-from fedgh.core.moments import Moments, gaussian
+from fedgh.core.feature_header import gaussian
+from fedgh.core.moments import Moments
 from fedgh.core.runs import RunFolder
 from fedgh.core.types import Payload, Upload, part
 from fedgh.data.batches import to_input

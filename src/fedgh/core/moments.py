@@ -3,14 +3,6 @@
 Every feature vector has length one and is rounded to whole steps of 1/4096. So all that is added up
 are whole numbers, which doubles and int64 hold exactly: the moments of pooled data are those of
 their parts, bit for bit, in any order, and what was added can be taken away again.
-
-Header (`gaussian`): classes are taken for Gaussians with one covariance S. With class means μ_s and
-the mean m of all samples, class s has for a feature vector z the logit
-
-    (z - m)ᵀ S'⁻¹ (μ_s - m) - ½ (μ_s - m)ᵀ S'⁻¹ (μ_s - m)        S' = (S + λ diag S) / (1 + λ)
-
-where λ = shrinkage · d / n, because n samples say little about d² covariances. Fed3R's header
-(`ridge`) is a regression on one-hot targets from the same sums.
 """
 
 from dataclasses import dataclass
@@ -25,12 +17,6 @@ from fedgh.errors import WireError
 
 STEPS = 4096
 """Steps in the length of a feature vector."""
-
-RIDGE_SCALE = 16.0
-"""From targets between 0 and 1 to logits, so that fusion can try the same weights."""
-
-FLOOR = 1e-6
-"""Variance that each feature is given, as a share of the mean: some are always zero."""
 
 ROUNDING = 1e-9
 """Relative error that is allowed where differences of large sums are computed."""
@@ -163,60 +149,6 @@ def in_steps(features: Tensor) -> Tensor:
     Towards zero, so that none becomes longer than one.
     """
     return (unit(features) * STEPS).trunc()
-
-
-def gaussian(
-    means: Tensor,
-    counts: Tensor,
-    scatter: Tensor,
-    samples: int,
-    shrinkage: float,
-    noise: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """Return weight [s, d] and bias [s] of the classes with these means.
-
-    `scatter` is that of `samples` samples around their class means, perhaps other ones. What it has
-    below `noise` in any direction is taken for that much.
-    """
-    share = shrinkage * means.shape[1] / samples
-    covariance = _above(scatter, noise) / samples
-    variances = covariance.diagonal().clone()
-    covariance = covariance / (1 + share)
-    covariance.diagonal().add_(share / (1 + share) * variances + _floor(variances))
-    middle = (means * counts[:, None]).sum(0) / counts.sum()
-    centred = means - middle
-    weight = torch.cholesky_solve(centred.T, torch.linalg.cholesky(covariance)).T
-    bias = -(weight * (centred / 2 + middle)).sum(1)
-    return weight, bias
-
-
-def ridge(moments: Moments, shrinkage: float, noise: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Return weight and bias of a ridge regression on one-hot targets, with an intercept."""
-    counts = moments.counts[moments.classes].double()
-    samples, share = float(counts.sum()), counts / counts.sum()
-    middle = share @ moments.means
-    targets = (moments.means - middle) * share[:, None]
-    between = (moments.means - middle).T @ targets
-    covariance = _above(moments.scatter, noise) / samples + between
-    variances = covariance.diagonal().clone()
-    strength = shrinkage * moments.width / samples * variances.mean()
-    covariance.diagonal().add_(strength + _floor(variances))
-    weight = torch.cholesky_solve(targets.T, torch.linalg.cholesky(covariance)).T
-    return RIDGE_SCALE * weight, RIDGE_SCALE * (share - weight @ middle)
-
-
-def _floor(variances: Tensor) -> float:
-    """Return a variance that is added to each feature, so that no direction has none."""
-    return FLOOR * float(variances.mean()) or 1.0
-
-
-def _above(scatter: Tensor, noise: float) -> Tensor:
-    """Return the scatter with its eigenvalues raised to `noise` at least."""
-    if not noise:
-        return scatter
-    values, vectors = torch.linalg.eigh(scatter)
-    raised: Tensor = vectors @ (values.clamp(min=noise)[:, None] * vectors.T)
-    return raised
 
 
 def planes(numbers: Tensor) -> Tensor:

@@ -18,19 +18,19 @@ server                                          client k
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import sqrt
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, linear, normalize
+from torch.nn.functional import cross_entropy
 
 from fedgh.core import fusion, private_moments, wire
 from fedgh.core.classwise import for_each_class, mean_of_means
+from fedgh.core.feature_header import Kind, logits, solve, solve_with_own_covariance
 from fedgh.core.local import class_statistics, outputs, sgd_epochs
 from fedgh.core.method import Method, Sharing
-from fedgh.core.moments import Moments, gaussian, ridge, unit
+from fedgh.core.moments import Moments, unit
 from fedgh.core.names import Names
 from fedgh.core.types import (
     CPU,
@@ -57,9 +57,6 @@ LOSSES = wire.Field(
     at_least=0,
     at_most=fusion.MAX_LOSS,
 )
-UNKNOWN = -1e4
-"""The header's logit of a class of which it has no samples."""
-
 PER_CLIENT = ("losses", "voted", "given", "known")
 """Tensors of the server with a row for each client."""
 
@@ -77,7 +74,7 @@ class FedGHPlus(Method):
     weights: Annotated[str, Names.PATH] = ""  # a safetensors file for a named network
     statistics: Literal["shared", "own"] = "shared"  # of which the header is made
     covariance: Literal["shared", "own"] = "shared"  # "own" sends class means and counts alone
-    header: Literal["gaussian", "ridge"] = "gaussian"  # "ridge" is that of Fed3R
+    header: Kind = "gaussian"  # "ridge" is that of Fed3R
     shrinkage: Annotated[float, Field(gt=0)] = 0.5  # of the covariance, times dimensions / samples
 
     @property
@@ -270,15 +267,13 @@ class FedGHPlus(Method):
     def _header(self, client: Client, down: Payload) -> Payload:
         """Return the header that the client should take over; {} when it keeps the one it has."""
         if self.shares == "nothing":
-            return {} if "weight" in client.memory else self._solve(self._moments(client))
+            fresh = "weight" not in client.memory
+            return solve(self._moments(client), self.header, self.shrinkage) if fresh else {}
         if not down["map"].cpu().equal(fingerprint(self._map(client.task))):
             raise ConfigError("method.features: the map on this client is not the server's")
-        if "means" not in down:
-            return {name: down[name] for name in ("classes", "weight", "bias") if name in down}
-        own, means = self._moments(client), down["means"].cpu().double()
-        equal, samples = torch.ones(len(means)).double(), int(own.counts.sum())
-        solved = gaussian(means, equal, own.scatter, samples, self.shrinkage)
-        return self._scaled(down["classes"], *solved)
+        if "means" in down:
+            return solve_with_own_covariance(down, self._moments(client), self.shrinkage)
+        return {name: down[name] for name in ("classes", "weight", "bias") if name in down}
 
     def _weigh(self, client: Client, down: Payload) -> Tensor:
         """Choose the weights of network and header by validation data; return the losses.
@@ -308,13 +303,8 @@ class FedGHPlus(Method):
         return fusion.own_classes(client.model(x), header, *how)
 
     def _header_logits(self, client: Client, x: Tensor) -> Tensor:
-        """Return the header's logits; those of classes that it does not know are very low."""
-        memory, known = client.memory, self._map(client.task, client.device)
-        features = normalize(known(x), dim=1) * sqrt(self.feature_dim)
-        # Not len(x): an exporter would take it for a constant.
-        logits = features.new_full((x.shape[0], client.task.num_classes), UNKNOWN)
-        logits[:, memory["classes"].long()] = linear(features, memory["weight"], memory["bias"])
-        return logits
+        features = self._map(client.task, client.device)(x)
+        return logits(client.memory, features, client.task.num_classes)
 
     def _replaced(self, server: Payload, client_id: int, statistics: Payload) -> Payload:
         """Put statistics in place of what the client has sent before; none takes them away."""
@@ -341,18 +331,6 @@ class FedGHPlus(Method):
         else:
             sizes = torch.tensor([len(one["classes"]) for one in held])
             noise = private_moments.noise_level(server["noise"], sizes, self.feature_dim)
-            header = self._solve(Moments(**part(server, "sum.")), noise)
+            total = Moments(**part(server, "sum."))
+            header = solve(total, self.header, self.shrinkage, noise)
         return {**rest, **prefixed("header.", header), "version": server["version"] + 1}
-
-    def _solve(self, moments: Moments, noise: float = 0.0) -> Payload:
-        """Return the header of these moments."""
-        if self.header == "ridge":
-            return self._scaled(moments.classes, *ridge(moments, self.shrinkage, noise))
-        counts = moments.counts[moments.classes].double()
-        about = (moments.means, counts, moments.scatter, int(counts.sum()))
-        return self._scaled(moments.classes, *gaussian(*about, self.shrinkage, noise))
-
-    def _scaled(self, classes: Tensor, weight: Tensor, bias: Tensor) -> Payload:
-        """Return a header for feature vectors of length √d: its weights are then of usual size."""
-        weight = weight / sqrt(self.feature_dim)
-        return {"classes": classes.int(), "weight": weight.float(), "bias": bias.float()}
