@@ -1,5 +1,7 @@
 """Feature maps: the same for all who know the names, whatever the batch."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,25 @@ def test_the_seed_decides() -> None:
     assert not one.equal(other)
     made_again = ConvFeatures((3, 8, 8), 16, torch.Generator().manual_seed(0))
     assert not fingerprint(made_again).equal(one)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("conv", (3, 32, 32)), ("relu", (7,))])
+def test_the_number_of_threads_does_not_change_a_map(name: str, shape: tuple[int, ...]) -> None:
+    code = (
+        "import torch; torch.set_num_threads({threads});"
+        "from fedgh.models.features import feature_map, fingerprint;"
+        f"print(fingerprint(feature_map({name!r}, '', 512, {shape}, 0)).tolist())"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code.replace("{threads}", threads)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for threads in ("1", "2")
+    }
+    assert len(found) == 1
 
 
 def test_features_of_a_shifted_and_scaled_image_are_the_same() -> None:

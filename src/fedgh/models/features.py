@@ -59,7 +59,7 @@ class ConvFeatures(nn.Module):
         if width % per_filter:
             raise ConfigError(f"should be a multiple of {per_filter} for images, got {width}")
         side = min(SIDE, height, across)
-        filters = _whitened(width // per_filter, channels, side, rng)
+        filters = _rounded(_whitened(width // per_filter, channels, side, rng))
         self.register_buffer("filters", filters.view(-1, channels, side, side))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -79,9 +79,10 @@ class ReluFeatures(nn.Module):
     def __init__(self, shape: tuple[int, ...], width: int, rng: torch.Generator) -> None:
         super().__init__()
         size = math.prod(shape)
-        weight = torch.randn(width, size, generator=rng, dtype=torch.float64)
-        self.register_buffer("weight", weight / math.sqrt(size))
-        self.register_buffer("bias", torch.randn(width, generator=rng, dtype=torch.float64))
+        weight = torch.randn(width, size, generator=rng, dtype=torch.float64) / math.sqrt(size)
+        bias = torch.randn(width, generator=rng, dtype=torch.float64)
+        self.register_buffer("weight", _rounded(weight))
+        self.register_buffer("bias", _rounded(bias))
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, ...] -> [batch, features]."""
@@ -100,6 +101,11 @@ class NamedFeatures(nn.Module):
         """[batch, ...] -> [batch, features]."""
         out: Tensor = self.network(x.float())
         return out.to(x.dtype)
+
+
+def _rounded(numbers: Tensor) -> Tensor:
+    """Return numbers without their last digits, in which processors and thread counts differ."""
+    return (numbers * 2**20).round() / 2**20
 
 
 def _whitened(count: int, channels: int, side: int, rng: torch.Generator) -> Tensor:
