@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fedgh.engines.host import ClientHost
 from fedgh.errors import RunError
 from fedgh.methods import METHODS
 from fedgh.statistics import Interval
-from fedgh.sweep import Outcome, plan_comparison
+from fedgh.sweep import Outcome, Trial, plan_comparison
 from tests.test_cli import SET, inside
 from tests.tiny import QUICK, a_run, quick
 
@@ -157,15 +158,19 @@ def test_bytes_are_those_of_the_whole_experiment(tmp_path: Path) -> None:
     assert found.rows[1].bytes_per_client == pytest.approx(sum(sent) / 3)
 
 
-def test_a_rehearsal_has_the_noise_of_the_whole_federation() -> None:
-    private = ["privacy.protects=client", "privacy.epsilon=3.0", "federation.rounds=10"]
-    whole = quick(*private)
-    short = quick(*private, *advice._shortened(whole.config, rounds=2))
+@pytest.mark.parametrize("method", ["fedgh", "fedgh_plus"])
+def test_a_rehearsal_has_the_noise_of_the_whole_federation(method: str) -> None:
+    words = [f"method.name={method}", "privacy.protects=client", "privacy.epsilon=3.0"]
+    whole = quick(*words, "federation.rounds=10")
+    short = quick(*words, "federation.rounds=2").config
+    rehearsed = advice.with_whole_noise(Trial(method, 0, short), whole.config).config
+    found = replace(whole, config=rehearsed).privacy
     assert whole.privacy is not None
-    assert short.privacy is not None
+    assert found is not None
     noise = whole.privacy.noise_multiplier
-    assert short.privacy.noise_multiplier == pytest.approx(noise, rel=1e-6)
-    assert advice._shortened(quick().config, rounds=2) == ["federation.rounds=2"]
+    assert found.noise_multiplier == pytest.approx(noise, rel=1e-6)
+    open_trial = Trial("fedgh", 0, quick().config)
+    assert advice.with_whole_noise(open_trial, quick().config) is open_trial
 
 
 def test_advise_as_a_user_types_it(

@@ -5,7 +5,7 @@ being the best of several does not flatter a number.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -21,7 +21,7 @@ from fedgh.methods import METHODS
 from fedgh.privacy.accounting import epsilon_of, noise_multiplier
 from fedgh.report.terminal import human_bytes
 from fedgh.statistics import Interval, Runs, client_accuracies, mean_interval, paired
-from fedgh.sweep import Outcome, Watch, plan_comparison, run_trials
+from fedgh.sweep import Outcome, Trial, Watch, plan_comparison, run_trials
 
 REFERENCE = "standalone"
 
@@ -115,8 +115,9 @@ def advise(
             f"{rounds} rounds cannot be rehearsed: the experiment has {whole.federation.rounds} "
             "(federation.rounds)"
         )
-    settings = [*overrides, *_shortened(whole, rounds)]
-    trials = plan_comparison(experiment, _labels(methods, whole), seeds, settings, data_dir)
+    settings = [*overrides, f"federation.rounds={rounds}"]
+    planned = plan_comparison(experiment, _labels(methods, whole), seeds, settings, data_dir)
+    trials = [with_whole_noise(trial, whole) for trial in planned]
     name = whole.data.name if isinstance(experiment, Config) else Path(experiment).stem
     folder = Path("runs", f"advise-{name}") if out is None else Path(out)
     outcome = run_trials(trials, folder, watch, skip_impossible=True)
@@ -251,14 +252,15 @@ def _caveats(rounds: int, whole: int, seeds: int, rows: list[Row]) -> list[str]:
     return out
 
 
-def _shortened(whole: Config, rounds: int) -> list[str]:
-    """What changes in a rehearsal: fewer rounds, each with the noise of the whole federation."""
-    settings = [f"federation.rounds={rounds}"]
-    privacy = whole.privacy
-    if privacy.protects != "nothing":
-        noise = noise_multiplier(privacy.epsilon, privacy.delta, whole.federation.rounds)
-        settings.append(f"privacy.epsilon={epsilon_of(rounds / noise**2, privacy.delta)}")
-    return settings
+def with_whole_noise(trial: Trial, whole: Config) -> Trial:
+    """Give each round of a private rehearsal the noise that it has in the whole federation."""
+    privacy, config = whole.privacy, trial.config
+    if privacy.protects == "nothing" or config.method.releases_once:
+        return trial
+    noise = noise_multiplier(privacy.epsilon, privacy.delta, whole.federation.rounds)
+    epsilon = epsilon_of(config.federation.rounds / noise**2, privacy.delta)
+    less = privacy.model_copy(update={"epsilon": epsilon})
+    return replace(trial, config=config.model_copy(update={"privacy": less}))
 
 
 def _labels(methods: str | None, whole: Config) -> str:
