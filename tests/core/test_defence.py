@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from fedgh import config
 from fedgh.core.attack import Attack
 from fedgh.core.defence import Defence, Dropped, agreement
+from fedgh.core.moments import Moments
 from fedgh.core.types import Payload, Upload
 from fedgh.errors import ConfigError
 from fedgh.experiment import prepare
@@ -240,3 +241,21 @@ def test_an_attacker_may_speak_of_everything() -> None:
 def test_what_is_about_class_means_needs_them(setting: dict[str, dict[str, float]]) -> None:
     with pytest.raises(ConfigError, match="which lg_fedavg does not send"):
         prepare(config.parse({"method": {"name": "lg_fedavg"}, **setting}))
+
+
+def test_moments_count_less_as_a_whole() -> None:
+    """Counts alone would not fit the sums any more."""
+    rng = torch.Generator().manual_seed(0)
+
+    def upload(client: int, samples: int) -> Upload:
+        x = torch.randn(samples, 4, generator=rng).double()
+        return Upload(client, 0, Moments.of(x, torch.arange(samples) % 2, 3).payload())
+
+    said = [upload(0, 20), upload(1, 20), upload(2, 4000)]
+    found = list(Defence(clip=2.0).apply(said, Dropped()))
+    assert found[:2] == said[:2]
+    large, bounded = (Moments.read(one.payload, 3) for one in (said[2], found[2]))
+    assert bounded.counts.tolist() == [20, 20, 0]
+    bounded.check()
+    torch.testing.assert_close(bounded.means, large.means, atol=1e-3, rtol=0)
+    torch.testing.assert_close(bounded.scatter / 40, large.scatter / 4000, atol=1e-3, rtol=0)

@@ -4,9 +4,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import torch
+
 from fedgh.core import wire
 from fedgh.core.defence import Defence
 from fedgh.core.method import Method
+from fedgh.core.moments import Moments
 from fedgh.core.rng import isolated, stream
 from fedgh.core.rounds import Federation
 from fedgh.core.types import Job, Payload, Reply, Task, Upload, part
@@ -24,9 +27,10 @@ TASK = Task(num_classes=4, rep_dim=3, num_clients=CLIENTS, rounds=9, seed=0, inp
 
 @cache
 def method_of(name: str) -> Method:
-    """The method, with the smallest network where it shares one."""
+    """The method, with the smallest network or feature map where it shares one."""
     kind: Callable[..., Method] = METHODS[name]
-    return kind(shared="tests.tiny:mlp") if hasattr(kind, "shared") else kind()
+    small = {"shared": "tests.tiny:mlp", "feature_dim": 8}
+    return kind(**{key: value for key, value in small.items() if hasattr(kind, key)})
 
 
 @dataclass(frozen=True)
@@ -127,4 +131,9 @@ def _sent(name: str, spec: wire.Spec) -> dict[int, bytes]:
     payloads = [honest(spec, seed=client) for client in range(CLIENTS)]
     if name == "fd":  # means of distributions
         payloads = [{**sent, "means": sent["means"].softmax(1)} for sent in payloads]
+    if name == "fedgh_plus":  # moments of samples
+        rng = torch.Generator().manual_seed(0)
+        features = torch.rand(CLIENTS, 9, 8, generator=rng)
+        moments = [Moments.of(x, torch.arange(9) % 2 + k % 3, 4) for k, x in enumerate(features)]
+        payloads = [sent | one.payload() for sent, one in zip(payloads, moments, strict=True)]
     return {client: wire.to_bytes(sent) for client, sent in enumerate(payloads)}

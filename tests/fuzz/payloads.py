@@ -61,7 +61,7 @@ def honest(spec: wire.Spec, seed: int, size: int = 2) -> Payload:
     rng = torch.Generator().manual_seed(seed)
     payload: Payload = {}
     for name, field in spec.items():
-        shape = [size if isinstance(dim, wire.Dim) else dim for dim in field.shape]
+        shape = [min(size, dim.most) if isinstance(dim, wire.Dim) else dim for dim in field.shape]
         if field.classes is not None:
             names = max(field.classes, *shape)
             values = torch.randperm(names, generator=rng)[: shape[0]].float()
@@ -93,6 +93,7 @@ def extreme(draw: DrawFn, spec: wire.Spec) -> Payload:
     for name, field in spec.items():
         if field.classes is None:
             values = [-1.0, 0.0, 1e-45, 1.0, 300.0] if field.dtype.is_floating_point else WHOLE
+            values = [0, 1] if field.dtype in (torch.bool, torch.uint8) else values
             payload[name] = torch.full_like(payload[name], draw(st.sampled_from(values)))
     return payload
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from fedgh.core.median import median, median_of_others
+from fedgh.core.moments import Moments
 from fedgh.core.types import Payload, Upload
 
 FEWEST = 2
@@ -159,6 +160,12 @@ def _norms(payload: Payload) -> Tensor:
 
 def _smaller(payload: Payload, norms: Tensor, counts: Tensor) -> Payload:
     out = dict(payload)
+    if "second" in payload:  # moments count as a whole
+        if not len(counts):
+            return out
+        factor = float((counts / payload["counts"].double()).min().clamp(max=1))
+        whole = Moments.read(payload, int(payload["classes"].max()) + 1)
+        return out | whole.shrunk(factor).payload() if factor < 1 else out
     if "means" in payload:
         factors = norms / _norms(payload).clamp(min=TINY)
         out["means"] = payload["means"] * factors.float()[:, None]

@@ -87,7 +87,7 @@ def gaussian(
     covariance.diagonal().add_(share / (1 + share) * variances + _floor(variances))
     middle = (means * counts[:, None]).sum(0) / counts.sum()
     centred = means - middle
-    weight = torch.cholesky_solve(centred.T, torch.linalg.cholesky(covariance)).T
+    weight = _solved(covariance, centred)
     bias = -(weight * (centred / 2 + middle)).sum(1)
     return weight, bias
 
@@ -103,8 +103,17 @@ def ridge(moments: Moments, shrinkage: float, noise: float = 0.0) -> tuple[Tenso
     variances = covariance.diagonal().clone()
     strength = shrinkage * moments.width / samples * variances.mean()
     covariance.diagonal().add_(strength + _floor(variances))
-    weight = torch.cholesky_solve(targets.T, torch.linalg.cholesky(covariance)).T
+    weight = _solved(covariance, targets)
     return RIDGE_SCALE * weight, RIDGE_SCALE * (share - weight @ middle)
+
+
+def _solved(covariance: Tensor, rows: Tensor) -> Tensor:
+    """Return rows times the inverse of a covariance, whatever rounding has made of it."""
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    if int(failed):
+        size = float(covariance.diagonal().abs().mean())
+        factor = torch.linalg.cholesky(_above(covariance, FLOOR * size or 1.0))
+    return torch.cholesky_solve(rows.T, factor).T
 
 
 def _floor(variances: Tensor) -> float:

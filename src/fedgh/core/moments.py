@@ -53,6 +53,12 @@ class Moments:
             self.counts + other.counts, self.sums + other.sums, self.second + other.second
         )
 
+    def shrunk(self, factor: float) -> "Moments":
+        """Return moments that count for so much less; classes keep one sample at least."""
+        counts = (self.counts * factor).round().long().clamp(min=1) * (self.counts > 0)
+        sums, second = ((t.double() * factor).round().long() for t in (self.sums, self.second))
+        return Moments(counts, sums, second)
+
     def __sub__(self, other: "Moments") -> "Moments":
         return Moments(
             self.counts - other.counts, self.sums - other.sums, self.second - other.second
