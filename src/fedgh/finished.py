@@ -13,7 +13,7 @@ from fedgh import experiment as experiments
 from fedgh.config import PLACES, Config
 from fedgh.core.checkpoint import ClientFiles
 from fedgh.core.runs import Record, RunFolder
-from fedgh.core.types import Client, Task
+from fedgh.core.types import Client, Payload, Task
 from fedgh.data import partition
 from fedgh.data.fetch import OFFICIAL, find
 from fedgh.data.sources import Source
@@ -30,6 +30,9 @@ MAX_PARAMETERS = 2**24
 NEEDLESS = (*PLACES, "run.device", "run.global_accuracy", "privacy.protects")
 """Settings of no importance to what a trained model computes."""
 
+
+FORGETTING = "forgetting"
+"""In the state of a run: the client that `fedgh forget` has begun to take out."""
 
 SLACK = 2**26
 """Bytes that a state may have beyond four times the size of its client: a method's own memory."""
@@ -67,8 +70,11 @@ class Checkpoint:
         return client
 
 
-def load(folder: RunFolder, *, trust: Trust) -> Checkpoint:
-    """Load the clients of a run and their data; RunError says what is missing."""
+def load(folder: RunFolder, *, trust: Trust, forgetting: bool = False) -> Checkpoint:
+    """Load the clients of a run and their data; RunError says what is missing.
+
+    One that `fedgh forget` was killed in is only for that command.
+    """
     _check_models_are_here(folder)
     config = _config(folder, trust, ("run.address",))
     data = config.data
@@ -77,17 +83,17 @@ def load(folder: RunFolder, *, trust: Trust) -> Checkpoint:
     if data.name in OFFICIAL and find(data.name, data.dir) is None:
         raise RunError(f"{data.name} is not on this machine (fedgh data fetch {data.name})")
     _check_sizes(folder, config, trust)
-    return load_with(folder, experiments.prepare(config))
+    return load_with(folder, experiments.prepare(config), forgetting=forgetting)
 
 
-def load_with(folder: RunFolder, experiment: Experiment) -> Checkpoint:
+def load_with(folder: RunFolder, experiment: Experiment, *, forgetting: bool = False) -> Checkpoint:
     """Load the clients of a run of this experiment; nothing that its folder names is used."""
     _check_models_are_here(folder)
     if experiment.fingerprint() != folder.identity()["fingerprint"]:
         raise RunError("the data it was trained on are not the ones that its configuration names")
     if folder.identity()["classes"] != list(experiment.source.class_names):
         raise RunError(f"{folder.path / 'data.json'} is not as the run wrote it: classes")
-    return _left(folder, experiment)
+    return _left(folder, experiment, forgetting=forgetting)
 
 
 def load_models(
@@ -129,8 +135,19 @@ def _check_sizes(folder: RunFolder, config: Config, trust: Trust) -> None:
             )
 
 
-def _left(folder: RunFolder, experiment: Experiment) -> Checkpoint:
+def interrupted(folder: RunFolder, state: Payload) -> RunError:
+    """Return the error for a run in which some clients still have a header of before."""
+    client = int(state[FORGETTING])
+    return RunError(
+        f"{folder.path}: a client is being forgotten; finish that first: "
+        f"fedgh forget {folder.path} --client {client}"
+    )
+
+
+def _left(folder: RunFolder, experiment: Experiment, *, forgetting: bool = False) -> Checkpoint:
     round, state = folder.committed()
+    if FORGETTING in state and not forgetting:
+        raise interrupted(folder, state)
     trained = state["trained"].tolist()
     files = folder.client_files(round)
     files.check(trained)

@@ -17,11 +17,12 @@ from fedgh.config import PLACES
 from fedgh.core import wire
 from fedgh.core.method import Method
 from fedgh.core.rng import isolated
+from fedgh.core.rounds import GLOBAL
 from fedgh.core.runs import RunFolder
 from fedgh.core.types import Payload, Upload, part, prefixed
 from fedgh.engines.host import one_thread
 from fedgh.errors import ConfigError, RunError
-from fedgh.finished import Checkpoint
+from fedgh.finished import FORGETTING, Checkpoint
 from fedgh.trust import how_far
 
 
@@ -49,24 +50,36 @@ def forget(
     folder = run if isinstance(run, RunFolder) else RunFolder.open(Path(run))
     elsewhere = (folder.path / "flower.json").exists()
     with folder.locked(), one_thread():
-        round, state = folder.committed()
+        round, state = folder.rewind()
         if not 0 <= client < len(state["trained"]):
             raise ConfigError(f"client {client}: they are 0 to {len(state['trained']) - 1}")
+        if FORGETTING in state and int(state[FORGETTING]) != client:
+            raise finished.interrupted(folder, state)
         method = left.blueprint.method if left else _method(folder, trust)
-        server = method.forget(part(state, "server."), client)
         others: list[int] = []
         if not elsewhere:
-            left = left or finished.load(folder, trust=how_far(trust))
+            left = left or finished.load(folder, trust=how_far(trust), forgetting=True)
             others = [number for number in left.took_part if number != client]
-            # Twice: what the others answer to the new header is part of what all are sent.
-            for _ in range(2):
-                server = method.server_update(server, _refresh(folder, left, server, others))
+            if not left.data:
+                raise RunError(
+                    f"{folder.path}: the data of the other clients are needed, and not here"
+                )
+        server = method.forget(part(state, "server."), client)
+        state = _without(state, client, others)
+        # From here on a crash leaves a run that only the same command goes on with.
+        folder.commit(
+            round, {**state, **prefixed("server.", server), FORGETTING: torch.tensor(client)}
+        )
         for number, means in folder.means().items():
             kept = means["clients"] != client
             folder.keep_means(number, {name: rows[kept] for name, rows in means.items()})
-        folder.commit(round, _without(state, server, client))
         for file in folder.checkpoint.glob(f"client-{client:06}.round-*.safetensors"):
             file.unlink()
+        # Twice: what the others answer to the new header is part of what all are sent.
+        for _ in range(2 if left else 0):
+            assert left is not None
+            server = method.server_update(server, _refresh(folder, left, server, others))
+        folder.commit(round, {**state, **prefixed("server.", server)})
     return Forgotten(client, len(others), elsewhere)
 
 
@@ -79,8 +92,6 @@ def _refresh(
     folder: RunFolder, left: Checkpoint, server: Payload, others: list[int]
 ) -> Iterator[Upload]:
     """Give clients whose states are here what the server would send them; yield their answers."""
-    if not left.data:
-        raise RunError(f"{folder.path}: the data of the other clients are needed, and not here")
     method, files = left.blueprint.method, folder.client_files(left.round)
     for number in others:
         client = left.client(number)
@@ -93,9 +104,13 @@ def _refresh(
     files.seal(left.round)
 
 
-def _without(state: Payload, server: Payload, client: int) -> Payload:
-    """Return the state of a run in which the client takes no part any more."""
+def _without(state: Payload, client: int, others: list[int]) -> Payload:
+    """Return the rest of a run's state: the client takes no part, the others' scores are old."""
     rest = {name: t.clone() for name, t in state.items() if not name.startswith("server.")}
+    rest.pop(FORGETTING, None)
     rest["trained"][client] = 0
+    rest["stale"][others] = True
+    if GLOBAL in rest:
+        rest[GLOBAL][[client, *others]] = torch.nan
     rest.setdefault("forgotten", torch.zeros_like(rest["stale"]))[client] = True
-    return {**rest, **prefixed("server.", server)}
+    return rest

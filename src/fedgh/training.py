@@ -18,6 +18,7 @@ from fedgh.engines.serial import Serial
 from fedgh.engines.workers import Workers
 from fedgh.errors import ConfigError, RunError
 from fedgh.experiment import Experiment, prepare
+from fedgh.finished import FORGETTING, interrupted
 from fedgh.report.tensorboard import Scalars, need_tensorboard
 from fedgh.summary import summarise
 from fedgh.trust import OWN
@@ -166,6 +167,8 @@ def _train(
     with ExitStack() as stack:
         stack.enter_context(one_thread())
         done, state = folder.committed()
+        if FORGETTING in state:
+            raise interrupted(folder, state)
         if config.run.tensorboard:
             with explaining():
                 check_no_link(folder.path / "tensorboard")

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from fedgh.core import wire
 from fedgh.core.checkpoint import ClientFiles
 from fedgh.core.types import Reply
 from fedgh.engines.host import Blueprint
+from fedgh.experiment import Experiment
 from fedgh.flower import NodeConfig, client, messages
+from fedgh.flower.client import MakeBlueprint
 from fedgh.flower.grid import LocalGrid
 from tests.tiny import quick
 
@@ -26,9 +29,9 @@ DOWN = wire.to_bytes(HEADER)
 OTHER = wire.to_bytes({name: tensor + 0.1 for name, tensor in HEADER.items()})
 
 
-def unpredictable(*_: object) -> Blueprint:
+def unpredictable(*_: object, of: Experiment = EXPERIMENT) -> Blueprint:
     """A client whose noise nobody can draw again."""
-    blueprint = EXPERIMENT.blueprint()
+    blueprint = of.blueprint()
     assert blueprint.privacy is not None
     return replace(blueprint, privacy=replace(blueprint.privacy, unpredictable=True))
 
@@ -38,7 +41,14 @@ def ask(tmp_path: Path) -> Ask:
     """Ask client 0 for a round, from the state of the round before."""
     LocalGrid({})  # messages say whose they are
 
-    def asked(round: int, *, down: bytes = DOWN, start: int = 1, **changes: Any) -> Reply:
+    def asked(
+        round: int,
+        *,
+        down: bytes = DOWN,
+        start: int = 1,
+        make: MakeBlueprint = unpredictable,
+        **changes: Any,
+    ) -> Reply:
         usual: dict[str, Any] = {
             "version": __version__,
             "experiment": "e",
@@ -62,7 +72,7 @@ def ask(tmp_path: Path) -> Ask:
             "max-epsilon": 100.0,
             "max-rounds-kept": 5,
         }
-        return client._answer(message, node, unpredictable)
+        return client._answer(message, node, make)
 
     return asked
 
@@ -152,4 +162,19 @@ def test_a_damaged_answer_is_not_made_again(
     file.write_bytes(file.read_bytes()[:-1])
     assert ask(1).error == "RunError; the participant's own log says more"
     assert f"{file} cannot be read" in caplog.text
+    assert releases(tmp_path) == 1
+
+
+def test_statistics_are_released_once_whatever_becomes_of_the_answers(
+    ask: Ask, tmp_path: Path
+) -> None:
+    """The server has lost every answer, and counts on the state before the first round."""
+    plus = quick("method.name=fedgh_plus", "method.feature_dim=32", "privacy.protects=sample")
+    down = wire.to_bytes(plus.config.method.broadcast(plus.initial_server(), 0))
+    make = partial(unpredictable, of=plus)
+    replies = [ask(round, down=down, make=make, trained=0) for round in (1, 2, 3)]
+    ups = [wire.from_bytes(reply.up) for reply in replies if reply.up is not None]
+    assert len(ups) == 3
+    assert all(up["sums"].equal(ups[0]["sums"]) for up in ups)
+    assert all(up["second"].equal(ups[0]["second"]) for up in ups)
     assert releases(tmp_path) == 1

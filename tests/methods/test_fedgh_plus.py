@@ -9,15 +9,17 @@ from torch import Tensor
 from fedgh import training
 from fedgh.core import wire
 from fedgh.core.feature_header import gaussian
-from fedgh.core.moments import Moments
+from fedgh.core.moments import Moments, in_steps
 from fedgh.core.runs import RunFolder
-from fedgh.core.types import Payload, Upload, part
+from fedgh.core.types import Client, Payload, Upload, part
 from fedgh.data.batches import to_input
-from fedgh.errors import ConfigError, MethodError, WireError
+from fedgh.errors import ConfigError, MethodError, RunError, WireError
 from fedgh.experiment import Experiment
 from fedgh.forget import forget
 from fedgh.methods.fedgh_plus import FedGHPlus
 from fedgh.models.features import feature_map
+from fedgh.trained import Trained
+from tests.engines.test_engines import interrupted
 from tests.tiny import numbers, quick, states
 
 WORDS = ["method.name=fedgh_plus", "method.feature_dim=32", "federation.rounds=4"]
@@ -143,7 +145,7 @@ def test_a_client_is_forgotten_exactly(words: list[str], tmp_path: Path) -> None
     never = _never_with(4, federation(*words), tmp_path / "never")
     forget(never, 4, trust=True)  # changes nothing but that all choose their weights again
     for name, tensor in server_of(never).items():
-        if name not in ("version", "known"):
+        if name not in ("version", "known"):  # how often there was a new header
             assert server_of(run)[name].equal(tensor), name
     assert states(run) == states(without)
     for one, other in zip(clients_of(run)[:4], clients_of(never)[:4], strict=True):
@@ -183,23 +185,95 @@ def test_a_forgotten_client_is_not_asked_again(tmp_path: Path) -> None:
         forget(other, 1, trust=True)
 
 
-def test_a_client_that_sends_again_replaces_what_it_sent() -> None:
+def upload_of(client: int, seed: int, samples: int = 9) -> Upload:
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randn(samples, 32, generator=rng).double()
+    sent = Moments.of(x, torch.arange(samples) % 3, 10)
+    return Upload(client, 0, {**sent.payload(), "losses": torch.zeros(0, 35)})
+
+
+def test_statistics_that_were_not_asked_for_are_ignored() -> None:
     experiment = federation()
-    method, task = experiment.config.method, experiment.task
-    rng = torch.Generator().manual_seed(0)
+    method, server = experiment.config.method, experiment.initial_server()
+    once = method.server_update(server, [upload_of(0, 1), upload_of(1, 2)])
+    twice = method.server_update(once, [upload_of(0, 3)])
+    assert twice["sum.second"].equal(once["sum.second"])
+    assert twice["version"] == once["version"]
 
-    def up(seed: int) -> Payload:
-        rng.manual_seed(seed)
-        x = torch.randn(9, 32, generator=rng).double()
-        sent = Moments.of(x, torch.arange(9) % 3, task.num_classes)
-        return {**sent.payload(), "losses": torch.zeros(0, 35)}
 
-    server = experiment.initial_server()
-    once = method.server_update(server, [Upload(0, 0, up(1)), Upload(1, 0, up(2))])
-    twice = method.server_update(server, [Upload(0, 0, up(3)), Upload(1, 0, up(2))])
-    twice = method.server_update(twice, [Upload(0, 0, up(1))])
-    for name in ("sum.counts", "sum.sums", "sum.second", "header.weight", "header.bias"):
-        assert twice[name].equal(once[name])
+def test_one_table_of_losses_does_not_decide_for_all() -> None:
+    experiment = federation()
+    method, server = experiment.config.method, experiment.initial_server()
+    honest_table = torch.linspace(1, 2, 35)[None]
+    hostile_table = torch.full((1, 35), 20.0)
+    hostile_table[0, -1] = 0
+    tables = [honest_table] * 4 + [hostile_table]
+    ups = [
+        Upload(number, 0, upload_of(number, number).payload | {"losses": table})
+        for number, table in enumerate(tables)
+    ]
+    down = method.broadcast(method.server_update(server, ups), 0)
+    assert down["losses"].equal(honest_table)
+
+
+def test_a_header_that_is_too_sure_of_itself_is_scaled() -> None:
+    """Classes without much spread have a covariance of nearly nothing."""
+    experiment = federation()
+    method, server = experiment.config.method, experiment.initial_server()
+    spread = torch.randn(200, 32, generator=torch.Generator().manual_seed(0)).double() / 200
+    x = torch.eye(32).double()[torch.arange(200) % 3] + spread
+    payload = Moments.of(x, torch.arange(200) % 3, 10).payload() | {"losses": torch.zeros(0, 35)}
+    method.check_upload(experiment.task, payload, 1000)
+    header = part(method.server_update(server, [Upload(0, 0, payload)]), "header.")
+    norms = [float(header["weight"].norm(dim=1).max()), float(header["bias"].norm())]
+    assert max(norms) == pytest.approx(500)
+    z = in_steps(x[:3]).float() / 4096 * 32**0.5
+    assert (z @ header["weight"].T + header["bias"]).argmax(1).tolist() == [0, 1, 2]
+
+
+def test_too_many_statistics_for_a_server_are_refused() -> None:
+    with pytest.raises(MethodError, match=r"up to \d+ GiB of statistics"):
+        federation("federation.clients=150", "method.feature_dim=4096")
+
+
+def test_an_interrupted_forget_is_finished_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight = training.run(federation(), tmp_path / "straight")
+    run = training.run(federation(), tmp_path / "run")
+    forget(straight, 4, trust=True)
+    refresh, asked = FedGHPlus.refresh, []
+
+    def failing(self: FedGHPlus, client: Client, down: Payload) -> Payload:
+        asked.append(client.id)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return refresh(self, client, down)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FedGHPlus, "refresh", failing)
+        with pytest.raises(KeyboardInterrupt):
+            forget(run, 4, trust=True)
+    words = "a client is being forgotten; finish that first: fedgh forget .* --client 4"
+    with pytest.raises(RunError, match=words):
+        training.resume(run.path)
+    with pytest.raises(RunError, match=words):
+        _ = Trained.load(run.path, trust=True).left
+    with pytest.raises(RunError, match=words):
+        forget(run, 3, trust=True)
+    forget(run, 4, trust=True)
+    assert clients_of(run)[4] == {}
+    for one, other in zip(clients_of(run)[:4], clients_of(straight)[:4], strict=True):
+        assert all(one[name].equal(other[name]) for name in other)
+
+
+def test_rounds_that_were_not_committed_are_given_up(tmp_path: Path) -> None:
+    words = ["run.checkpoint_every=2", "federation.rounds=6"]
+    interrupted(federation(*words), tmp_path / "run", after=3)
+    forget(tmp_path / "run", 4, trust=True)
+    resumed = training.resume(tmp_path / "run")
+    assert [record["round"] for record in resumed.records()] == list(range(1, 7))
+    assert resumed.records()[-1]["participants"] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -252,12 +326,14 @@ def hostile(change: str) -> Payload:
         payload["second"] = -payload["second"]
     if change == "counts":
         payload["counts"] = payload["counts"] * 0 + 1
+    if change == "many":
+        payload["counts"] = payload["counts"] * 0 + 2**31 - 1
     if change == "long":
         payload["sums"] = payload["sums"] * 0 + 2**20
     return payload
 
 
-@pytest.mark.parametrize("change", ["no digits", "not positive", "counts", "long"])
+@pytest.mark.parametrize("change", ["no digits", "not positive", "counts", "long", "many"])
 def test_impossible_statistics_are_refused(change: str) -> None:
     experiment = federation()
     method, task = experiment.config.method, experiment.task

@@ -27,6 +27,9 @@ from fedgh.core.types import Payload, Upload
 FEWEST = 2
 """Votes of others against which a class mean can be judged: of two, either may be the odd one."""
 
+BY_CLASS = ("classes", "means", "counts")
+"""Tensors with a row for each class that a client names."""
+
 VOTE = 2.0**20  # of a client for a class; a part of it is a whole number, too
 TINY = 1e-300  # in place of a zero, to divide by
 NONE = torch.zeros(0, dtype=torch.float64)
@@ -85,7 +88,8 @@ def _without_outliers(uploads: list[Upload], least: float, dropped: Dropped) -> 
         fine = ~(own < least)
         if not fine.all():
             dropped.classes[upload.client_id] = upload.payload["classes"][~fine].tolist()
-        kept.append(replace(upload, payload={n: t[fine] for n, t in upload.payload.items()}))
+        rows = {n: t[fine] if n in BY_CLASS else t for n, t in upload.payload.items()}
+        kept.append(replace(upload, payload=rows))
     return kept
 
 

@@ -26,8 +26,11 @@ Kind = Literal["gaussian", "ridge"]
 RIDGE_SCALE = 16.0
 """From targets between 0 and 1 to logits, so that fusion can try the same weights."""
 
-FLOOR = 1e-6
+FLOOR = 1e-4
 """Variance that each feature is given, as a share of the mean: some are always zero."""
+
+LARGEST = 500.0
+"""Norm of the bias and of a row of weights, at most: other parties refuse headers far above it."""
 
 UNKNOWN = -1e4
 """Logit of a class of which the header has no samples."""
@@ -63,8 +66,12 @@ def logits(header: Payload, features: Tensor, num_classes: int) -> Tensor:
 
 
 def _header(classes: Tensor, weight: Tensor, bias: Tensor) -> Payload:
-    scaled = (weight / sqrt(weight.shape[1])).float()
-    return {"classes": classes.int(), "weight": scaled, "bias": bias.float()}
+    """Return the message; logits that are sure of themselves beyond reason are all scaled down."""
+    weight = weight / sqrt(weight.shape[1])
+    largest = max(float(weight.norm(dim=1).max()), float(bias.norm()))
+    scale = min(1.0, LARGEST / largest) if largest else 1.0
+    parts = {"weight": scale * weight, "bias": scale * bias}
+    return {"classes": classes.int(), **{name: part.float() for name, part in parts.items()}}
 
 
 def gaussian(

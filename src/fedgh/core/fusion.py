@@ -6,8 +6,8 @@ Over the client's own classes the logits are
 
 where the prior is the class frequencies of its training data, which the network has learned and the
 header has not. (p, g) = (1, 0) is the network alone, (0, g) the header alone. The pair is chosen
-from a grid by the loss on validation data: the mean over clients counts as much as `SHARED` samples
-of the client's own, since few clients have enough of them to choose alone.
+from a grid by the loss on validation data: the median over clients counts as much as `SHARED`
+samples of the client's own, since few clients have enough of them to choose alone.
 """
 
 from itertools import product
@@ -25,7 +25,7 @@ FOREIGN = -100.0
 """Log probability of a class that is out of the question; finite, for other programs' files."""
 
 SHARED = 50.0
-"""Own validation samples that the mean over clients counts for."""
+"""Own validation samples that the median over clients counts for."""
 
 MAX_LOSS = 20.0
 """Largest loss in a table: a sure mistake should not outweigh everything else."""

@@ -21,6 +21,10 @@ from fedgh.errors import MethodError
 Sharing = Literal["nothing", "class means", "moments", "more"]
 
 
+RELEASE = "release."
+"""Names in a client's memory of what it sends whenever it is asked, with the noise it was given."""
+
+
 @dataclass(frozen=True)
 class Method(ABC):
     """Base class. `client_update` and `server_update` are the algorithm."""

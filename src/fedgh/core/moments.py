@@ -18,6 +18,9 @@ from fedgh.errors import WireError
 STEPS = 4096
 """Steps in the length of a feature vector."""
 
+MAX_SAMPLES = 2**24
+"""Samples of a client: sums of thousands of such clients still fit into int64."""
+
 ROUNDING = 1e-9
 """Relative error that is allowed where differences of large sums are computed."""
 
@@ -104,7 +107,7 @@ class Moments:
 
     @classmethod
     def read(cls, payload: Payload, classes: int) -> "Moments":
-        """Return the moments in a message; of no samples if it is empty."""
+        """Return the moments in a message."""
         if not len(payload["second"]) or not len(payload["sums"]):
             raise WireError("'sums' or 'second' has no digits")
         held, rows = payload["classes"].long(), whole(payload["sums"])
@@ -131,22 +134,25 @@ class Moments:
         """
         held = self.classes
         samples = float(self.counts.sum())
+        if samples > MAX_SAMPLES:
+            raise WireError(f"'counts' of more than {MAX_SAMPLES:,} samples")
         if bool((self.sums[held].double().norm(dim=1) > self.counts[held] * STEPS).any()):
             raise WireError("'sums' are longer than the sums of so many vectors of length one")
-        diagonal = _square(self.second.double(), self.width).diagonal()
-        if float(diagonal.sum()) > samples * STEPS**2:
-            raise WireError("'second' is larger than that of so many vectors of length one")
+        diagonal = _square(self.second, self.width).diagonal()
+        if bool((diagonal < 0).any()) or float(diagonal.double().sum()) > samples * STEPS**2:
+            raise WireError("'second' is not that of so many vectors of length one")
         scatter = self.scatter
-        scatter.diagonal().add_(self.width / STEPS**2 + ROUNDING * samples)
+        scatter.diagonal().add_(ROUNDING * samples)
         if int(torch.linalg.cholesky_ex(scatter).info) != 0:
             raise WireError("'second' is impossible: a variance within classes would be negative")
 
 
 def unit(features: Tensor) -> Tensor:
-    """Return feature vectors scaled to length one, in double precision; zero stays zero."""
+    """Return feature vectors scaled to length one; what is zero or not finite becomes zero."""
     exact = features.double()
     length = exact.norm(dim=1, keepdim=True)
-    return torch.where(length > 0, exact / length.clamp(min=1e-300), 0.0)
+    usable = (length > 0) & length.isfinite()
+    return torch.where(usable, exact / length.clamp(min=1e-300), 0.0)
 
 
 def in_steps(features: Tensor) -> Tensor:

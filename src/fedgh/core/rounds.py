@@ -152,8 +152,9 @@ class Federation:
         participants = self.participants(number)
         if not participants:
             raise RunError(
-                f"round {number}: all clients have been set aside after {self.most_strikes} "
-                "rejected uploads each; rounds.jsonl says why, run.strikes allows more"
+                f"round {number}: no client is left to ask: all were forgotten, or set aside after "
+                f"{self.most_strikes} rejected uploads each; rounds.jsonl says why, run.strikes "
+                "allows more"
             )
         last = number == self.task.rounds
         evaluate = last or number % self.eval_every == 0
@@ -193,6 +194,7 @@ class Federation:
                 for client, classes in received.dropped.classes.items()
             ],
             "set_aside": self._set_aside().nonzero().flatten().tolist(),
+            "forgotten": self._forgotten.nonzero().flatten().tolist(),
             "failed": received.failed,
             "seconds": {
                 **received.seconds,
@@ -359,7 +361,7 @@ class Federation:
         self._empty_rounds = 0 if useful else self._empty_rounds + 1
         often = self._empty_rounds >= MOST_EMPTY_ROUNDS
         again = f", for the {MOST_EMPTY_ROUNDS}rd time in a row" if often else ""
-        everybody = participants == self.task.num_clients
+        everybody = participants >= int((~self._set_aside()).sum())
         if not received.uploads and (everybody or often):
             raise RunError(
                 f"round {number}: all {participants} participants failed{again}"

@@ -14,9 +14,21 @@ import torch
 from fedgh.core import wire
 from fedgh.core.attack import Attack
 from fedgh.core.local import accuracy
-from fedgh.core.method import Method
+from fedgh.core.method import RELEASE, Method
 from fedgh.core.rng import isolated
-from fedgh.core.types import CPU, Client, Examples, Job, LocalTraining, Payload, Reply, Task, moved
+from fedgh.core.types import (
+    CPU,
+    Client,
+    Examples,
+    Job,
+    LocalTraining,
+    Payload,
+    Reply,
+    Task,
+    moved,
+    part,
+    prefixed,
+)
 from fedgh.data.global_sample import GlobalSample
 from fedgh.data.partition import Partition
 from fedgh.data.sources import Source
@@ -111,10 +123,12 @@ class ClientHost:
         files: Files,
         memory: int = 2**62,
         explain: Callable[[Exception], str] | None = None,
+        released: Payload | None = None,
     ) -> None:
         self.blueprint = blueprint
         self.memory = memory  # bytes
         self._explain = explain or one_line  # what the server is told of a failure
+        self._released = released or {}  # statistics that left the client before, see `released`
         self._files = files
         self._clients: dict[int, Client] = {}  # the one used last comes last
         self._changed: set[int] = set()
@@ -142,6 +156,13 @@ class ClientHost:
     def holds(self, client_id: int) -> bool:
         """Whether a client is in memory."""
         return client_id in self._clients
+
+    def released(self, client_id: int) -> Payload:
+        """Return the statistics that a client sends whenever it is asked, if its method has some.
+
+        They outlive the client's state: drawn again, their noise could be averaged away.
+        """
+        return part(self._client(client_id, keep=True).memory, RELEASE)
 
     def will_release(self, client_id: int) -> bool:
         """Tell if the client's next update tells of its data anew."""
@@ -210,6 +231,7 @@ class ClientHost:
         state = self._files.load(client_id)
         if state is not None:
             client.load(state)
+        client.memory.update(moved(prefixed(RELEASE, self._released), client.device))
         if keep:
             self._clients[client_id] = client
         return client

@@ -29,10 +29,11 @@ from fedgh import __version__, config
 from fedgh.config import Config
 from fedgh.core.checkpoint import ClientFiles, keep_rounds
 from fedgh.core.disk import discard_parts, locked, make_folder, read_bytes, write_atomic
-from fedgh.core.types import Job, Reply
+from fedgh.core.sealed import MAX_STATE, pack, unpack
+from fedgh.core.types import CPU, Job, Payload, Reply, moved
 from fedgh.data.fetch import OFFICIAL, find
 from fedgh.engines.host import Blueprint, ClientHost, one_thread
-from fedgh.errors import ConfigError, WireError, import_object, printable
+from fedgh.errors import ConfigError, RunError, WireError, import_object, printable
 from fedgh.experiment import Experiment, prepare
 from fedgh.flower import messages
 from fedgh.flower.answers import Answers, Question
@@ -161,11 +162,35 @@ class _Task:
             reply = host.run(self._job(down))
             if reply.up is None:
                 return reply
+            self._keep_release(host)
             host.save(request.round)
             answers.keep(question, reply)
         answers.forget_up_to(self._settled)
         keep_rounds(self.home, {request.trained, request.committed} | answers.rounds())
         return reply
+
+    def _keep_release(self, host: ClientHost) -> None:
+        """Make sure of statistics with noise before they are sent: they are never drawn again.
+
+        A state is given up when its answer came too late or was rejected; they are not.
+        """
+        released = host.released(self.request.client)
+        if released and not self._release.exists():
+            write_atomic(self._release, pack(moved(released, CPU)))
+
+    @property
+    def _release(self) -> Path:
+        return self.home / "release.safetensors"
+
+    def _released(self) -> Payload:
+        if not self._release.exists():
+            return {}
+        try:
+            return unpack(read_bytes(self._release, MAX_STATE))[1]
+        except (OSError, ValueError) as error:
+            raise RunError(
+                f"{self._release} cannot be read ({error}); put it back from a copy"
+            ) from None
 
     def _check_room(self, answers: Answers) -> None:
         """Refuse a further round while too many are kept: to forget one would allow new noise."""
@@ -203,7 +228,12 @@ class _Task:
                 "back from a copy"
             )
         reticent = blueprint.reticent or self.bound.least != "nothing"
-        return ClientHost(replace(blueprint, reticent=reticent), files, explain=_discreet)
+        return ClientHost(
+            replace(blueprint, reticent=reticent),
+            files,
+            explain=_discreet,
+            released=self._released(),
+        )
 
 
 def _states(node: NodeConfig) -> Path:

@@ -13,7 +13,7 @@ clients and no other.
 server                                          client k
   add up (n, B, M)         ◀── once ─────────   n_s, B_s = Σ ψ(x) for each class, M = Σ ψ(x) ψ(x)ᵀ
   W = S'⁻¹ μ, b            ── if changed ───▶   train the own network alone
-  mean loss of each (p, g) ◀── every round ─▶   predict by p · network + g · header
+  losses of each (p, g)    ◀── every round ─▶   predict by p · network + g · header
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ from fedgh.core import fusion, private_moments, wire
 from fedgh.core.classwise import for_each_class, mean_of_means
 from fedgh.core.feature_header import Kind, logits, solve, solve_with_own_covariance
 from fedgh.core.local import class_statistics, outputs, sgd_epochs
-from fedgh.core.method import Method, Sharing
+from fedgh.core.method import RELEASE, Method, Sharing
 from fedgh.core.moments import Moments, unit
 from fedgh.core.names import Names
 from fedgh.core.types import (
@@ -57,6 +57,9 @@ LOSSES = wire.Field(
     at_least=0,
     at_most=fusion.MAX_LOSS,
 )
+MAX_STATISTICS = 2**33
+"""Bytes of all clients' statistics, at most: the server keeps and checkpoints them."""
+
 PER_CLIENT = ("losses", "voted", "given", "known")
 """Tensors of the server with a row for each client."""
 
@@ -93,6 +96,12 @@ class FedGHPlus(Method):
         digest = fingerprint(self._map(task))
         if self.shares == "nothing":
             return {}
+        size = task.num_clients * wire.most_bytes(self.upload_spec(task, {}))
+        if size > MAX_STATISTICS:
+            raise ConfigError(
+                f"the server would keep up to {size / 2**30:.0f} GiB of statistics; lower "
+                "method.feature_dim, or set method.covariance = 'own'"
+            )
         return {
             "map": digest,
             "noise": private_moments.noise_terms(task.privacy),
@@ -105,14 +114,17 @@ class FedGHPlus(Method):
         }
 
     def broadcast(self, server: Payload, client_id: int) -> Payload:
-        """Mean losses, whether statistics are wanted, and the header if the client lacks it."""
+        """Median losses, whether statistics are wanted, and the header if the client lacks it."""
         if self.shares == "nothing":
             return {}
         voted = server["voted"]
         down = {
             "map": server["map"],
             "wanted": ~server["given"][client_id : client_id + 1],
-            "losses": server["losses"][voted].mean(0, keepdim=True)[: int(voted.any())],
+            # Of voters that lie the median says less than the mean.
+            "losses": server["losses"][voted].quantile(0.5, dim=0)[None]
+            if bool(voted.any())
+            else server["losses"][:0],
         }
         if server["known"][client_id] == server["version"]:
             return down
@@ -141,10 +153,10 @@ class FedGHPlus(Method):
         return {**rows, "losses": losses}
 
     def server_update(self, server: Payload, uploads: Iterable[Upload]) -> Payload:
-        """Add statistics, take away those that they replace, and solve the header."""
+        """Add statistics that were wanted, and solve the header."""
         if self.shares == "nothing":
             return server
-        after = {name: tensor.clone() for name, tensor in server.items()}
+        after = server | {name: server[name].clone() for name in PER_CLIENT}
         changed = False
         for upload in uploads:
             number, statistics = upload.client_id, dict(upload.payload)
@@ -153,8 +165,8 @@ class FedGHPlus(Method):
             if len(losses):
                 after["losses"][number] = losses[0]
                 after["voted"][number] = True
-            if len(statistics["classes"]):
-                after = self._replaced(after, number, statistics)
+            if len(statistics["classes"]) and not server["given"][number]:
+                after = self._added(after, number, statistics)
                 changed = True
         return self._solved(after) if changed else after
 
@@ -162,10 +174,15 @@ class FedGHPlus(Method):
         """Return the server as it would be if the client had never sent anything."""
         if self.shares == "nothing":
             return server
-        after = {name: tensor.clone() for name, tensor in server.items()}
-        after["losses"][client_id] = 0
-        after["voted"][client_id] = False
-        return self._solved(self._replaced(after, client_id, {}))
+        place = f"client.{client_id}."
+        statistics, total = part(server, place), Moments(**part(server, "sum."))
+        if statistics and self.shares == "moments":
+            total = total - Moments.read(statistics, len(server["sum.counts"]))
+        rest = {name: t for name, t in server.items() if not name.startswith(place)}
+        rows = {name: server[name].clone() for name in PER_CLIENT}
+        for tensor in rows.values():
+            tensor[client_id] = 0
+        return self._solved({**rest, **rows, **prefixed("sum.", vars(total))})
 
     def enlarged(self, server: Payload) -> Payload:
         """Return the server with room for one more client."""
@@ -207,7 +224,7 @@ class FedGHPlus(Method):
             raise WireError("'means' are longer than means of vectors of length one")
 
     def download_specs(self, client: Client) -> list[wire.Spec]:
-        """The map's fingerprint, what is wanted, mean losses; the header where it is new."""
+        """The map's fingerprint, what is wanted, median losses; the header where it is new."""
         if self.shares == "nothing":
             return [{}]
         always = {
@@ -221,7 +238,7 @@ class FedGHPlus(Method):
 
     def will_release(self, client: Client) -> bool:
         """Tell if the client has not sent its statistics yet."""
-        return not part(client.memory, "release.")
+        return not part(client.memory, RELEASE)
 
     def _map(self, task: Task, device: torch.device = CPU) -> nn.Module:
         """Return ψ; ConfigError when these names and inputs allow none."""
@@ -247,7 +264,7 @@ class FedGHPlus(Method):
         With privacy they are kept: asked again, the client sends the same numbers.
         """
         classes, privacy = client.task.num_classes, client.privacy
-        kept = part(client.memory, "release.")
+        kept = part(client.memory, RELEASE)
         if kept:
             return moved(kept, CPU)
         if self.shares == "class means":
@@ -261,7 +278,7 @@ class FedGHPlus(Method):
             normal = privacy.normal(client.stream("privacy"))
             sent = private_moments.release(own, classes, privacy, normal).payload()
         if privacy is not None:
-            client.memory.update(prefixed("release.", moved(sent, client.device)))
+            client.memory.update(prefixed(RELEASE, moved(sent, client.device)))
         return sent
 
     def _header(self, client: Client, down: Payload) -> Payload:
@@ -306,18 +323,15 @@ class FedGHPlus(Method):
         features = self._map(client.task, client.device)(x)
         return logits(client.memory, features, client.task.num_classes)
 
-    def _replaced(self, server: Payload, client_id: int, statistics: Payload) -> Payload:
-        """Put statistics in place of what the client has sent before; none takes them away."""
-        place, classes = f"client.{client_id}.", len(server["sum.counts"])
-        total, before = Moments(**part(server, "sum.")), part(server, place)
+    def _added(self, server: Payload, client_id: int, statistics: Payload) -> Payload:
+        """Return the server with the statistics of a client that had sent none."""
+        total = Moments(**part(server, "sum."))
         if self.shares == "moments":
-            total = total - Moments.read(before, classes) if before else total
-            total = total + Moments.read(statistics, classes) if statistics else total
+            total = total + Moments.read(statistics, len(server["sum.counts"]))
         given = server["given"].clone()
-        given[client_id] = bool(statistics)
-        others = {name: t for name, t in server.items() if not name.startswith(place)}
-        sums = prefixed("sum.", vars(total))
-        return {**others, **sums, **prefixed(place, statistics), "given": given}
+        given[client_id] = True
+        sent = prefixed(f"client.{client_id}.", statistics)
+        return {**server, **prefixed("sum.", vars(total)), **sent, "given": given}
 
     def _solved(self, server: Payload) -> Payload:
         """Solve the header of all statistics that the server holds."""

@@ -142,7 +142,7 @@ class Live:
                 style="yellow",
                 markup=False,
             )
-        for client in sorted(set(record["set_aside"]) - self._aside):
+        for client in sorted({*record["set_aside"]} - {*record["forgotten"]} - self._aside):
             self.console.print(
                 f"round {record['round']}: client {client} is set aside: too many of its uploads "
                 "were rejected",
