@@ -77,9 +77,9 @@ def test_few_samples_are_known_many_or_with_noise_less(found: Audit) -> None:
 
 def test_an_attacker_has_none_of_the_samples_that_it_judges(run: RunFolder) -> None:
     attacks = moments.Attacks.on(subject.choose(run, 0, trust=OWN), 0, LITTLE, lambda _: None)
-    own = {tuple(row) for row in attacks.own.tolist()}
-    for vectors in (attacks.members.rounded, *attacks.others.values()):
-        assert not own & {tuple(row) for row in vectors.tolist()}
+    own = {tuple(row) for row in attacks.attacker.own.values.tolist()}
+    for vectors in (attacks.members, *attacks.others.values()):
+        assert not own & {tuple(row) for row in vectors.values.tolist()}
 
 
 def test_a_report_shows_it(run: RunFolder, found: Audit, tmp_path: Path) -> None:

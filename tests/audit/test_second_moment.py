@@ -11,7 +11,16 @@ from torch import Tensor
 
 from fedgh.audit.noise import DELTA, OPEN, Level
 from fedgh.audit.roc import Scores, auc
-from fedgh.audit.second_moment import Sent, Vectors, leverage, likelihood_ratio, send
+from fedgh.audit.second_moment import (
+    Attacker,
+    Sent,
+    Spread,
+    Vectors,
+    leverage,
+    of_determinants,
+    of_entries,
+    send,
+)
 from fedgh.core.moments import unit
 from fedgh.core.rng import stream
 from fedgh.privacy.accounting import noise_multiplier
@@ -30,23 +39,21 @@ def directions(name: str, count: int, width: int = WIDTH) -> Vectors:
 
 def areas(count: int, times: int = 1) -> tuple[float, float]:
     """AUC by likelihood ratio and by leverage, over several uploads without noise."""
-    own = directions("own", 2000).rounded
-    ratio = _area(count, OPEN, times, lambda sent, z: likelihood_ratio(sent, own, z))
-    return ratio, _area(count, OPEN, times, lambda sent, z: -leverage(sent.second, z))
+    plain = area(count, OPEN, times, lambda sent, some: -leverage(sent.second, some.rounded))
+    return with_noise(count, OPEN, times), plain
 
 
 def with_noise(count: int, level: Level, times: int) -> float:
     """AUC by likelihood ratio."""
-    own = directions("own", 2000).rounded
-    return _area(count, level, times, lambda sent, z: likelihood_ratio(sent, own, z))
+    return area(count, level, times, Attacker(directions("own", 2000)).likelihood_ratio)
 
 
-def _area(count: int, level: Level, times: int, score: Callable[[Sent, Tensor], Tensor]) -> float:
+def area(count: int, level: Level, times: int, score: Callable[[Sent, Vectors], Tensor]) -> float:
     found = []
     for time in range(times):
-        members, others = (directions(f"{who} {time}", count) for who in ("members", "others"))
-        sent = send(members, 2, level, stream(0, f"noise {time}"))
-        found.append([score(sent, some.rounded) for some in (members, others)])
+        both = [directions(f"{who} {time}", count) for who in ("members", "others")]
+        sent = send(both[0], 2, level, stream(0, f"noise {time}"))
+        found.append([score(sent, some) for some in both])
     scores = (torch.cat(parts) for parts in zip(*found, strict=True))
     return auc(*(Scores(values, torch.arange(len(values))) for values in scores)).value
 
@@ -99,20 +106,22 @@ def test_the_ratio_of_numbers_by_integration() -> None:
         return math.log(within / beside)
 
     candidates = torch.tensor([[0.1], [0.9], [1.5]]).double()
-    found = likelihood_ratio(Sent(n, torch.tensor([[second]]).double(), 0.0), own, candidates)
+    sent = Sent(torch.tensor([n]), torch.tensor([[second]]).double())
+    found = of_determinants(sent, own, candidates)
     expected = torch.tensor([log_ratio(z) for z in candidates.flatten().tolist()])
     assert torch.allclose((found - found[0]).float(), expected - expected[0], atol=1e-4)
     outside = torch.tensor([[math.sqrt(second) + 0.1]]).double()
-    assert likelihood_ratio(Sent(n, torch.tensor([[second]]).double(), 0.0), own, outside) < -1e9
+    assert of_determinants(sent, own, outside) < -1e9
 
 
 def test_the_ratio_with_noise_by_densities() -> None:
     own, candidates = normal("own", 50, 3), normal("candidates", 4, 3)
-    sent = Sent(9, normal("second", 3, 3) @ normal("second", 3, 3).T * 9, 2.0)
-    sent = Sent(9, (sent.second + sent.second.T) / 2, 2.0)
+    second = 9 * normal("second", 3, 3)
+    sent = Sent(torch.tensor([4, 5]), second + second.T, std=2.0)
+    ratios = of_entries(sent, Spread.of(own), candidates)
     expected, basis = torch.linalg.eigh(own.T @ own / 50)
     along, seen = own @ basis, basis.T @ sent.second @ basis
-    for z, found in zip(candidates @ basis, likelihood_ratio(sent, own, candidates), strict=True):
+    for z, found in zip(candidates @ basis, ratios, strict=True):
         total = 0.0
         for i in range(3):
             for j in range(i, 3):

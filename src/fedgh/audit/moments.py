@@ -10,7 +10,7 @@ from torch import Tensor
 from fedgh.audit.cases import Case, Effort, Say, told
 from fedgh.audit.result import Audit, Told
 from fedgh.audit.roc import Scores
-from fedgh.audit.second_moment import Sent, Vectors, leverage, likelihood_ratio, send
+from fedgh.audit.second_moment import Attacker, Sent, Vectors, leverage, send
 from fedgh.audit.subject import LEAST, Victim, others_samples, own_samples, vectors
 from fedgh.core.rng import stream
 from fedgh.core.types import Examples
@@ -23,7 +23,7 @@ def attack(victim: Victim, seed: int, effort: Effort, say: Say) -> Audit:
     return Audit(
         **victim.about(victim.client.data.train.labels.unique().tolist(), seed),
         attacked="moments",
-        auxiliary=len(attacks.own),
+        auxiliary=len(attacks.attacker.own),
         networks=0,
         width=attacks.width,
         clip=victim.method.longest,
@@ -42,8 +42,8 @@ class Attacks:
     effort: Effort
     say: Say
     members: Vectors  # of the victim's training samples
-    own: Tensor  # [m, d], the attacker's
-    others: dict[str, Tensor]  # [n, d], of samples that are not behind the upload
+    attacker: Attacker
+    others: dict[str, Vectors]  # of samples that are not behind the upload
 
     @classmethod
     def on(cls, victim: Victim, seed: int, effort: Effort, say: Say) -> "Attacks":
@@ -62,15 +62,16 @@ class Attacks:
             return Vectors(vectors(victim.method, victim.client, samples), samples.labels)
 
         say("computing feature vectors")
-        foreign = seen(theirs).rounded
+        foreign = seen(theirs)
         order = torch.randperm(len(foreign), generator=stream(seed, "audit-own", victim.client.id))
-        others = {"held out": seen(held_out).rounded, "other clients": foreign[order[1::2]]}
-        return cls(victim, seed, effort, say, seen(train), foreign[order[::2]], others)
+        others = {"held out": seen(held_out), "other clients": foreign.choose(order[1::2])}
+        attacker = Attacker(foreign.choose(order[::2]))
+        return cls(victim, seed, effort, say, seen(train), attacker, others)
 
     @property
     def width(self) -> int:
         """Numbers in a feature vector."""
-        return self.own.shape[1]
+        return self.members.values.shape[1]
 
     def memberships(self) -> Iterator[Told]:
         """Samples behind the upload told from others."""
@@ -89,11 +90,11 @@ class Attacks:
             rows = torch.randperm(len(self.members), generator=rng)[: case.size]
             behind = self.members.choose(rows)
             sent = send(behind, self.victim.client.task.num_classes, case.level, rng)
-            for name, values in self._scores(sent, behind.rounded).items():
+            for name, values in self._scores(sent, behind).items():
                 met[name, "members"].append(Scores(values, rows))
             for against, candidates in self.others.items():
                 some = torch.randperm(len(candidates), generator=rng)[: len(rows)]
-                for name, values in self._scores(sent, candidates[some]).items():
+                for name, values in self._scores(sent, candidates.choose(some)).items():
                     met[name, against].append(Scores(values, some))
         all_met = {key: _together(parts) for key, parts in met.items()}
         size = torch.tensor([case.size or len(self.members)])
@@ -102,9 +103,10 @@ class Attacks:
                 row = {**case.row(size), "attack": name}
                 yield told(row, against, all_met[name, "members"], scores)
 
-    def _scores(self, sent: Sent, candidates: Tensor) -> dict[str, Tensor]:
-        found = {"likelihood ratio": likelihood_ratio(sent, self.own, candidates)}
-        return found | ({} if sent.std else {"leverage": -leverage(sent.second, candidates)})
+    def _scores(self, sent: Sent, candidates: Vectors) -> dict[str, Tensor]:
+        found = {"likelihood ratio": self.attacker.likelihood_ratio(sent, candidates)}
+        plain = {} if sent.std else {"leverage": -leverage(sent.second, candidates.rounded)}
+        return found | plain
 
 
 def _together(parts: list[Scores]) -> Scores:
