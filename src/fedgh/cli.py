@@ -280,7 +280,7 @@ def audit(
     trust: TrustIt = False,
     quiet: Quiet = False,
 ) -> None:
-    """Attack a client of a finished run: what do its class means tell about its samples?"""
+    """Attack a client of a finished run: what do its uploads tell about its samples?"""
     from fedgh.audit import audit, result
     from fedgh.core.runs import RunFolder
     from fedgh.report.audit_sheets import overview

@@ -15,7 +15,8 @@ from PIL import Image
 
 from fedgh import training
 from fedgh.audit import result
-from fedgh.audit.audit import Effort, audit
+from fedgh.audit.audit import audit
+from fedgh.audit.cases import Effort
 from fedgh.audit.noise import OPEN, Level
 from fedgh.audit.result import Audit
 from fedgh.core.runs import RunFolder

@@ -20,10 +20,10 @@ from tests.tiny import quick
 
 @pytest.mark.parametrize("client", [0, 1])
 def test_the_attacker_has_no_sample_of_the_victim(run: RunFolder, client: int) -> None:
-    found = subject.find(run, client, seed=0, trust=OWN)
+    found = subject.find(subject.choose(run, client, trust=OWN), seed=0)
     left = finished.load(run, trust=OWN)
     own = torch.cat(left.blueprint.partition.indices(client))
-    theirs = subject._auxiliary(left, client, found.labels, seed=0).index
+    theirs = subject.others_samples(found.victim, found.labels, seed=0).index
     assert not set(own.tolist()) & set(theirs.tolist())
     assert len(theirs) == len(found.known.attacker.labels)
     counts = left.experiment.counts()
@@ -31,7 +31,7 @@ def test_the_attacker_has_no_sample_of_the_victim(run: RunFolder, client: int) -
 
 
 def test_its_means_are_those_that_it_sent_last(run: RunFolder) -> None:
-    found = subject.find(run, 2, seed=0, trust=OWN)
+    found = subject.find(subject.choose(run, 2, trust=OWN), seed=0)
     means = run.means()[3]
     mine = means["clients"] == 2
     assert means["classes"][mine].tolist() == found.labels
@@ -40,7 +40,7 @@ def test_its_means_are_those_that_it_sent_last(run: RunFolder) -> None:
 
 
 def test_without_the_network_the_attacker_has_those_of_others(run: RunFolder) -> None:
-    found = subject.find(run, 0, seed=0, trust=OWN)
+    found = subject.find(subject.choose(run, 0, trust=OWN), seed=0)
     known, unknown = found.known, found.unknown
     assert unknown is not None
     assert torch.equal(known.victim.vectors, unknown.victim.vectors)
@@ -65,15 +65,16 @@ def test_large_images_are_made_smaller() -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["method.name=standalone"], "standalone sends no class means"),
-        (["method.name=fedkd"], "fedkd sends no class means"),
+        (["method.name=standalone"], "standalone, .* sends neither class means nor moments"),
+        (["method.name=fedkd"], "fedkd, .* sends neither class means nor moments"),
+        (["method.name=fedgh_plus", "method.statistics=own"], "sends neither class means nor"),
         (["data.classes_per_client=2"], "choose another --client"),
     ],
 )
 def test_what_cannot_be_attacked_is_said(tmp_path: Path, words: list[str], reason: str) -> None:
     made = training.run(quick("federation.rounds=1", *words), tmp_path / "run")
     with pytest.raises(FedghError, match=reason) as caught:
-        subject.find(made, None, seed=0, trust=OWN)
+        subject.find(subject.choose(made, None, trust=OWN), seed=0)
     assert "\n" not in str(caught.value)
 
 
@@ -97,4 +98,4 @@ def test_what_is_missing_is_said(
     elif damage:
         (path / damage).write_text("{}")
     with pytest.raises(FedghError, match=reason):
-        subject.find(RunFolder(path), client, seed=0, trust=OWN)
+        subject.find(subject.choose(RunFolder(path), client, trust=OWN), seed=0)

@@ -11,6 +11,7 @@ import tomli_w
 
 from fedgh import config, training
 from fedgh.audit import audit as audits
+from fedgh.audit.cases import Effort
 from fedgh.config import read_toml
 from fedgh.experiment import prepare
 from fedgh.flower.folder import FederationFolder
@@ -83,7 +84,7 @@ def _typed(*words: str) -> Command:
 
 
 def _audit(place: Place, monkeypatch: pytest.MonkeyPatch) -> object:
-    little = audits.Effort(sizes=(1,), targets=2, candidates=4, levels=())
+    little = Effort(sizes=(1,), targets=2, candidates=4, levels=())
     monkeypatch.setattr(audits, "Effort", lambda: little)
     return _typed("audit", "RUN")(place, monkeypatch)
 

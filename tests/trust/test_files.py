@@ -16,6 +16,7 @@ import pytest
 import fedgh
 from fedgh import confusion, training
 from fedgh.audit import audit, result
+from fedgh.audit.cases import Effort
 from fedgh.core.runs import RunFolder
 from fedgh.flower.session import Session
 from fedgh.report.write import write_report
@@ -106,7 +107,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     run = RunFolder(made.run)
     confusion.measure(run, trust=OWN)
     run.count_asked([0, 1])
-    little = audit.Effort(sizes=(1,), targets=2, candidates=4, levels=())
+    little = Effort(sizes=(1,), targets=2, candidates=4, levels=())
     result.write(run, audit.audit(run, 0, 0, lambda _: None, little, trust=OWN))
     client = Trained.load(run.path).clients[0]
     client.export(run.path / "export" / "client-0.safetensors", "safetensors")

@@ -1,1 +1,1 @@
-"""What class means tell about the samples behind them: attacks on a finished run, measured."""
+"""What uploads tell about the samples behind them: attacks on a finished run, measured."""

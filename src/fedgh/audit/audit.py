@@ -1,42 +1,26 @@
-"""The whole audit: both attackers, all sizes of class means, all levels of noise."""
+"""The whole audit: both attackers, all sizes of what is sent, all levels of noise."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
-from fedgh.audit.cases import Case, Made
+from fedgh.audit import moments
+from fedgh.audit.cases import Case, Effort, Made, Say, told
 from fedgh.audit.membership import Membership, Score, closeness, meet
-from fedgh.audit.noise import DELTA, LEVELS, OPEN, Level, level_of
+from fedgh.audit.noise import OPEN, Level
 from fedgh.audit.pictures import pictures
 from fedgh.audit.reconstruct import Reconstruction, behind, likeness
 from fedgh.audit.result import Audit, Extractor, Reconstructed, Told
-from fedgh.audit.roc import Scores, auc, tpr_at
+from fedgh.audit.roc import Scores
 from fedgh.audit.scene import Scene, Upload, send, smallest_class
-from fedgh.audit.subject import Subject, find
+from fedgh.audit.subject import Subject, Victim, choose, find
 from fedgh.core.rng import stream
 from fedgh.core.runs import RunFolder
 from fedgh.engines.host import one_thread
-from fedgh.methods.fedproto import FedProto
 from fedgh.report.extra import need
 from fedgh.trust import Trust
-
-FALSE_ALARMS = 0.01
-
-Say = Callable[[str], object]
-"""Called with what is being done."""
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How much is tried."""
-
-    sizes: Sequence[int] = (1, 2, 5, 10, 50, 200)  # samples behind a mean; then all there are
-    targets: int = 40  # means of each size from which images are made
-    candidates: int = 400  # members of each size that are looked for
-    levels: Sequence[Level] = LEVELS
 
 
 def audit(
@@ -53,28 +37,28 @@ def audit(
     need("privacy", "an audit")
     say("loading the run")
     with one_thread():
-        subject = find(folder, client, seed, trust=trust)
-        attacks = _Attacks(subject, seed, effort or Effort(), say)
-        reconstructed, told = list(attacks.reconstructions()), list(attacks.memberships())
+        victim = choose(folder, client, trust=trust)
+        attack = moments.attack if victim.method.shares == "moments" else _attack_means
+        found = attack(victim, seed, effort or Effort(), say)
+    return found.model_copy(update={"seconds": time.perf_counter() - start})
+
+
+def _attack_means(victim: Victim, seed: int, effort: Effort, say: Say) -> Audit:
+    """Attack class means."""
+    subject = find(victim, seed)
+    attacks = _Attacks(subject, seed, effort, say)
+    reconstructed, members = list(attacks.reconstructions()), list(attacks.memberships())
     known, unknown = subject.known, subject.unknown
-    classes = [folder.identity()["classes"][label] for label in subject.labels]
+    about = victim.about(subject.labels, seed)
     return Audit(
-        method=subject.method.name,
-        client=subject.client,
-        round=subject.round,
-        seed=seed,
-        classes=classes,
-        sizes=known.victim.labels.bincount().tolist(),
+        **about,
         auxiliary=len(known.attacker.labels),
         networks=0 if unknown is None else len(unknown.attacker.vectors),
+        width=known.victim.vectors.shape[1],
         clip=attacks.clip,
-        protected=attacks.own_level,
-        delta=DELTA,
-        sends_counts=isinstance(subject.method, FedProto),
         reconstructed=reconstructed,
-        told=told,
-        pictures=pictures(attacks.made, classes),
-        seconds=time.perf_counter() - start,
+        told=members,
+        pictures=pictures(attacks.made, about["classes"]),
     )
 
 
@@ -87,15 +71,12 @@ class _Attacks:
     made: dict[Case, Made] = field(default_factory=dict)
 
     @property
-    def own_level(self) -> Level:
-        """How the run itself protects an upload."""
-        return OPEN if self.subject.privacy is None else level_of(self.subject.privacy)
-
-    @property
     def clip(self) -> float:
         """The run's, else the median length of the vectors of samples that are not the victim's."""
-        if self.subject.privacy is not None:
-            return self.subject.privacy.clip
+        victim = self.subject.victim
+        privacy = victim.left.experiment.privacy
+        if privacy is not None:
+            return privacy.within(victim.method.longest).clip
         return float(self.subject.known.attacker.vectors[0].norm(dim=1).median())
 
     def reconstructions(self) -> Iterator[Reconstructed]:
@@ -105,7 +86,7 @@ class _Attacks:
         for scene, cases in self._scenes():
             attack = Reconstruction.of(scene, self._stream("learn"))
             for case in cases:
-                self.say(f"images from {case}")
+                self.say(f"images from means of {case}")
                 sent = self._send(scene, case, self.effort.targets)
                 images = attack.attack(sent, case.level, self._stream("rehearse", case))
                 made = Made(sent.labels, behind(sent, scene.victim), images, attack.without(sent))
@@ -114,7 +95,7 @@ class _Attacks:
                 without = likeness(made.without, made.truth, sent, scene.victim)
                 gain = near.psnr - without.psnr
                 yield Reconstructed(
-                    **case.row(sent),
+                    **case.row(sent.sizes),
                     targets=len(gain),
                     psnr=float(near.psnr.mean()),
                     psnr_without=float(without.psnr.mean()),
@@ -132,7 +113,7 @@ class _Attacks:
         for scene, cases in self._scenes():
             attack = Membership.of(scene, self._stream("learn"))
             for case in cases:
-                self.say(f"members of {case}")
+                self.say(f"members of means of {case}")
                 sent = self._send(scene, case, -(-self.effort.candidates // (case.size or 1)))
                 least, rng = int(sent.sizes.min()), self._stream("rehearse", case)
                 tests: dict[str, Score] = {"likelihood ratio": attack.test(least, case.level, rng)}
@@ -140,17 +121,17 @@ class _Attacks:
                     tests["distance"] = closeness
                 for name, test in tests.items():
                     met = meet(test, attack.geometry, sent, scene, self._stream("meet", case))
-                    row = {**case.row(sent), "attack": name}
+                    row = {**case.row(sent.sizes), "attack": name}
                     if len(met.left_out):
-                        yield _told(row, "left out", met.members, met.left_out)
-                    yield _told(row, "held out", met.members, met.held_out)
+                        yield told(row, "left out", met.members, met.left_out)
+                    yield told(row, "held out", met.members, met.held_out)
 
     def _by_loss(self) -> Told:
         """The attack without a class mean: a model is surer of what it was trained on."""
-        row = {**Case().row(self._send(self.subject.known, Case(), 1)), "attack": "loss"}
+        row = {**Case().row(self._send(self.subject.known, Case(), 1).sizes), "attack": "loss"}
         losses = (self.subject.loss_members, self.subject.loss_held_out)
         members, others = (Scores(-loss, torch.arange(len(loss))) for loss in losses)
-        return _told(row, "held out", members, others)
+        return told(row, "held out", members, others)
 
     def _scenes(self) -> Iterator[tuple[Scene, list[Case]]]:
         """Each attacker with what it is tried on; noise only against the stronger one."""
@@ -164,7 +145,7 @@ class _Attacks:
         yield known, cases("known", [OPEN])
         if unknown is not None:
             yield unknown, cases("unknown", [OPEN])
-        levels = dict.fromkeys([*self.effort.levels, self.own_level])
+        levels = dict.fromkeys([*self.effort.levels, self.subject.victim.level])
         noisy = [level for level in levels if not level.open]
         yield known.clipped(self.clip), cases("known", noisy)
 
@@ -174,18 +155,4 @@ class _Attacks:
 
     def _stream(self, name: str, case: Case | None = None) -> torch.Generator:
         size = 0 if case is None or case.size is None else case.size
-        return stream(self.seed, f"audit-{name}", self.subject.client, size)
-
-
-def _told(row: dict[str, Any], against: str, members: Scores, others: Scores) -> Told:
-    area = auc(members, others)
-    return Told(
-        **row,
-        against=against,
-        auc=area.value,
-        low=area.low,
-        high=area.high,
-        tpr=tpr_at(members.values, others.values, FALSE_ALARMS),
-        members=len(members),
-        others=len(others),
-    )
+        return stream(self.seed, f"audit-{name}", self.subject.victim.client.id, size)

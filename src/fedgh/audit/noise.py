@@ -31,6 +31,12 @@ class Level(BaseModel):
         """Whether nothing is protected."""
         return self.protects == "nothing"
 
+    def privacy(self, clip: float) -> Privacy | None:
+        """How one upload of vectors no longer than `clip` is made; None: as it is."""
+        if self.protects == "nothing":
+            return None
+        return Privacy(self.protects, "public", clip, noise_multiplier(self.epsilon, DELTA, 1))
+
     def std(self, sizes: Tensor, clip: float, classes: int) -> Tensor:
         """The standard deviation of the noise on means of so many samples, of `classes` classes."""
         return torch.tensor(
@@ -38,9 +44,9 @@ class Level(BaseModel):
         )
 
     def _std(self, size: int, clip: float, classes: int) -> float:
-        if self.protects == "nothing":
+        privacy = self.privacy(clip)
+        if privacy is None:
             return 0.0
-        privacy = Privacy(self.protects, "public", clip, noise_multiplier(self.epsilon, DELTA, 1))
         nothing, counts = torch.zeros(classes, 1), torch.full((classes,), size)
         return float(privacy.query(nothing, counts)[1][0])
 

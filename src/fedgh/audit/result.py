@@ -29,10 +29,10 @@ class _Checked(BaseModel):
 
 
 class Means(_Checked):
-    """Which class means were attacked, and by whom."""
+    """Which class means or second moment were attacked, and by whom."""
 
     extractor: Extractor  # of the victim: does the attacker have it?
-    size: Annotated[int, Field(ge=1, lt=2**53)]  # samples behind a mean, on average
+    size: Annotated[int, Field(ge=1, lt=2**53)]  # samples behind it, on average
     everything: bool  # whether these are all that the victim has: what it really sends
     level: Level
 
@@ -57,10 +57,10 @@ class Reconstructed(Means):
 
 
 class Told(Means):
-    """How well an attack tells samples behind a class mean from others."""
+    """How well an attack tells samples behind an upload from others."""
 
-    attack: Literal["likelihood ratio", "distance", "loss"]
-    against: Literal["left out", "held out"]
+    attack: Literal["likelihood ratio", "distance", "loss", "leverage"]
+    against: Literal["left out", "held out", "other clients"]
     auc: Share
     low: Share
     high: Share
@@ -98,6 +98,7 @@ class Audit(_Checked):
     """An audit of one client of a run."""
 
     method: Name
+    attacked: Literal["class means", "moments"] = "class means"
     client: Whole
     round: Whole
     seed: Whole
@@ -105,6 +106,7 @@ class Audit(_Checked):
     sizes: Annotated[list[Whole], Field(max_length=100)]  # training samples of each
     auxiliary: Whole  # samples that the attacker has
     networks: Whole  # of other clients, that an attacker without the victim's has
+    width: Whole = 0  # numbers in a vector; 0 in files from before it was noted
     clip: Annotated[float, Field(ge=0, le=1e30)]
     delta: Share
     protected: Level  # how the run itself protects an upload
@@ -112,7 +114,7 @@ class Audit(_Checked):
     reconstructed: Annotated[list[Reconstructed], Field(max_length=MOST_ROWS)]
     told: Annotated[list[Told], Field(max_length=MOST_ROWS)]
     pictures: Annotated[dict[Literal["samples", "sizes"], Picture], Field(max_length=2)]
-    seconds: Annotated[float, Field(ge=0, le=1e12)]
+    seconds: Annotated[float, Field(ge=0, le=1e12)] = 0.0
 
 
 def write(folder: RunFolder, audit: Audit) -> Path:

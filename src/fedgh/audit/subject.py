@@ -2,29 +2,28 @@
 
 The attacker's samples are those of the other clients; of the victim's it has none. It either has
 the victim's network, or only those of other clients, who learned with the same shared header.
+Where vectors do not depend on a client's network, every attacker has what makes them.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, cross_entropy
 
 from fedgh import finished
+from fedgh.audit.noise import DELTA, OPEN, Level, level_of
 from fedgh.audit.scene import Knowledge, Samples, Scene, See
 from fedgh.core.local import outputs
 from fedgh.core.method import Method
 from fedgh.core.rng import stream
 from fedgh.core.runs import RunFolder
-from fedgh.core.types import Client, Examples
+from fedgh.core.types import Client, Examples, part
 from fedgh.data.batches import to_input
 from fedgh.errors import ConfigError, RunError
 from fedgh.finished import Checkpoint
-from fedgh.methods.fd import FD
-from fedgh.methods.fedgh import FedGH
-from fedgh.methods.fedproto import FedProto
-from fedgh.privacy.mechanism import Privacy
 from fedgh.trust import Trust
 
 MOST_CLASSES = 5
@@ -32,7 +31,7 @@ MOST_OTHERS = 3
 """Networks of other clients that an attacker without the victim's has."""
 
 MOST_AUXILIARY = 2000
-"""The attacker's samples of a class."""
+"""The attacker's samples of a class, of up to `MOST_CLASSES`; of more classes it has fewer."""
 
 LEAST = 10
 """Samples of a class that the attacker and the victim need for anything to be measured."""
@@ -42,30 +41,66 @@ LARGEST_IMAGE = 64
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A victim, and the two attackers."""
+class Victim:
+    """A client of a run, whose uploads are attacked."""
 
-    method: Method
-    client: int
-    round: int
+    folder: RunFolder
+    left: Checkpoint
+    client: Client
+
+    @property
+    def method(self) -> Method:
+        """The method of the run."""
+        return self.left.blueprint.method
+
+    @property
+    def level(self) -> Level:
+        """How the run itself protects an upload."""
+        privacy = self.left.experiment.privacy
+        return OPEN if privacy is None else level_of(privacy)
+
+    def about(self, labels: list[int], seed: int) -> dict[str, Any]:
+        """What the result says of it, whatever the attack on these classes."""
+        names = self.folder.identity()["classes"]
+        train = self.client.data.train.labels.bincount(minlength=len(names))
+        server = part(self.folder.committed()[1], "server.")
+        return {
+            "method": self.method.name,
+            "client": self.client.id,
+            "round": self.left.round,
+            "seed": seed,
+            "classes": [names[label] for label in labels],
+            "sizes": train[labels].tolist(),
+            "delta": DELTA,
+            "protected": self.level,
+            "sends_counts": "counts" in self.method.upload_spec(self.client.task, server),
+        }
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A victim that sends class means, and the two attackers."""
+
+    victim: Victim
     labels: list[int]  # the attacked classes
     known: Scene  # the attacker has the victim's network
-    unknown: Scene | None  # it has those of others; None when nobody else took part
-    privacy: Privacy | None  # with which the run protects its uploads
+    unknown: Scene | None  # it has those of others; None when no other network is to be had
     loss_members: Tensor  # of the victim's model, on each training sample
     loss_held_out: Tensor
 
 
-def sent_by(method: Method, client: Client) -> Callable[[Tensor], Tensor]:
-    """What the method averages over a class: from inputs to a vector for each."""
-    if type(method) in (FedGH, FedProto):
-        return client.model.represent
-    if type(method) is FD:
-        return lambda x: client.model(x).softmax(dim=1)
-    raise RunError(f"{method.name} sends no class means, as fedgh, fedproto and fd do")
+def summarised(method: Method, client: Client) -> Callable[[Tensor], Tensor]:
+    """What the method sends class means or moments of: from inputs to a vector for each."""
+    of = method.summarised(client)
+    if of is None:
+        raise RunError(
+            f"{method.name}, as this run sets it, sends neither class means nor moments, and the "
+            "attacks are on those (Method.summarised)"
+        )
+    return of
 
 
-def find(folder: RunFolder, client: int | None, seed: int, *, trust: Trust) -> Subject:
+def choose(folder: RunFolder, client: int | None, *, trust: Trust) -> Victim:
     """The victim `client` (else the first that took part) of a run; RunError says why not."""
     if not folder.config.is_file():
         raise RunError(f"{folder.path} is not a run folder (it has no config.toml)")
@@ -79,23 +114,32 @@ def find(folder: RunFolder, client: int | None, seed: int, *, trust: Trust) -> S
         raise ConfigError(f"--client {number}: there are {left.experiment.task.num_clients}")
     if number not in left.took_part:
         raise ConfigError(f"--client {number} has not taken part in the run")
-    victim = left.client(number)
-    sent_by(left.blueprint.method, victim)  # before anything else is computed
+    victim = Victim(folder, left, left.client(number))
+    summarised(victim.method, victim.client)  # before anything else is computed
+    return victim
+
+
+def find(chosen: Victim, seed: int) -> Subject:
+    """The victim and its attackers; RunError says why not."""
+    left, victim, number = chosen.left, chosen.client, chosen.client.id
     labels = _attacked(left, number)
-    auxiliary = _auxiliary(left, number, labels, seed)
-    others = [left.client(other) for other in _accomplices(left, number, labels)]
-    predict = left.blueprint.method.predict
-    members = _of(victim.data.train, labels)
-    both = torch.cat([victim.data.evaluation.index, victim.data.test.index])
-    held_out = _of(Examples(members.x, members.y, both), labels)
+    auxiliary = others_samples(chosen, labels, seed)
+    predict = chosen.method.predict
+    members, held_out = own_samples(chosen, labels)
 
     def loss(on: Examples) -> Tensor:
         logits = outputs(victim, lambda x: predict(victim, x), on)
         return cross_entropy(logits, on.labels, reduction="none")
 
-    seen = [_vectors(left, victim, on) for on in (members, held_out, auxiliary)]
+    def seen_by(client: Client) -> list[Tensor]:
+        return [vectors(chosen.method, client, on) for on in (members, held_out, auxiliary)]
+
+    seen = seen_by(victim)
+    others = [left.client(other) for other in _accomplices(left, number, labels)]
     theirs = [
-        [_vectors(left, other, on) for on in (members, held_out, auxiliary)] for other in others
+        seen_by(other)
+        for other in others
+        if not torch.equal(vectors(chosen.method, other, held_out), seen[1])
     ]
 
     def scene(networks: list[list[Tensor]], see: See | None = None) -> Scene:
@@ -107,13 +151,10 @@ def find(folder: RunFolder, client: int | None, seed: int, *, trust: Trust) -> S
         )
 
     return Subject(
-        method=left.blueprint.method,
-        client=number,
-        round=left.round,
+        victim=chosen,
         labels=labels,
         known=scene([seen], _sight(left, victim)),
         unknown=scene(theirs) if theirs else None,
-        privacy=left.experiment.privacy,
         loss_members=loss(members),
         loss_held_out=loss(held_out),
     )
@@ -124,7 +165,7 @@ def _sight(left: Checkpoint, victim: Client) -> See | None:
     shape = left.experiment.task.input_shape
     if not is_image(left.experiment.source.x) or max(shape[1:]) > LARGEST_IMAGE:
         return None
-    of = sent_by(left.blueprint.method, victim)
+    of = summarised(left.blueprint.method, victim)
     return lambda images: of(to_input(2 * images.to(victim.device) - 1)).cpu()
 
 
@@ -158,8 +199,17 @@ def _attacked(left: Checkpoint, number: int) -> list[int]:
     return enough[:MOST_CLASSES]
 
 
-def _auxiliary(left: Checkpoint, number: int, labels: list[int], seed: int) -> Examples:
+def own_samples(victim: Victim, labels: list[int]) -> tuple[Examples, Examples]:
+    """The victim's training samples of these classes, and its other samples of them."""
+    data = victim.client.data
+    held_out = torch.cat([data.evaluation.index, data.test.index])
+    return _of(data.train, labels), _of(Examples(data.train.x, data.train.y, held_out), labels)
+
+
+def others_samples(victim: Victim, labels: list[int], seed: int) -> Examples:
     """Other clients' samples of these classes."""
+    left, number = victim.left, victim.client.id
+    most = MOST_AUXILIARY * MOST_CLASSES // max(MOST_CLASSES, len(labels))
     pool = left.experiment.source
     theirs = torch.ones(len(pool), dtype=torch.bool)
     theirs[torch.cat(left.experiment.partition.indices(number))] = False
@@ -167,7 +217,7 @@ def _auxiliary(left: Checkpoint, number: int, labels: list[int], seed: int) -> E
     for label in labels:
         some = (theirs & (pool.y == label)).nonzero().flatten()
         order = torch.randperm(len(some), generator=stream(seed, "auxiliary", number, label))
-        rows.append(some[order[:MOST_AUXILIARY]])
+        rows.append(some[order[:most]])
     return Examples(pool.x, pool.y, torch.cat(rows))
 
 
@@ -190,5 +240,6 @@ def _numbers(examples: Examples, labels: list[int]) -> Tensor:
     return torch.searchsorted(torch.tensor(labels), examples.labels)
 
 
-def _vectors(left: Checkpoint, client: Client, on: Examples) -> Tensor:
-    return outputs(client, sent_by(left.blueprint.method, client), on).double()
+def vectors(method: Method, client: Client, on: Examples) -> Tensor:
+    """What the client would summarise of each of these samples."""
+    return outputs(client, summarised(method, client), on).double()

@@ -5,8 +5,9 @@ time on the one side and a stream of uploads on the other; never a file, a proce
 the clock. Nothing it receives is changed in place.
 """
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -39,6 +40,9 @@ class Method(ABC):
     shares: ClassVar[Sharing] = "more"
     """What uploads tell of a client's data. Only nothing, what one call of `class_means` or
     `class_statistics` gives, and moments (`core.private_moments`) can be bounded by `privacy`."""
+
+    longest: ClassVar[float] = math.inf
+    """A length that no vector of `summarised` exceeds, whatever the network and the data."""
 
     welcomes: ClassVar[bool] = False
     """Whether the server has a header for a client that comes after the last round."""
@@ -99,6 +103,13 @@ class Method(ABC):
     def predict_global(self, client: Client, x: Tensor) -> Tensor:
         """Logits over all classes, for samples of any client; by default those of `predict`."""
         return self.predict(client, x)
+
+    def summarised(self, client: Client) -> Callable[[Tensor], Tensor] | None:
+        """Return what the class means or moments are of: from inputs to a vector for each.
+
+        None: the method sends neither.
+        """
+        return None
 
     def will_release(self, client: Client) -> bool:
         """Tell if the client's next update tells of its data anew."""

@@ -91,6 +91,11 @@ class Moments:
         between = (sums / self.counts[held, None]).T @ sums
         return (_square(self.second.double(), self.width) - between) / STEPS**2
 
+    @property
+    def matrix(self) -> Tensor:
+        """The second moment [d, d] of vectors of length one."""
+        return _square(self.second.double(), self.width) / STEPS**2
+
     def payload(self) -> Payload:
         """Return the message: rows of classes that have samples, and the triangle if any has."""
         held = self.classes

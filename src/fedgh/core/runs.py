@@ -12,7 +12,7 @@ checkpoint/     the last completed round
 report.html     all of it as a page
 confusion.json  which classes the models take for which, measured for that page
 export/         models for other programs, once `fedgh export` has written some
-audit.json      what attackers learn from class means, once `fedgh audit` has looked
+audit.json      what attackers learn from uploads, once `fedgh audit` has looked
 tensorboard/    the same numbers for TensorBoard, with run.tensorboard
 """
 

@@ -4,7 +4,7 @@ Clients exchange, for each of their classes, the mean of their softmax outputs. 
 pulled towards what the *other* participants of the last round say about its classes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -51,6 +51,7 @@ class FD(Method):
 
     name: ClassVar[str] = "fd"
     shares: ClassVar[Sharing] = "class means"
+    longest: ClassVar[float] = 1.0
 
     gamma: Annotated[float, Field(ge=0)] = 0.1  # its paper has a gamma but names no value
 
@@ -87,7 +88,7 @@ class FD(Method):
             return cross_entropy(logits, y) + self.gamma * distillation(logits, y, table, filled)
 
         sgd_epochs(client, loss)
-        own = class_means(client, lambda x: client.model(x).softmax(dim=1), largest=1.0)
+        own = class_means(client, self.summarised(client), self.longest)
         if client.privacy is not None:
             own["means"] = nearest_distributions(own["means"])
         return own
@@ -103,6 +104,10 @@ class FD(Method):
             "classes": torch.cat([u.payload["classes"] for u in said]),
             "means": torch.cat([u.payload["means"] for u in said]),
         }
+
+    def summarised(self, client: Client) -> Callable[[Tensor], Tensor]:
+        """Softmax outputs."""
+        return lambda x: client.model(x).softmax(dim=1)
 
     def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
         """One mean output for each local class."""

@@ -4,12 +4,13 @@ Clients keep their own extractors and upload one mean representation per class (
 server trains the shared header on those pairs and sends it to the next participants.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedgh.core import wire
@@ -59,6 +60,10 @@ class FedGH(Method):
             for pairs in to_replay:
                 step(pairs["means"], pairs["classes"])
         return header.state()
+
+    def summarised(self, client: Client) -> Callable[[Tensor], Tensor]:
+        """Representations."""
+        return client.model.represent
 
     def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
         """One pair per local class, and nothing else: no counts, no distribution."""

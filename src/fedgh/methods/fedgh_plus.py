@@ -16,7 +16,7 @@ server                                          client k
   losses of each (p, g)    ◀── every round ─▶   predict by p · network + g · header
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -71,6 +71,7 @@ class FedGHPlus(Method):
     name: ClassVar[str] = "fedgh_plus"
     welcomes: ClassVar[bool] = True
     releases_once: ClassVar[bool] = True
+    longest: ClassVar[float] = 1.0
 
     features: Annotated[str, Names.FEATURES] = "auto"  # conv, relu, or a network all can name
     feature_dim: Annotated[int, Field(ge=8, le=4096)] = 512  # numbers in a feature vector
@@ -203,6 +204,11 @@ class FedGHPlus(Method):
         header = self._header_logits(client, x)
         return fusion.all_classes(self._fused(client, x, header), header, client.memory["own"])
 
+    def summarised(self, client: Client) -> Callable[[Tensor], Tensor] | None:
+        """Feature vectors of length one: for all clients the same."""
+        known = self._map(client.task)
+        return None if self.shares == "nothing" else lambda x: unit(known(x.cpu().double()))
+
     def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
         """Statistics of some classes, or of none; a table of losses, or none."""
         if self.shares == "nothing":
@@ -268,8 +274,7 @@ class FedGHPlus(Method):
         if kept:
             return moved(kept, CPU)
         if self.shares == "class means":
-            known = self._map(client.task)
-            sent = class_statistics(client, lambda x: unit(known(x.cpu().double())), largest=1.0)
+            sent = class_statistics(client, self.summarised(client), self.longest)
         elif privacy is None:
             sent = self._moments(client).payload()
         else:

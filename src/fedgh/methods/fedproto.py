@@ -4,7 +4,7 @@ Clients exchange prototypes: the mean representation of each class, with the num
 behind it. A client's representations are pulled towards the global prototypes of its classes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -89,6 +89,10 @@ class FedProto(Method):
             "prototypes": prototypes,
             "filled": filled,
         }
+
+    def summarised(self, client: Client) -> Callable[[Tensor], Tensor]:
+        """Representations."""
+        return client.model.represent
 
     def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
         """One prototype for each local class, and how many samples it stands for."""

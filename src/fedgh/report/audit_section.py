@@ -1,4 +1,4 @@
-"""The section about an audit: what class means tell, in pictures, curves and tables."""
+"""The section about an audit: what uploads tell, in pictures, curves and tables."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,8 @@ from fedgh.report.runs import NamedRun
 MAGNIFIED = 3
 """Pixels of the page for one of an image."""
 
-DISTANCE = "plain distance"
+SIMPLE = {"distance": "plain distance", "leverage": "leverage alone"}
+"""Names of curves of attacks that use less than there is."""
 
 
 def audit_section(runs: Sequence[NamedRun]) -> Section | None:
@@ -34,23 +35,39 @@ def audit_section(runs: Sequence[NamedRun]) -> Section | None:
             parts += _parts(found, label, f"-{number}")
     if not words:
         return None
-    return Section("audit", "What class means tell", "\n".join(words), parts)
+    return Section("audit", "What uploads tell", "\n".join(words), parts)
 
 
 def _words(audit: Audit) -> str:
     counts = " So is how many samples of each it has: the method sends that." * audit.sends_counts
-    only = "" if audit.reconstructed else " The data are no images, so none were made."
     return (
-        f"Attacks on the class means of client {audit.client} (classes "
+        f"Attacks on the {_sent(audit)} of client {audit.client} (classes "
         f"{', '.join(audit.classes)}) after round {audit.round}. The attacker has "
-        f"{audit.auxiliary} samples of these classes from other clients and none of this one. It "
-        "has the client's network (extractor known), or only those of "
-        f"{audit.networks} other clients (unknown).{only}\n"
-        "Which classes a client holds is visible by design: every mean comes with its label, and "
-        f"no noise hides that.{counts}\n"
+        f"{audit.auxiliary} samples of these classes from other clients and none of this one. "
+        f"{_knowledge(audit)}\n"
+        "Which classes a client holds is visible by design: every mean or sum comes with its "
+        f"label, and no noise hides that.{counts}\n"
         f"{_protection(audit)}With noise, one upload is (ε, δ)-private, δ = {audit.delta:g}, "
         f"vectors are clipped to {audit.clip:.3g}, and the attacker knows all of that. A number "
         "that says little is no proof: better attacks may exist. Differential privacy is one."
+    )
+
+
+def _sent(audit: Audit) -> str:
+    if audit.attacked == "moments":
+        return f"second moment of {audit.width} dimensions"
+    return "class means"
+
+
+def _knowledge(audit: Audit) -> str:
+    if audit.attacked == "moments":
+        return "It knows the feature map, as every client does. No image was tried to be made."
+    only = "" if audit.reconstructed else " The data are no images, so none were made."
+    if not audit.networks:
+        return f"It has what makes the vectors (extractor known).{only}"
+    return (
+        "It has the client's network (extractor known), or only those of "
+        f"{audit.networks} other clients (unknown).{only}"
     )
 
 
@@ -77,10 +94,11 @@ def _parts(audit: Audit, label: str, end: str) -> list[Part]:
     for against, what in (
         ("left out", "training samples that are not behind it: what the mean itself tells"),
         ("held out", "test and evaluation samples: what an attacker would meet"),
+        ("other clients", "samples of other clients"),
     ):
         rows = [row for row in audit.told if row.against == against and row.attack != "loss"]
         if rows:
-            caption = f"{label}Samples behind a class mean, told from {what}. 0.5 is guessing."
+            caption = f"{label}Samples behind an upload, told from {what}. 0.5 is guessing."
             name = f"audit-members-{against.replace(' ', '-')}{end}"
             parts.append(Figure(name, caption, _areas(rows)))
     parts.append(of_sheet(audit_sheets.overview(audit)))
@@ -116,7 +134,7 @@ def _areas(told: Sequence[Told]) -> AnyChart:
     rows: Rows = [
         {
             "size": row.size,
-            "line": DISTANCE if row.attack == "distance" else _line(row),
+            "line": SIMPLE.get(row.attack) or _line(row),
             "AUC": row.auc,
             "low": row.low,
             "high": row.high,
@@ -124,7 +142,7 @@ def _areas(told: Sequence[Told]) -> AnyChart:
         }
         for row in told
     ]
-    words = "AUC over the number of samples behind a class mean."
+    words = "AUC over the number of samples behind an upload."
     return _curves(rows, "AUC", "AUC", ".3f", words)
 
 
@@ -135,11 +153,11 @@ def _line(row: Means) -> str:
 def _curves(rows: Rows, value: str, title: str, form: str, description: str) -> AnyChart:
     """A line for each attacker and level, the same colour in every chart; strokes are intervals."""
     names = list(dict.fromkeys(row["line"] for row in rows))
-    names.sort(key=lambda name: name == DISTANCE)  # last: not every chart has it
+    names.sort(key=lambda name: name in SIMPLE.values())  # last: not every chart has them
     axis = alt.Axis(grid=False, values=sorted({row["size"] for row in rows}), format=",d")
     near = alt.Scale(zero=False)
     base = alt.Chart({"values": rows}).encode(
-        x=alt.X("size:Q", title="samples behind a mean", scale=alt.Scale(type="log"), axis=axis),
+        x=alt.X("size:Q", title="samples behind it", scale=alt.Scale(type="log"), axis=axis),
         color=alt.Color(
             "line:N",
             title=None,

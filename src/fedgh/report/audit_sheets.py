@@ -9,12 +9,51 @@ from fedgh.paper.sheets import Cell, Column, Sheet
 
 Row = TypeVar("Row", bound=Means)
 
+RATIO = "likelihood ratio"
+
 MIDDLE = Level(protects="sample", epsilon=8)
 """The noise that the overview shows, unless the run has its own."""
 
 
 def overview(audit: Audit) -> Sheet:
-    """A row for each size of class means: what is gained over knowing the class alone."""
+    """A row for each number of samples behind what was sent."""
+    return (_of_moments if audit.attacked == "moments" else _of_means)(audit)
+
+
+def _of_moments(audit: Audit) -> Sheet:
+    """Who is told to be behind a second moment, without noise and with every noise."""
+    levels = list(dict.fromkeys(row.level for row in audit.told if not row.level.open))
+    columns = [
+        Column("samples behind it"),
+        Column("member, AUC", 3),
+        Column("found at 1%", 3),
+        Column("other clients", 3),
+        Column("by leverage", 3),
+        *(Column(f"{level}", 3) for level in levels),
+    ]
+
+    def told(attack: str, against: str = "held out") -> list[Told]:
+        return [row for row in audit.told if (row.attack, row.against) == (attack, against)]
+
+    best, others, plain = told(RATIO), told(RATIO, "other clients"), told("leverage")
+    rows: list[list[Cell]] = []
+    for size, name in _sizes(audit.told):
+        known = [_one(some, size, "known", Level()) for some in (best, others, plain)]
+        noisy = [_one(best, size, "known", level) for level in levels]
+        areas = [None if row is None else row.auc for row in [*known, *noisy]]
+        found = None if known[0] is None else known[0].tpr
+        rows.append([name, areas[0], found, *areas[1:]])
+    note = (
+        f"A second moment of {audit.width} dimensions. member: how often a sample behind it scores "
+        "higher than the client's held-out ones, or than those of other clients; 0.5 is guessing. "
+        "found: the share of the samples behind it, with one false alarm in a hundred. by "
+        "leverage: without samples to compare with. With noise, held-out samples."
+    )
+    return Sheet("overview", _title(audit), columns, rows, note)
+
+
+def _of_means(audit: Audit) -> Sheet:
+    """What is gained over knowing the class alone."""
     noise = MIDDLE if audit.protected.open else audit.protected
     columns = [
         Column("samples behind a mean"),
@@ -32,7 +71,7 @@ def overview(audit: Audit) -> Sheet:
         ("known", noise),
     ]
     held_out = [row for row in audit.told if row.against == "held out"]
-    best = [row for row in held_out if row.attack == "likelihood ratio"]
+    best = [row for row in held_out if row.attack == RATIO]
     distance = [row for row in held_out if row.attack == "distance"]
     rows: list[list[Cell]] = []
     for size, name in _sizes(audit.told):
@@ -52,8 +91,11 @@ def overview(audit: Audit) -> Sheet:
         "sample scores higher than a held-out one; 0.5 is guessing. The attacker has the client's "
         "extractor, or where it is unknown those of others."
     )
-    title = f"client {audit.client}, classes {', '.join(audit.classes)}"
-    return Sheet("overview", title, columns, rows, note)
+    return Sheet("overview", _title(audit), columns, rows, note)
+
+
+def _title(audit: Audit) -> str:
+    return f"client {audit.client}, classes {', '.join(audit.classes)}"
 
 
 def images(audit: Audit) -> Sheet:
@@ -91,7 +133,7 @@ def images(audit: Audit) -> Sheet:
 
 def members(audit: Audit) -> Sheet:
     """All membership tests."""
-    titles = ["attack", "members against", "extractor", "noise", "samples behind a mean"]
+    titles = ["attack", "members against", "extractor", "noise", "samples behind it"]
     columns = [
         *map(Column, titles),
         Column("AUC", 3),
@@ -117,13 +159,14 @@ def members(audit: Audit) -> Sheet:
     ]
     note = (
         "Left out: training samples that are not behind the mean. Held out: the client's test and "
-        "evaluation samples. The interval is DeLong's, 95%. The loss needs the model, but no mean."
+        "evaluation samples. The interval is DeLong's, 95%. The loss needs the model, but no "
+        "upload."
     )
     return Sheet("members", "Members told from others", columns, rows, note)
 
 
 def size_name(row: Means) -> str:
-    """How many samples are behind a mean."""
+    """How many samples are behind a mean or a second moment."""
     return f"all ({row.size})" if row.everything else f"{row.size}"
 
 
