@@ -35,6 +35,7 @@ class Limits(BaseModel):
     max_rep_dim: Whole = 4_096
     max_image_size: Whole = 1_024  # the side of an image; other inputs have as many numbers
     max_epochs: Whole = 1_000
+    max_feature_dim: Whole = 4_096  # of a method whose clients share a feature map
 
     def check(self, config: "Config") -> None:
         """Raise LimitError when a configuration asks for more."""
@@ -44,6 +45,8 @@ class Limits(BaseModel):
         self._check("model.rep_dim", config.model.rep_dim, "max_rep_dim")
         self._check("data.image_size", config.data.image_size, "max_image_size")
         self._check("local.epochs", config.local.epochs, "max_epochs")
+        width = getattr(config.method, "feature_dim", 0)
+        self._check("method.feature_dim", width, "max_feature_dim")
         self.check_shape("data.shape", tuple(config.data.shape or ()))
 
     def check_shape(self, key: str, shape: tuple[int, ...]) -> None:
