@@ -130,12 +130,13 @@ LIMITS = [
     ("data", "image_size", 10**6, "max-image-size=1024"),
     ("data", "shape", [10**5, 10**5], "max-image-size=1024"),
     ("local", "epochs", 10**9, "max-epochs=1000"),
+    ("method", "feature_dim", 10**6, "max-feature-dim=4096"),
 ]
 
 
 @pytest.mark.parametrize(("section", "key", "value", "limit"), LIMITS)
 def test_a_participant_has_limits(ask: Ask, section: str, key: str, value: Any, limit: str) -> None:
-    reply = ask("fedgh", section, key, value)
+    reply = ask("fedgh_plus" if section == "method" else "fedgh", section, key, value)
     if key == "zoo" and reply.error is None:
         return  # its network is its own
     assert str(reply.error).startswith(f"{section}.{key} asks for ")

@@ -74,7 +74,7 @@ class FedGHPlus(Method):
     longest: ClassVar[float] = 1.0
 
     features: Annotated[str, Names.FEATURES] = "auto"  # conv, relu, or a network all can name
-    feature_dim: Annotated[int, Field(ge=8, le=4096)] = 512  # numbers in a feature vector
+    feature_dim: Annotated[int, Field(ge=8)] = 512  # numbers in a feature vector
     weights: Annotated[str, Names.PATH] = ""  # a safetensors file for a named network
     statistics: Literal["shared", "own"] = "shared"  # of which the header is made
     covariance: Literal["shared", "own"] = "shared"  # "own" sends class means and counts alone
