@@ -22,8 +22,9 @@ from torch import nn
 
 from fedgh import training
 from fedgh.core import wire
+from fedgh.core.moments import Moments
 from fedgh.core.runs import RunFolder
-from fedgh.core.types import Job, Payload, Reply, Task
+from fedgh.core.types import Job, Payload, Reply, Task, part
 from fedgh.errors import ConfigError, RunError
 from fedgh.flower import (
     NodeConfig,
@@ -36,6 +37,7 @@ from fedgh.flower import (
 )
 from fedgh.flower.engine import Flower
 from fedgh.flower.server import _shared
+from fedgh.forget import Forgotten, forget
 from tests.engines.test_engines import EVERYTHING, interrupted
 from tests.flower.absent import with_absent
 from tests.flower.local import FIRST_NODE, NETWORKS, House, Unreliable
@@ -532,6 +534,19 @@ def test_participants_bring_their_own_networks_and_data(method: str, tmp_path: P
     assert summary["paper_bytes_per_client_round"] is None
     assert not any("global" in key for key in (*summary, *run.records()[-1]))
     assert [c["extractor"] for c in run.clients()] == ["private"] * 3
+
+
+def test_a_server_forgets_a_participant_of_fedgh_plus(tmp_path: Path) -> None:
+    words = ["method.name=fedgh_plus", "method.feature_dim=16", "data.shape=[5]", "local.lr=0.1"]
+    experiment = quick(*PRIVATE, *words, "federation.rounds=4")
+    run = House(tmp_path / "house", experiment, [client_app(bring)]).run()
+    assert run.records()[-1]["accuracy"] > 0.9
+    before = part(run.committed()[1], "server.")
+    assert forget(run.path, 1) == Forgotten(1, 0, elsewhere=True)
+    after = part(run.committed()[1], "server.")
+    left = [Moments.read(part(before, f"client.{k}."), 3) for k in (0, 2)]
+    assert after["sum.second"].equal((left[0] + left[1]).second)
+    assert after["given"].tolist() == [True, False, True]
 
 
 def test_nothing_of_a_network_or_of_data_leaves_the_participant(tmp_path: Path) -> None:
