@@ -36,19 +36,19 @@ def grid(**scores: float | None) -> list[Point]:
 
 
 def test_the_best_on_validation_data_is_chosen() -> None:
-    best = chosen(grid(lr0_03_32=0.7, lr0_1_8=0.6, lr0_003_8=None))
+    best = chosen(grid(lr0_01_32=0.7, lr0_03_8=0.6, lr0_003_8=None))
     assert best is not None
-    assert best.line == 'tuned = ["local.lr=0.03", "local.batch_size=32"]'
-    assert best.edge == ""
-    tied = chosen(grid(lr0_1_8=0.7, lr0_003_64=0.7 + 1e-12))
+    assert best.line == 'tuned = ["local.lr=0.01", "local.batch_size=32"]'
+    assert best.edge == "batch size"
+    tied = chosen(grid(lr0_03_8=0.7, lr0_001_32=0.7 + 1e-12))
     assert tied is not None
-    assert (tied.lr, tied.batch_size, tied.edge) == (0.003, 64, "learning rate and batch size")
+    assert (tied.lr, tied.batch_size, tied.edge) == (0.001, 32, "learning rate and batch size")
     assert chosen(grid()[:-1]) is None  # not all were tried
 
 
 def test_every_point_is_written() -> None:
-    rows = list(csv.DictReader(table([grid(lr0_01_16=0.75, lr0_1_8=None)]).splitlines()))
-    assert len(rows) == 16
+    rows = list(csv.DictReader(table([grid(lr0_01_32=0.75, lr0_03_8=None)]).splitlines()))
+    assert len(rows) == 8
     (best,) = (row for row in rows if row["chosen"] == "yes")
     assert (best["local.lr"], best["validation accuracy, %"]) == ("0.01", "75.0")
     assert sum(row["validation accuracy, %"] == "" for row in rows) == 1

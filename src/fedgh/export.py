@@ -80,7 +80,8 @@ def export(trained: TrainedClient, path: Path, format_name: str) -> Exported:
     with _quiet(), _explained(trained, format_name):
         content = kind.write(trained, json.dumps(_about(trained, kind.includes_preprocessing)))
         found = _difference(trained, kind.read(trained, content), x)
-    if format_name == "safetensors" and found != found:  # not a number
+    client = trained.loaded.client
+    if format_name == "safetensors" and found != found and (client.modules or client.memory):
         raise RunError(
             f"client {trained.number}: a safetensors file holds one network, and "
             f"{trained.loaded.method.name} predicts with more; export it as onnx or torch-export"

@@ -191,7 +191,7 @@ def test_another_takes_the_place_of_one_who_is_set_aside() -> None:
 def test_when_all_are_set_aside_the_run_ends() -> None:
     fed = federation(Scripted(), strikes=1)
     fed._strikes[:] = 1
-    with pytest.raises(RunError, match="all clients have been set aside"):
+    with pytest.raises(RunError, match="no client is left to ask"):
         fed.round(1)
 
 
