@@ -33,19 +33,19 @@ USUAL_METHODS = [
     )
     if label.partition(":")[0] in METHODS
 ]
-"""What is rehearsed when no methods are named."""
+"""Methods that are rehearsed when none is named."""
 
 USUAL_ROUNDS = 5
 USUAL_SEEDS = (0, 1, 2)
 ENOUGH_SEEDS = 5
 
 POINT = 0.01
-"""Of accuracy. When less lies between two methods, the cheaper one is better."""
+"""Difference in accuracy below which the cheaper of two methods is recommended."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one method would bring; numbers are means over seeds, differences are between shares."""
+    """Result of one method: means over seeds; accuracies and gains are shares, not percent."""
 
     label: str
     shares: Sharing  # what its uploads tell of a client's data
@@ -59,13 +59,13 @@ class Row:
 
     @property
     def sure(self) -> float:
-        """What it gains at least over all that shares nothing, at 95%, on validation data."""
+        """Lower end, on validation data, of the gain over every method that shares nothing."""
         return min(self.validation_gain.low, self.lead.low)
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What came out of a rehearsal.
+    """Result of a rehearsal.
 
     Attributes:
         rows: a row for each method that could be rehearsed.
@@ -231,7 +231,7 @@ def _over(row: Row) -> str:
 
 
 def _caveats(rounds: int, whole: int, seeds: int, rows: list[Row]) -> list[str]:
-    """What the rehearsal cannot know."""
+    """List the limits of the rehearsal."""
     out = []
     if rounds < whole:
         out.append(f"{rounds} of {whole} rounds were rehearsed: gains may grow or vanish later")
