@@ -1,14 +1,21 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+QUICK_TESTS := tests/core tests/data tests/methods tests/models tests/privacy tests/runs tests/test_config.py tests/test_house.py
 
-.PHONY: run test fuzz test-faults test-slow check docs setup bench clean
+.PHONY: help run test test-quick fuzz test-faults test-slow check docs setup bench clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 run: $(VENV)/run.done  ## train FedGH on the embedded digits
 	$(BIN)/fedgh run demo
 
 test: $(VENV)/dev.done  ## the test suite
 	$(BIN)/python -m pytest -n auto --dist loadgroup
+
+test-quick: $(VENV)/dev.done  ## under two minutes: what most changes break
+	$(BIN)/python -m pytest -n auto $(QUICK_TESTS)
 
 fuzz: $(VENV)/dev.done  ## minutes: at least 40,000 new hostile inputs; `make test` tries 2,000
 	FEDGH_FUZZ=40000 $(BIN)/python -m pytest tests/fuzz -n auto
@@ -23,6 +30,7 @@ check: $(VENV)/dev.done  ## style, types, and the packages we depend on
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tools.licences
 	$(BIN)/python -m tools.vulnerabilities
 

@@ -1,7 +1,7 @@
 """The whole benchmark: `make bench`, or `make bench QUICK=1`.
 
-What `fedgh bench` measures, the plain version beside it, and the bars that the project has set
-itself. Writes benchmarks/results/latest.json.
+Rounds, header, overhead, methods and scale, a plain version beside them, and the bars that the
+project has set itself. Writes benchmarks/results/latest.json.
 """
 
 import sys
@@ -12,12 +12,12 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.plain import plain_clients, plain_round
-from fedgh import training
-from fedgh.bench.rounds import hetero
-from fedgh.bench.suite import SECTIONS, Bench
+from benchmarks.rounds import hetero
+from benchmarks.suite import SECTIONS, Bench
+from benchmarks.terminal import bench, verdicts
 from fedgh.core.types import part
 from fedgh.methods.fedgh import FedGH
-from fedgh.report.bench import bench, verdicts
+from fedgh.training import loop
 
 RESULTS = Path(__file__).parent / "results" / "latest.json"
 
@@ -60,7 +60,7 @@ def _difference(bench: Bench) -> float:
         "some", bench.source.x[:6000], bench.source.y[:6000], bench.source.class_names
     )
     experiment = hetero(source, 64, 1, 1, "local.augment=[]")
-    run = training.run(experiment, bench.folder / "compared")
+    run = loop.run(experiment, bench.folder / "compared")
     ours = part(run.committed()[1], "server.")
     header, accuracies = plain_round(
         plain_clients(experiment),

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedgh.core.defence import Defence, Dropped
 from fedgh.core.rng import stream
-from fedgh.core.runs import RunFolder
 from fedgh.core.types import Payload, Upload
+from fedgh.runs.folder import RunFolder
 
 
 def told(kind: str, client: int, classes: Tensor, means: Tensor, num_classes: int) -> Payload:

@@ -22,16 +22,16 @@ import torch
 from rich.progress import track
 
 from fedgh import Federation, Participant, Source, Trained
-from fedgh.core.disk import write_atomic
 from fedgh.core.rng import isolated
 from fedgh.data.partition import by_classes
 from fedgh.data.sources import Where, digits
-from fedgh.join import join
+from fedgh.files import write_atomic
 from fedgh.methods.fedgh import FedGH
 from fedgh.models import extractor
 from fedgh.report.charts import AnyChart, wide
 from fedgh.report.figures import save
-from fedgh.statistics import paired_test
+from fedgh.studies.statistics import paired_test
+from fedgh.trained.newcomer import join
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 CLIENTS, ROUNDS, EPOCHS = 11, 10, 20

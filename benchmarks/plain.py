@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from fedgh.core.types import Client, Examples, Payload
-from fedgh.experiment import Experiment
+from fedgh.training.experiment import Experiment
 
 
 class Images(Dataset[tuple[Tensor, int]]):

@@ -7,53 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fedgh import Federation, Participant, Pixels, Trained
-from fedgh.core.runs import Record, RunFolder
+from fedgh import Federation, Participant, Trained
 from fedgh.errors import ConfigError, DataError, FedghError, RunError
 from fedgh.methods.fedgh import FedGH
-from tests.tiny import numbers, states
-
-CLASSES = ("a", "b", "c")
+from fedgh.report.write import write_report
+from fedgh.runs.folder import Record, RunFolder
+from tests.support.participants import CLASSES, net, pictures, points, three
+from tests.support.tiny import numbers, states
 
 
 def same_results(a: RunFolder, b: RunFolder) -> bool:
     return numbers(a) == numbers(b) and states(a) == states(b)
-
-
-def points(width: int, n: int = 90, seed: int = 0, classes: int = 3) -> tuple[Tensor, Tensor]:
-    """Clouds that can be told apart."""
-    rng = torch.Generator().manual_seed(seed)
-    y = torch.arange(n) % classes
-    return 3 * torch.eye(classes, width)[y] + torch.randn(n, width, generator=rng), y
-
-
-def net(width: int, out: int = 8, seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(width, out), nn.ReLU())
-
-
-def pictures() -> tuple[Tensor, list[str]]:
-    """Dark and bright."""
-    x = torch.randint(0, 100, (60, 3, 6, 6), generator=torch.Generator().manual_seed(0))
-    names = ["a", "c"] * 30
-    x[1::2] += 155
-    return x.to(torch.uint8), names
-
-
-def three() -> list[Participant]:
-    """Tables of two widths, and pictures; classifiers and extractors."""
-    torch.manual_seed(5)
-    conv = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
-    classifier = nn.Sequential(net(4), nn.Linear(8, 3))
-    (x, y), (wide_x, wide_y) = points(4), points(6, seed=1)
-    return [
-        Participant(classifier, (x, [CLASSES[label] for label in y]), name="north"),
-        Participant(net(6, 12), (wide_x, [CLASSES[label] for label in wide_y]), name="south"),
-        Participant(conv, pictures(), name="west", transform=Pixels(8)),
-    ]
 
 
 def test_participants_with_nothing_in_common_learn_together() -> None:
@@ -227,7 +193,7 @@ def test_a_frozen_network_is_left_as_it_is() -> None:
 
 def test_a_report_and_an_export(tmp_path: Path) -> None:
     trained = Federation(three()).run(2, out=tmp_path / "run", progress=False)
-    page = trained.report()
+    page = write_report(trained)
     assert page == tmp_path / "run" / "report.html"
     assert "1 south" in page.read_text()
     assert (tmp_path / "run" / "confusion.json").exists()

@@ -4,14 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from fedgh import config, training
+from fedgh import config
 from fedgh.data import fetch
-from fedgh.experiment import prepare
 from fedgh.methods import METHODS
+from fedgh.training import loop
+from fedgh.training.experiment import prepare
 
 
 def test_the_demo_learns(tmp_path: Path) -> None:
-    run = training.run(prepare(config.load("demo")), tmp_path / "run")
+    run = loop.run(prepare(config.load("demo")), tmp_path / "run")
     summary = run.summary()
     assert summary is not None
     assert summary["final_accuracy"] > 0.9
@@ -24,7 +25,7 @@ def test_the_demo_learns(tmp_path: Path) -> None:
 def test_every_method_learns_with_the_settings_of_the_demo(name: str, tmp_path: Path) -> None:
     zoo = ["model.zoo=cnn1"] if name == "fedavg" else []  # one architecture for all
     settings = config.load("demo", [f"method.name={name}", "run.engine=serial", *zoo])
-    run = training.run(prepare(settings), tmp_path / "run")
+    run = loop.run(prepare(settings), tmp_path / "run")
     assert run.records()[-1]["accuracy"] > 0.85
 
 
@@ -36,7 +37,7 @@ def test_global_accuracy_shows_what_a_client_knows_of_other_classes(tmp_path: Pa
             *("method.name=standalone", "local.momentum=0.9"),
         ],
     )
-    run = training.run(prepare(settings), tmp_path / "run")
+    run = loop.run(prepare(settings), tmp_path / "run")
     last = run.records()[-1]
     # Alone, a client knows at best the two of ten classes it has seen.
     assert last["accuracy"] > 0.8
@@ -58,7 +59,7 @@ def cifar10_folder() -> bool:
 def test_two_rounds_of_cifar10_beat_chance(tmp_path: Path) -> None:
     words = ["federation.rounds=2", "federation.participation=0.4", "local.epochs=1"]
     settings = config.load("cifar10-hetero", [*words, "run.evaluate=trained"])
-    run = training.run(prepare(settings), tmp_path / "run")
+    run = loop.run(prepare(settings), tmp_path / "run")
     # Every client tells two classes apart, so chance is 1/2; over four test sets of about 600
     # images the standard error of the mean is about 0.01.
     assert run.records()[-1]["accuracy"] > 0.55

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedgh import statistics
-from fedgh.core.disk import make_folder, write_atomic
-from fedgh.paper.pays import ALONE
-from fedgh.paper.sheets import Cell, csv_text
-from fedgh.paper.study import BudgetName, Case, study
-from fedgh.sweep import Trial, folder_of, found, plan_search, run_trials
+from fedgh.choices import BudgetName
+from fedgh.files import make_folder, write_atomic
+from fedgh.studies import statistics
+from fedgh.studies.pays import ALONE
+from fedgh.studies.study import Case, study
+from fedgh.studies.sweep import Trial, folder_of, found, plan_search, run_trials
+from fedgh.tables import Cell, csv_text
 
 GRID = ("local.lr=0.001,0.003,0.01,0.03", "local.batch_size=8,32")
 RATES, SIZES = ([float(value) for value in line.split("=")[1].split(",")] for line in GRID)

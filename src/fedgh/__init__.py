@@ -8,55 +8,62 @@ print(trained.history)
 print(trained.clients[0].predict(x))
 """
 
+import logging
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from fedgh.version import __version__
+
 if TYPE_CHECKING:
-    from fedgh.advice import Advice, advise
     from fedgh.config import Config, load
     from fedgh.core.method import Method
-    from fedgh.core.runs import RunFolder
     from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
     from fedgh.data.sources import Source
     from fedgh.errors import FedghError
-    from fedgh.experiment import Experiment, prepare
     from fedgh.federation import Federation
     from fedgh.models.adapt import adapt
     from fedgh.models.pixels import Pixels
-    from fedgh.participant import Participant
-    from fedgh.trained import Trained
-    from fedgh.training import resume, run
+    from fedgh.report.write import write_report
+    from fedgh.runs.folder import RunFolder
+    from fedgh.studies.advice import Advice, advise
+    from fedgh.trained.clients import Trained
+    from fedgh.training.callbacks import Callback
+    from fedgh.training.experiment import Experiment, prepare
+    from fedgh.training.loop import resume, run
+    from fedgh.training.participant import Participant
 
-__version__ = version("fedgh")
+logging.getLogger("fedgh").addHandler(logging.NullHandler())  # silent until asked
 
 _HOME = {
-    "Advice": "fedgh.advice",
+    "Advice": "fedgh.studies.advice",
+    "Callback": "fedgh.training.callbacks",
     "Client": "fedgh.core.types",
     "Config": "fedgh.config",
-    "Experiment": "fedgh.experiment",
+    "Experiment": "fedgh.training.experiment",
     "Federation": "fedgh.federation",
     "FedghError": "fedgh.errors",
     "Method": "fedgh.core.method",
-    "Participant": "fedgh.participant",
+    "Participant": "fedgh.training.participant",
     "Payload": "fedgh.core.types",
     "Pixels": "fedgh.models.pixels",
-    "RunFolder": "fedgh.core.runs",
+    "RunFolder": "fedgh.runs.folder",
     "Source": "fedgh.data.sources",
     "SplitModel": "fedgh.core.types",
     "Task": "fedgh.core.types",
-    "Trained": "fedgh.trained",
+    "Trained": "fedgh.trained.clients",
     "Upload": "fedgh.core.types",
     "adapt": "fedgh.models.adapt",
-    "advise": "fedgh.advice",
+    "advise": "fedgh.studies.advice",
     "load": "fedgh.config",
-    "prepare": "fedgh.experiment",
-    "resume": "fedgh.training",
-    "run": "fedgh.training",
+    "prepare": "fedgh.training.experiment",
+    "resume": "fedgh.training.loop",
+    "run": "fedgh.training.loop",
+    "write_report": "fedgh.report.write",
 }
 
 __all__ = [
     "Advice",
+    "Callback",
     "Client",
     "Config",
     "Experiment",
@@ -79,6 +86,7 @@ __all__ = [
     "prepare",
     "resume",
     "run",
+    "write_report",
 ]
 
 

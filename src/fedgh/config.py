@@ -18,16 +18,17 @@ from pydantic import (
     ValidationError,
 )
 
+from fedgh.choices import EngineName, Protected
 from fedgh.core.attack import Attack
 from fedgh.core.defence import Defence
-from fedgh.core.disk import read_bytes
 from fedgh.core.method import Method
 from fedgh.core.names import Names
 from fedgh.core.types import GlobalRounds, LocalTraining, NameList
 from fedgh.data.fetch import expanded
 from fedgh.data.sources import SOURCES
 from fedgh.errors import ConfigError, import_object, unknown
-from fedgh.limits import LimitError
+from fedgh.files import read_bytes
+from fedgh.limits import LimitError, Limits
 from fedgh.methods import METHODS
 from fedgh.privacy.mechanism import MIN_DELTA
 from fedgh.trust import OWN, ForeignError, Trust, texts_in
@@ -44,8 +45,8 @@ MAX_DOTS = 5000
 """Dots in a line. The time that tomllib takes for a dotted key is quadratic in its parts: half a
 second for so many."""
 
-PLACES = ("data.dir", "data.path", "run.address")
-"""Settings that say where things are, and not what is computed."""
+PLACES = ("data.dir", "data.path", "run.address", "run.callbacks")
+"""Settings that say where things are and who is told, and not what is computed."""
 
 
 # What the text in a field names, see `core.names`.
@@ -54,6 +55,7 @@ Words = Annotated[NameList, Names.NOTHING]
 Networks = Annotated[NameList, Names.NETWORK]
 Place = Annotated[Path, Names.PATH]
 Machine = Annotated[str, Names.MACHINE]
+CallbackNames = Annotated[NameList, Names.CALLBACK]
 
 
 def _in_words(value: object) -> object:
@@ -110,7 +112,7 @@ class ModelSection(_Section):
 class PrivacySection(_Section):
     """What uploads may tell about a client's samples; see `privacy.mechanism`."""
 
-    protects: Literal["nothing", "sample", "client"] = "nothing"  # what is hidden among others
+    protects: Protected = "nothing"  # what is hidden among others
     epsilon: float = Field(8.0, gt=0, le=1000)  # of a client that takes part in every round
     delta: float = Field(1e-5, ge=MIN_DELTA, lt=1)  # the chance with which ε may not hold
     clip: float = Field(10.0, gt=0)  # the largest L2 norm of one sample's vector
@@ -124,7 +126,7 @@ class RunSection(_Section):
     decide who is still listened to, and who misses the `deadline` is not heard.
     """
 
-    engine: Literal["serial", "workers", "ray"] = "workers"  # where the clients run
+    engine: EngineName = "workers"  # where the clients run
     workers: int = Field(0, ge=0)  # processes; 0 = one per core, or per graphics card
     address: Machine = "local"  # of a Ray cluster; "auto" = the one this machine belongs to
     device: Literal["cpu", "cuda", "mps", "auto"] = "cpu"  # where their models are
@@ -137,7 +139,7 @@ class RunSection(_Section):
     largest_norm: float = Field(1000.0, gt=0)  # of a row in what is sent, either way
     deadline: float = Field(600.0, gt=0)  # seconds a participant on another machine may take
     global_accuracy: Rounds = "last"  # evaluated rounds that also judge clients on all classes
-    tensorboard: bool = False  # also write the numbers of every round for TensorBoard
+    callbacks: CallbackNames = []  # tensorboard, wandb, mlflow, or your own: package.module:name
 
 
 class _Sections(_Section):
@@ -220,7 +222,7 @@ def parse(table: Mapping[str, Any], trust: Trust = OWN) -> Config:
     config = Config(**dict(sections), method=method)
     trust.check_all(config)
     if trust.limits is not None:
-        trust.limits.check(config)
+        check_limits(config, trust.limits)
     return config
 
 
@@ -249,6 +251,19 @@ def load_run(
         return _with_overrides(table, list(map(_parse_override, overrides)), trust)
     except LimitError as error:
         raise LimitError(f"{error}; --trust allows it (in Python: trust=True)") from None
+
+
+def check_limits(config: Config, limits: Limits) -> None:
+    """Raise LimitError when a configuration asks for more than the limits allow."""
+    limits.check("federation.clients", config.federation.clients, "max_clients")
+    limits.check("data.classes", len(config.data.classes or ()), "max_classes")
+    limits.check("model.zoo", len(config.model.zoo), "max_networks")
+    limits.check("model.rep_dim", config.model.rep_dim, "max_rep_dim")
+    limits.check("data.image_size", config.data.image_size, "max_image_size")
+    limits.check("local.epochs", config.local.epochs, "max_epochs")
+    width = getattr(config.method, "feature_dim", 0)
+    limits.check("method.feature_dim", width, "max_feature_dim")
+    limits.check_shape("data.shape", tuple(config.data.shape or ()))
 
 
 def names_in(config: Config) -> Trust:

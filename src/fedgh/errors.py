@@ -3,9 +3,11 @@
 And how other people's words are shown, what is imported by name, what is not known.
 """
 
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
@@ -47,6 +49,13 @@ def printable(text: str) -> str:
     """A text from another party in one line of harmless characters, not too many."""
     kept = "".join(char if char.isprintable() else " " for char in text[: 2 * LONGEST_TEXT])
     return " ".join(kept.split())[:LONGEST_TEXT]
+
+
+def one_line(problem: Exception) -> str:
+    """What happened and where, without a path that tells about the machine."""
+    where = traceback.extract_tb(problem.__traceback__)[-1]
+    text = " ".join(str(problem).split())
+    return f"{type(problem).__name__}: {text} ({Path(where.filename).name}:{where.lineno})"
 
 
 def import_object(name: str) -> Any:

@@ -1,35 +1,29 @@
 """A federation as a Python object: participants in, trained models out."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 from weakref import finalize
 
 from rich.console import Console
 
-from fedgh import finished, training
+from fedgh.choices import EngineName
 from fedgh.config import Config, parse
 from fedgh.core.method import Method
-from fedgh.core.runs import Record, RunFolder
-from fedgh.core.types import Reply
 from fedgh.data import own
 from fedgh.data.partition import SMALLEST, each_its_own
 from fedgh.errors import ConfigError, DataError, RunError
-from fedgh.experiment import Experiment, checked
-from fedgh.participant import Participant
-from fedgh.report.terminal import Live
-from fedgh.trained import Trained
-from fedgh.training import Enough, Watcher
+from fedgh.runs.folder import RunFolder
+from fedgh.trained.clients import Trained
+from fedgh.training import loop, restore
+from fedgh.training.callbacks import Callback, OnRound, as_callback
+from fedgh.training.experiment import Experiment, checked
+from fedgh.training.participant import Participant
+from fedgh.training.progress import Live
 
 DEFAULT_ROUNDS = 10
-
-Callback = Callable[[Record], object]
-"""Called with the record of every finished round; if it returns True, that was the last.
-
-When a run goes on that was stopped before, its last round is shown once more."""
 
 
 class Federation:
@@ -68,7 +62,7 @@ class Federation:
         momentum: float = 0.0,
         participation: float = 1.0,
         seed: int = 0,
-        engine: Literal["serial", "workers", "ray"] = "serial",
+        engine: EngineName = "serial",
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.participants = _checked(participants)
@@ -137,7 +131,7 @@ class Federation:
         rounds: int = DEFAULT_ROUNDS,
         *,
         out: Path | str | None = None,
-        callbacks: Iterable[Callback] = (),
+        callbacks: Iterable[Callback | OnRound] = (),
         progress: bool = True,
     ) -> Trained:
         """Train, and return what everybody has learned.
@@ -148,13 +142,11 @@ class Federation:
         experiment = self.experiment(rounds)
         scratch = TemporaryDirectory(prefix="fedgh-") if out is None else None
         path = Path(scratch.name) / "run" if scratch else Path(out or "")
-        try:
-            with Live(Console(quiet=not progress), kept=scratch is None) as live:
-                _train(experiment, path, _Calling(live, tuple(callbacks)))
-        except Enough:
-            pass  # its last round is committed
+        told = [as_callback(callback) for callback in callbacks]
+        with Live(Console(quiet=not progress), kept=scratch is None) as live:
+            _train(experiment, path, [live, *told])
         folder = RunFolder.open(path)
-        trained = Trained(folder, lambda: finished.load_with(folder, experiment))
+        trained = Trained(folder, lambda: restore.load_with(folder, experiment))
         if scratch:
             finalize(trained, scratch.cleanup)
         return trained
@@ -181,35 +173,10 @@ class Federation:
         return config
 
 
-@dataclass(frozen=True)
-class _Calling:
-    """A watcher that also calls back."""
-
-    watcher: Watcher
-    callbacks: tuple[Callback, ...]
-
-    def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
-        self.watcher.started(experiment, run, done)
-        if done:  # a run that was ended by a callback is not gone on with
-            self._ask(done[-1])
-
-    def replied(self, reply: Reply) -> None:
-        self.watcher.replied(reply)
-
-    def finished_round(self, record: Record) -> None:
-        self.watcher.finished_round(record)
-        self._ask(record)
-
-    def _ask(self, record: Record) -> None:
-        answers = [callback(record) for callback in self.callbacks]
-        if any(answer is True for answer in answers):
-            raise Enough
-
-
-def _train(experiment: Experiment, path: Path, watch: Watcher) -> None:
+def _train(experiment: Experiment, path: Path, callbacks: Sequence[Callback]) -> None:
     """Begin, or go on with what was begun in that folder."""
     if not (path / "config.toml").exists():
-        training.run(experiment, path, watch)
+        loop.run(experiment, path, callbacks)
         return
     folder = RunFolder.open(path)
     same = folder.identity()["fingerprint"] == experiment.fingerprint()
@@ -219,7 +186,7 @@ def _train(experiment: Experiment, path: Path, watch: Watcher) -> None:
             "weights of these (torch.manual_seed before they are made keeps them); choose another "
             "`out`"
         )
-    training.resume_with(experiment, path, watch)
+    loop.resume_with(experiment, path, callbacks)
 
 
 def _checked(participants: object) -> tuple[Participant, ...]:

@@ -6,14 +6,11 @@ made of it. A participant on Flower sets its own.
 """
 
 from math import prod
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from fedgh.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fedgh.config import Config
 
 Whole = Annotated[int, BeforeValidator(str), Field(gt=0)]  # as text, so that true is no number
 
@@ -37,24 +34,13 @@ class Limits(BaseModel):
     max_epochs: Whole = 1_000
     max_feature_dim: Whole = 4_096  # of a method whose clients share a feature map
 
-    def check(self, config: "Config") -> None:
-        """Raise LimitError when a configuration asks for more."""
-        self._check("federation.clients", config.federation.clients, "max_clients")
-        self._check("data.classes", len(config.data.classes or ()), "max_classes")
-        self._check("model.zoo", len(config.model.zoo), "max_networks")
-        self._check("model.rep_dim", config.model.rep_dim, "max_rep_dim")
-        self._check("data.image_size", config.data.image_size, "max_image_size")
-        self._check("local.epochs", config.local.epochs, "max_epochs")
-        width = getattr(config.method, "feature_dim", 0)
-        self._check("method.feature_dim", width, "max_feature_dim")
-        self.check_shape("data.shape", tuple(config.data.shape or ()))
-
     def check_shape(self, key: str, shape: tuple[int, ...]) -> None:
         """Raise LimitError for inputs with more numbers than the largest image in colour has."""
         if prod(map(abs, shape)) > 4 * self.max_image_size**2:
-            self._check(key, max(map(abs, shape)), "max_image_size", always=True)
+            self.check(key, max(map(abs, shape)), "max_image_size", always=True)
 
-    def _check(self, key: str, value: int, name: str, *, always: bool = False) -> None:
+    def check(self, key: str, value: int, name: str, *, always: bool = False) -> None:
+        """Raise LimitError when a setting asks for more than the limit `name`."""
         limit: int = getattr(self, name)
         if always or value > limit:
             raise LimitError(f"{key} asks for {value}, more than {name.replace('_', '-')}={limit}")

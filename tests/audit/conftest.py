@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from fedgh import training
-from fedgh.core.runs import RunFolder
-from tests.tiny import quick
+from fedgh.runs.folder import RunFolder
+from fedgh.training import loop
+from tests.support.tiny import quick
 
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """Five clients, each class with two of them. To be read; a test that writes takes a copy."""
     path: Path = tmp_path_factory.mktemp("audit") / "run"
-    return training.run(quick("data.classes_per_client=4"), path)
+    return loop.run(quick("data.classes_per_client=4"), path)

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedgh import training
 from fedgh.audit import result
 from fedgh.audit.audit import audit
 from fedgh.audit.cases import Effort
 from fedgh.audit.noise import OPEN, Level
 from fedgh.audit.result import Audit
-from fedgh.core.runs import RunFolder
 from fedgh.errors import RunError
 from fedgh.report.audit_sheets import MIDDLE, overview
-from fedgh.report.write import write_report
+from fedgh.report.write import write_page
+from fedgh.runs.folder import RunFolder
+from fedgh.training import loop
 from fedgh.trust import OWN
-from tests.tiny import quick
+from tests.support.tiny import quick
 
 LITTLE = Effort(sizes=(1, 5), targets=8, candidates=40, levels=(OPEN, MIDDLE))
 
@@ -76,7 +76,7 @@ def test_what_is_written_is_what_is_read(folder: RunFolder, found: Audit) -> Non
 
 
 def test_a_report_shows_it(folder: RunFolder, found: Audit) -> None:
-    text = write_report([folder.path], figures=folder.path / "figures").read_text()
+    text = write_page([folder.path], figures=folder.path / "figures").read_text()
     for name in ("audit-gain-1", "audit-members-left-out-1", "audit-members-held-out-1"):
         assert f'data-chart="{name}"' in text
         assert (folder.path / "figures" / f"{name}.svg").exists()
@@ -135,7 +135,7 @@ def test_what_is_no_audit_at_all_does_not_hurt(folder: RunFolder) -> None:
         path.write_bytes(content)
         with pytest.raises(RunError, match="cannot be read"):
             result.read(folder)
-    text = write_report([folder.path]).read_text()
+    text = write_page([folder.path]).read_text()
     assert "audit.json cannot be read" in text
     assert "audit-gain" not in text
 
@@ -148,7 +148,7 @@ def test_names_of_classes_stay_text(folder: RunFolder) -> None:
     for picture in table["pictures"].values():
         picture["rows"][0] = picture["columns"][0] = bad
     path.write_text(json.dumps(table))
-    text = write_report([folder.path]).read_text()
+    text = write_page([folder.path]).read_text()
     assert "<i " not in text
     assert "&lt;i title=" in text
 
@@ -156,7 +156,7 @@ def test_names_of_classes_stay_text(folder: RunFolder) -> None:
 @pytest.mark.parametrize("method", ["fedproto", "fd"])
 def test_other_methods_that_send_means(tmp_path: Path, method: str) -> None:
     words = [f"method.name={method}", "data.classes_per_client=4", "federation.rounds=1"]
-    made = training.run(quick(*words), tmp_path / "run")
+    made = loop.run(quick(*words), tmp_path / "run")
     small = Effort(sizes=(1,), targets=4, candidates=10, levels=(OPEN,))
     seen = audit(made, None, 0, lambda _: None, small, trust=OWN)
     assert seen.method == method
@@ -165,7 +165,7 @@ def test_other_methods_that_send_means(tmp_path: Path, method: str) -> None:
 
 def test_a_run_that_protects_its_uploads(tmp_path: Path) -> None:
     words = ["privacy.protects=sample", "privacy.epsilon=3", "privacy.clip=2.5"]
-    made = training.run(
+    made = loop.run(
         quick("data.classes_per_client=4", "federation.rounds=1", *words), tmp_path / "run"
     )
     small = Effort(sizes=(1,), targets=4, candidates=10, levels=(OPEN,))
@@ -182,12 +182,12 @@ def test_data_that_are_no_images(tmp_path: Path) -> None:
     x = (rng.normal(size=(4, 5))[y] + rng.normal(size=(400, 5))).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=x, y=y)
     data = ["data.name=npz", f"data.path={tmp_path / 'data.npz'}", "federation.rounds=1"]
-    made = training.run(quick(*data), tmp_path / "run")
+    made = loop.run(quick(*data), tmp_path / "run")
     seen = audit(made, None, 0, lambda _: None, LITTLE, trust=OWN)
     assert (seen.reconstructed, seen.pictures) == ([], {})
     assert len(seen.told) > 10
     assert overview(seen).rows[0][1] is None
     result.write(made, seen)
-    text = write_report([made.path]).read_text()
+    text = write_page([made.path]).read_text()
     assert "The data are no images" in text
     assert "audit-members-held-out-1" in text

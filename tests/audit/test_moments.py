@@ -8,7 +8,6 @@ from typing import ClassVar
 import pytest
 import torch
 
-from fedgh import training
 from fedgh.audit import moments, result, subject
 from fedgh.audit.audit import audit
 from fedgh.audit.cases import Effort
@@ -17,13 +16,14 @@ from fedgh.audit.result import Audit
 from fedgh.audit.second_moment import send
 from fedgh.core.moments import Moments
 from fedgh.core.rng import stream
-from fedgh.core.runs import RunFolder
 from fedgh.core.types import part
 from fedgh.methods.fedproto import FedProto
 from fedgh.report.audit_sheets import MIDDLE, members, overview
-from fedgh.report.write import write_report
+from fedgh.report.write import write_page
+from fedgh.runs.folder import RunFolder
+from fedgh.training import loop
 from fedgh.trust import OWN
-from tests.tiny import quick
+from tests.support.tiny import quick
 
 PLUS = ["method.name=fedgh_plus", "method.feature_dim=32", "federation.rounds=1"]
 PLUS += ["data.classes_per_client=4"]  # so that each class is with two clients
@@ -40,7 +40,7 @@ class Prototypes(FedProto):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     path: Path = tmp_path_factory.mktemp("moments") / "run"
-    return training.run(quick(*PLUS), path)
+    return loop.run(quick(*PLUS), path)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_a_report_shows_it(run: RunFolder, found: Audit, tmp_path: Path) -> None
     folder = RunFolder(shutil.copytree(run.path, tmp_path / "run"))
     result.write(folder, found)
     assert result.read(folder) == found
-    text = write_report([folder.path]).read_text()
+    text = write_page([folder.path]).read_text()
     for name in ("audit-members-held-out-1", "audit-members-other-clients-1"):
         assert f'data-chart="{name}"' in text
     assert "second moment of 32 dimensions" in text
@@ -99,9 +99,7 @@ def test_a_report_shows_it(run: RunFolder, found: Audit, tmp_path: Path) -> None
 
 
 def test_a_run_that_protects_its_uploads(tmp_path: Path) -> None:
-    made = training.run(
-        quick(*PLUS, "privacy.protects=sample", "privacy.epsilon=3"), tmp_path / "run"
-    )
+    made = loop.run(quick(*PLUS, "privacy.protects=sample", "privacy.epsilon=3"), tmp_path / "run")
     seen = audit(made, None, 0, lambda _: None, LITTLE, trust=OWN)
     assert seen.protected == Level(protects="sample", epsilon=seen.protected.epsilon)
     assert seen.protected.epsilon == pytest.approx(3, rel=1e-3)
@@ -110,7 +108,7 @@ def test_a_run_that_protects_its_uploads(tmp_path: Path) -> None:
 
 def test_class_means_of_the_same_features(tmp_path: Path) -> None:
     own = ["method.covariance=own", "privacy.protects=sample"]
-    made = training.run(quick(*PLUS, *own, "privacy.clip=7"), tmp_path / "run")
+    made = loop.run(quick(*PLUS, *own, "privacy.clip=7"), tmp_path / "run")
     seen = audit(made, None, 0, lambda _: None, LITTLE, trust=OWN)
     assert (seen.attacked, seen.width, seen.sends_counts) == ("class means", 32, True)
     assert seen.networks == 0  # every client has the same map: there is no other to try
@@ -122,6 +120,6 @@ def test_class_means_of_the_same_features(tmp_path: Path) -> None:
 
 def test_a_method_from_elsewhere_is_asked_what_it_sends(tmp_path: Path) -> None:
     words = [f"method.name={Prototypes.name}", "data.classes_per_client=4", "federation.rounds=1"]
-    made = training.run(quick(*words), tmp_path / "run")
+    made = loop.run(quick(*words), tmp_path / "run")
     seen = audit(made, None, 0, lambda _: None, LITTLE, trust=OWN)
     assert (seen.attacked, seen.sends_counts, seen.width) == ("class means", True, 16)

@@ -13,7 +13,7 @@ from fedgh.audit.noise import DELTA, OPEN, Level
 from fedgh.audit.roc import Scores, auc
 from fedgh.audit.second_moment import (
     Attacker,
-    Sent,
+    SentMoment,
     Spread,
     Vectors,
     leverage,
@@ -48,7 +48,9 @@ def with_noise(count: int, level: Level, times: int) -> float:
     return area(count, level, times, Attacker(directions("own", 2000)).likelihood_ratio)
 
 
-def area(count: int, level: Level, times: int, score: Callable[[Sent, Vectors], Tensor]) -> float:
+def area(
+    count: int, level: Level, times: int, score: Callable[[SentMoment, Vectors], Tensor]
+) -> float:
     found = []
     for time in range(times):
         both = [directions(f"{who} {time}", count) for who in ("members", "others")]
@@ -106,7 +108,7 @@ def test_the_ratio_of_numbers_by_integration() -> None:
         return math.log(within / beside)
 
     candidates = torch.tensor([[0.1], [0.9], [1.5]]).double()
-    sent = Sent(torch.tensor([n]), torch.tensor([[second]]).double())
+    sent = SentMoment(torch.tensor([n]), torch.tensor([[second]]).double())
     found = of_determinants(sent, own, candidates)
     expected = torch.tensor([log_ratio(z) for z in candidates.flatten().tolist()])
     assert torch.allclose((found - found[0]).float(), expected - expected[0], atol=1e-4)
@@ -117,7 +119,7 @@ def test_the_ratio_of_numbers_by_integration() -> None:
 def test_the_ratio_with_noise_by_densities() -> None:
     own, candidates = normal("own", 50, 3), normal("candidates", 4, 3)
     second = 9 * normal("second", 3, 3)
-    sent = Sent(torch.tensor([4, 5]), second + second.T, std=2.0)
+    sent = SentMoment(torch.tensor([4, 5]), second + second.T, std=2.0)
     ratios = of_entries(sent, Spread.of(own), candidates)
     expected, basis = torch.linalg.eigh(own.T @ own / 50)
     along, seen = own @ basis, basis.T @ sent.second @ basis

@@ -6,22 +6,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedgh import finished, training
 from fedgh.audit import subject
 from fedgh.audit.noise import OPEN
 from fedgh.audit.scene import send
 from fedgh.core.rng import stream
-from fedgh.core.runs import RunFolder
 from fedgh.core.types import Examples
 from fedgh.errors import FedghError
+from fedgh.runs.folder import RunFolder
+from fedgh.training import loop, restore
 from fedgh.trust import OWN
-from tests.tiny import quick
+from tests.support.tiny import quick
 
 
 @pytest.mark.parametrize("client", [0, 1])
 def test_the_attacker_has_no_sample_of_the_victim(run: RunFolder, client: int) -> None:
     found = subject.find(subject.choose(run, client, trust=OWN), seed=0)
-    left = finished.load(run, trust=OWN)
+    left = restore.load(run, trust=OWN)
     own = torch.cat(left.blueprint.partition.indices(client))
     theirs = subject.others_samples(found.victim, found.labels, seed=0).index
     assert not set(own.tolist()) & set(theirs.tolist())
@@ -72,7 +72,7 @@ def test_large_images_are_made_smaller() -> None:
     ],
 )
 def test_what_cannot_be_attacked_is_said(tmp_path: Path, words: list[str], reason: str) -> None:
-    made = training.run(quick("federation.rounds=1", *words), tmp_path / "run")
+    made = loop.run(quick("federation.rounds=1", *words), tmp_path / "run")
     with pytest.raises(FedghError, match=reason) as caught:
         subject.find(subject.choose(made, None, trust=OWN), seed=0)
     assert "\n" not in str(caught.value)

@@ -12,8 +12,8 @@ from fedgh.core.defence import Defence, Dropped, agreement
 from fedgh.core.moments import Moments
 from fedgh.core.types import Payload, Upload
 from fedgh.errors import ConfigError
-from fedgh.experiment import prepare
-from tests.tiny import a_client
+from fedgh.training.experiment import prepare
+from tests.support.tiny import a_client
 
 
 def pairs(*of: tuple[int, list[float]]) -> Payload:

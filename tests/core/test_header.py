@@ -4,25 +4,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
 from fedgh.core.header import BLOCK, LinearSGD, _recur, linear_header
 from fedgh.core.rng import stream
 from fedgh.core.types import Payload, Task
-
-
-def by_autograd(header: Payload, batches: list[tuple[Tensor, Tensor]], lr: float) -> Payload:
-    """The same steps as a researcher would write them."""
-    num_classes, rep_dim = header["weight"].shape
-    layer = torch.nn.Linear(rep_dim, num_classes)
-    layer.load_state_dict(header)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=lr)
-    for x, y in batches:
-        optimizer.zero_grad()
-        cross_entropy(layer(x), y.long()).backward()
-        optimizer.step()
-    return {name: tensor.detach() for name, tensor in layer.state_dict().items()}
+from tests.support.headers import by_autograd
 
 
 def random_problem(

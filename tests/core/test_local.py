@@ -6,10 +6,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
+from fedgh.core import batches
 from fedgh.core.local import accuracy, class_means, gradient, sgd_epochs
 from fedgh.core.types import Client
-from fedgh.data import batches
-from tests.tiny import a_client, noisy
+from tests.support.tiny import a_client, noisy
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from fedgh import predict
 from fedgh.data import arrays, fetch, images, sources
 from fedgh.data.arrays import read_npy, read_npz
 from fedgh.data.images import read_image
@@ -26,8 +25,9 @@ from fedgh.data.sources import SOURCES, Where
 from fedgh.errors import ConfigError, DataError, FedghError
 from fedgh.models import weights
 from fedgh.models.weights import load_weights
-from tests import hostile
-from tests.hostile import MIB, Entry, by_hand, cheap, npy_header, stored, zeros, zip_of
+from fedgh.trained import predict
+from tests.support import hostile
+from tests.support.hostile import MIB, Entry, by_hand, cheap, npy_header, stored, zeros, zip_of
 
 
 def refused(do: Callable[[], object], says: str, kind: type[FedghError] = DataError) -> None:

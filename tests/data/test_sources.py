@@ -8,8 +8,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from fedgh.core.batches import to_input
 from fedgh.data import fetch, sources
-from fedgh.data.batches import to_input
 from fedgh.data.sources import SOURCES, Source, Where
 from fedgh.errors import ConfigError, DataError
 

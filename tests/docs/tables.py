@@ -23,7 +23,7 @@ HARMLESS = {"echo"}
 A_MACHINE = "sets up an environment; .ci/run does it"
 A_SERVER = "a server on its own machine; tests/flower/test_deployment.py starts the same scripts"
 MINUTES = "takes minutes"
-HOURS = "takes hours; tests/paper/test_reproduce.py runs a part of it on digits"
+HOURS = "takes hours; tests/studies/test_reproduce.py runs a part of it on digits"
 PROCESSES = "starts many processes; tests/flower/test_deployment.py does the same"
 NETWORK = "needs the network"
 
@@ -37,7 +37,7 @@ NOT_RUN = {
     "make check": A_MACHINE,
     "make docs": "tests/docs/test_site.py builds the site",
     "FEDGH_DATA=... make bench": MINUTES,
-    "pip install 'fedgh[flower]'": NETWORK,
+    "pip install '.[flower]'": NETWORK,
     "pip install '.[report]'": NETWORK,
     "fedgh flower up federation": PROCESSES,
     "fedgh flower up rehearsal": PROCESSES,
@@ -48,7 +48,7 @@ NOT_RUN = {
     "fedgh flower join .": "asks a SuperLink; tests/flower/test_deployment.py joins",
     "sh server/train.sh my-run": A_SERVER,
     "sh server/flwr.sh log RUN-ID federation --show": A_SERVER,
-    "python -m tools.tune_pays": "takes hours; tests/test_tune_pays.py runs a small grid",
+    "python -m tools.tune_pays": "takes hours; tests/studies/test_tune_pays.py runs a small grid",
     "fedgh reproduce pays --seeds 0,1,2,3,4 --only 'pays-*-m50'": HOURS,
     "fedgh reproduce pays --seeds 0,1,2,3,4 --only 'pays-*-m200'": HOURS,
     "fedgh reproduce pays --seeds 0,1,2 --only 'pays-*-m1000'": HOURS,

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from fedgh import config, experiment, training
-from fedgh.sweep import plan_comparison, run_trials
+from fedgh import config
+from fedgh.studies.sweep import plan_comparison, run_trials
+from fedgh.training import experiment, loop
 from tests.docs.blocks import blocks
 from tests.docs.reader import Reader
-from tests.tiny import QUICK
+from tests.support.tiny import QUICK
 
 
 def test_the_ninth_method_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,7 +19,7 @@ def test_the_ninth_method_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     name = "median_header:MedianHeader"
     settings = config.load("demo", [*QUICK, f"method.name={name}", "method.momentum=0.5"])
     assert config.parse(settings.to_table()) == settings
-    one = training.run(experiment.prepare(settings), tmp_path / "one")
+    one = loop.run(experiment.prepare(settings), tmp_path / "one")
     assert one.records()[-1]["train_loss"] < one.records()[0]["train_loss"]
     trials = plan_comparison("demo", f"fedgh,{name}:momentum=0.5", [0], QUICK)
     outcome = run_trials(trials, tmp_path / "two")

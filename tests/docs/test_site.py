@@ -12,8 +12,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
 from fedgh.methods import METHODS
-from tests.browser import headless, needs_browser
 from tests.docs.blocks import PAGES, ROOT
+from tests.support.browser import headless, needs_browser
 from tools.site.places import in_site
 
 PATIENCE = 120  # seconds; a busy machine may need many for what takes one

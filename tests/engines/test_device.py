@@ -17,15 +17,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fedgh import training
 from fedgh.core import wire
-from fedgh.core.checkpoint import ClientFiles
 from fedgh.core.types import CPU, Job
 from fedgh.engines.device import find_device, processes_for, share_of
 from fedgh.engines.host import ClientHost
 from fedgh.errors import ConfigError
 from fedgh.methods import METHODS
-from tests.tiny import quick, states
+from fedgh.runs.checkpoint import ClientFiles
+from fedgh.training import loop
+from tests.support.tiny import quick, states
 
 pytestmark = pytest.mark.filterwarnings("ignore:for .* copying from a non-meta parameter")
 
@@ -116,8 +116,8 @@ def test_two_devices_do_not_mix() -> None:
 def test_every_method_computes_where_its_client_is(name: str, tmp_path: Path) -> None:
     prepared = quick(
         f"method.name={name}",
-        *(["method.shared=tests.tiny:noisy"] if name in ("fml", "fedkd") else []),
-        "model.zoo=tests.tiny:noisy",
+        *(["method.shared=tests.support.tiny:noisy"] if name in ("fml", "fedkd") else []),
+        "model.zoo=tests.support.tiny:noisy",
         "local.augment=flip,crop,erase",
         "local.momentum=0.9",
         "local.clip=0.1",
@@ -176,6 +176,6 @@ def test_auto_gives_the_same_bits_as_the_processor_where_there_is_nothing_else(
 ) -> None:
     monkeypatch.setattr("fedgh.engines.device.torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("fedgh.engines.device.torch.backends.mps.is_available", lambda: False)
-    auto = training.run(quick("run.device=auto"), tmp_path / "auto")
-    plain = training.run(quick(), tmp_path / "cpu")
+    auto = loop.run(quick("run.device=auto"), tmp_path / "auto")
+    plain = loop.run(quick(), tmp_path / "cpu")
     assert states(auto) == states(plain)

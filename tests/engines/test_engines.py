@@ -10,59 +10,30 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedgh import config, training
+from fedgh import config
 from fedgh.core import wire
-from fedgh.core.checkpoint import ClientFiles
+from fedgh.core.batches import to_input
 from fedgh.core.local import accuracy
-from fedgh.core.runs import Record, RunFolder
 from fedgh.core.types import Client, Job, Payload, Reply
-from fedgh.data.batches import to_input
 from fedgh.data.sources import Source
 from fedgh.engines.host import ClientHost
 from fedgh.engines.serial import Serial
 from fedgh.engines.workers import Workers
 from fedgh.errors import ConfigError, RunError
-from fedgh.experiment import Experiment, prepare
 from fedgh.methods.fedgh import FedGH
-from fedgh.training import Unwatched
-from tests.tiny import mlp, numbers, quick, states
-
-# Real networks, batch norm, dropout, augmentation, momentum, partial participation, rare
-# evaluation: everything that could make two runs differ.
-EVERYTHING = [
-    "model.zoo=cnn5,tests.tiny:noisy",
-    "federation.rounds=4",
-    "federation.participation=0.6",
-    "local.augment=flip,crop,erase",
-    "local.epochs=1",
-    "local.batch_size=64",
-    "local.momentum=0.9",
-    "local.clip=1.0",
-    "run.eval_every=3",
-    "run.global_accuracy=true",
-]
-
-
-class StopAfter(Unwatched):
-    """Break off after some round, as Ctrl-C would."""
-
-    def __init__(self, round: int) -> None:
-        self.round = round
-
-    def finished_round(self, record: Record) -> None:
-        if record["round"] == self.round:
-            raise KeyboardInterrupt
-
-
-def interrupted(prepared: Experiment, out: Path, after: int) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        training.run(prepared, out, StopAfter(after))
+from fedgh.runs.checkpoint import ClientFiles
+from fedgh.runs.folder import Record, RunFolder
+from fedgh.training import loop
+from fedgh.training.callbacks import Callback
+from fedgh.training.experiment import prepare
+from tests.support.runs import EVERYTHING, StopAfter, interrupted
+from tests.support.tiny import mlp, numbers, quick, states
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The run that all others must equal."""
-    return training.run(quick(*EVERYTHING), tmp_path_factory.mktemp("serial") / "run")
+    return loop.run(quick(*EVERYTHING), tmp_path_factory.mktemp("serial") / "run")
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -70,7 +41,7 @@ def test_workers_give_the_same_bits_as_serial(
     straight: RunFolder, workers: int, tmp_path: Path
 ) -> None:
     prepared = quick(*EVERYTHING, "run.engine=workers", f"run.workers={workers}")
-    run = training.run(prepared, tmp_path / "run")
+    run = loop.run(prepared, tmp_path / "run")
     assert numbers(run) == numbers(straight)
     assert states(run) == states(straight)
 
@@ -86,7 +57,7 @@ def test_a_client_that_moves_to_another_worker_changes_nothing(
         move(self, *args)
 
     monkeypatch.setattr(Workers, "_move", counted)
-    run = training.run(quick(*EVERYTHING, "run.engine=workers", "run.workers=2"), tmp_path / "run")
+    run = loop.run(quick(*EVERYTHING, "run.engine=workers", "run.workers=2"), tmp_path / "run")
     assert moves
     assert states(run) == states(straight)
 
@@ -97,12 +68,12 @@ def test_clients_that_wait_in_files_give_the_same_bits(
     straight: RunFolder, engine: str, memory: str, tmp_path: Path
 ) -> None:
     settings = [*EVERYTHING, f"run.engine={engine}", "run.workers=2", f"run.memory={memory}"]
-    run = training.run(quick(*settings), tmp_path / "run")
+    run = loop.run(quick(*settings), tmp_path / "run")
     assert numbers(run) == numbers(straight)
     assert states(run) == states(straight)
     # The same when states are written long before the checkpoint that they belong to.
     interrupted(quick(*settings, "run.checkpoint_every=3"), tmp_path / "rare", 2)
-    rare = training.resume(tmp_path / "rare")
+    rare = loop.resume(tmp_path / "rare")
     assert numbers(rare) == numbers(straight)
     assert sorted(states(rare).values()) == sorted(states(straight).values())
 
@@ -127,14 +98,14 @@ def test_a_waiting_client_holds_no_gradients(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["serial", "workers"])
 def test_a_state_that_cannot_be_read_ends_the_run(engine: str, tmp_path: Path) -> None:
-    class CutShort(Unwatched):
+    class CutShort(Callback):
         def finished_round(self, record: Record) -> None:
             for path in (tmp_path / "run" / "checkpoint").glob("client-000002*"):
                 path.write_bytes(path.read_bytes()[:100])
 
     prepared = quick(f"run.engine={engine}", "run.workers=2", "run.memory=0.000001")
     with pytest.raises(RunError, match=r"client-000002.*cannot be read"):
-        training.run(prepared, tmp_path / "run", CutShort())
+        loop.run(prepared, tmp_path / "run", [CutShort()])
 
 
 def test_what_does_not_change_the_result_may_be_changed_on_resuming(
@@ -142,8 +113,8 @@ def test_what_does_not_change_the_result_may_be_changed_on_resuming(
 ) -> None:
     interrupted(quick(*EVERYTHING), tmp_path / "run", 2)
     with pytest.raises(RunError, match="other data or settings"):
-        training.resume(tmp_path / "run", overrides=["local.lr=0.5"])
-    run = training.resume(tmp_path / "run", overrides=["run.memory=0.001", "run.workers=1"])
+        loop.resume(tmp_path / "run", overrides=["local.lr=0.5"])
+    run = loop.resume(tmp_path / "run", overrides=["run.memory=0.001", "run.workers=1"])
     assert numbers(run) == numbers(straight)
 
 
@@ -153,7 +124,7 @@ def test_a_full_disk_ends_the_run_with_an_explanation(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fedgh.core.disk.os.fsync", full)
+    monkeypatch.setattr("fedgh.files.os.fsync", full)
     host = ClientHost(quick().blueprint(), ClientFiles(tmp_path, 0), memory=1)
     down = wire.to_bytes(quick().initial_server())
     with pytest.raises(OSError, match="No space"):
@@ -167,7 +138,7 @@ def test_the_longest_jobs_are_shared_out_first_and_done_in_client_order(tmp_path
     settings = [
         "federation.clients=4",
         "data.classes_per_client=3",
-        "model.zoo=cnn1,tests.tiny:mlp",
+        "model.zoo=cnn1,tests.support.tiny:mlp",
     ]
     blueprint = quick(*settings).blueprint()
     costs = [blueprint.cost(Job(client, 1, b"", evaluate=True)) for client in range(4)]
@@ -186,11 +157,11 @@ def test_the_longest_jobs_are_shared_out_first_and_done_in_client_order(tmp_path
 
 @pytest.mark.parametrize("engine", ["serial", "workers"])
 def test_only_those_that_took_part_are_judged_if_so_wished(engine: str, tmp_path: Path) -> None:
-    run = training.run(
+    run = loop.run(
         quick("run.evaluate=trained", "federation.participation=0.4", f"run.engine={engine}"),
         tmp_path / "run",
     )
-    everybody = training.run(quick("federation.participation=0.4"), tmp_path / "all")
+    everybody = loop.run(quick("federation.participation=0.4"), tmp_path / "all")
     taken_part: set[int] = set()
     for record, full in zip(run.records(), everybody.records(), strict=True):
         taken_part |= set(record["participants"])
@@ -210,7 +181,7 @@ def test_a_resumed_run_ends_as_a_straight_one(
     out = tmp_path / "run"
     interrupted(quick(*EVERYTHING, f"run.checkpoint_every={every}"), out, after)
     assert RunFolder.open(out).summary() is None
-    run = training.resume(out)
+    run = loop.resume(out)
     assert numbers(run) == numbers(straight)
     # A client's file is named after the round in which it was written: compare what is in them.
     assert sorted(states(run).values()) == sorted(states(straight).values())
@@ -221,19 +192,19 @@ def test_a_run_stopped_on_one_engine_goes_on_on_the_other(
 ) -> None:
     out = tmp_path / "run"
     interrupted(quick(*EVERYTHING, "run.engine=workers", "run.workers=2"), out, 2)
-    run = training.resume(out, engine="serial")
+    run = loop.resume(out, engine="serial")
     assert numbers(run) == numbers(straight)
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
-    run = training.run(quick(), tmp_path / "run")
+    run = loop.run(quick(), tmp_path / "run")
     before = numbers(run), states(run)
-    again = training.resume(run.path)
+    again = loop.resume(run.path)
     assert (numbers(again), states(again)) == before
 
 
 def test_another_seed_gives_another_run(straight: RunFolder, tmp_path: Path) -> None:
-    run = training.run(quick(*EVERYTHING, "federation.seed=1"), tmp_path / "run")
+    run = loop.run(quick(*EVERYTHING, "federation.seed=1"), tmp_path / "run")
     assert numbers(run) != numbers(straight)
 
 
@@ -242,7 +213,7 @@ def test_what_torch_drew_before_does_not_matter(straight: RunFolder, tmp_path: P
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        run = training.run(quick(*EVERYTHING), tmp_path / "run")
+        run = loop.run(quick(*EVERYTHING), tmp_path / "run")
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
@@ -251,9 +222,9 @@ def test_what_torch_drew_before_does_not_matter(straight: RunFolder, tmp_path: P
 
 @pytest.mark.parametrize("engine", ["serial", "workers"])
 def test_a_client_that_fails_is_recorded_and_stays_as_it_was(engine: str, tmp_path: Path) -> None:
-    zoo = "model.zoo=tests.tiny:mlp,tests.tiny:failing,tests.tiny:infinite"
+    zoo = "model.zoo=tests.support.tiny:mlp,tests.support.tiny:failing,tests.support.tiny:infinite"
     prepared = quick(zoo, f"run.engine={engine}", "run.workers=2", "federation.clients=6")
-    run = training.run(prepared, tmp_path / "run")
+    run = loop.run(prepared, tmp_path / "run")
     for record in run.records():
         assert [failed["client"] for failed in record["failed"]] == [1, 2, 4, 5]
         assert record["failed"][0]["reason"].startswith("ValueError: out of [memory] (tiny.py:")
@@ -265,7 +236,7 @@ def test_a_client_that_fails_is_recorded_and_stays_as_it_was(engine: str, tmp_pa
 
 
 def test_a_dead_worker_ends_the_run_and_it_can_be_resumed(tmp_path: Path) -> None:
-    class KillOne(Unwatched):
+    class KillOne(Callback):
         killed = False
 
         def replied(self, reply: Reply) -> None:
@@ -276,36 +247,36 @@ def test_a_dead_worker_ends_the_run_and_it_can_be_resumed(tmp_path: Path) -> Non
 
     prepared = quick("run.engine=workers", "run.workers=2", "federation.rounds=4")
     with pytest.raises(RunError, match="fedgh resume"):
-        training.run(prepared, tmp_path / "run", KillOne())
-    run = training.resume(tmp_path / "run")
-    straight = training.run(quick("federation.rounds=4"), tmp_path / "straight")
+        loop.run(prepared, tmp_path / "run", [KillOne()])
+    run = loop.resume(tmp_path / "run")
+    straight = loop.run(quick("federation.rounds=4"), tmp_path / "straight")
     assert numbers(run) == numbers(straight)
 
 
 def test_workers_leave_no_process_behind(tmp_path: Path) -> None:
-    training.run(quick("run.engine=workers", "run.workers=2"), tmp_path / "run")
+    loop.run(quick("run.engine=workers", "run.workers=2"), tmp_path / "run")
     interrupted(quick("run.engine=workers", "run.workers=2"), tmp_path / "broken", 1)
     assert multiprocessing.active_children() == []
 
 
 def test_an_extractor_may_be_an_object(tmp_path: Path) -> None:
     settings = config.load("demo", ["model.rep_dim=16", "federation.rounds=1", "run.workers=2"])
-    run = training.run(prepare(settings, extractors=[mlp]), tmp_path / "run")
-    assert run.clients()[0]["extractor"] == "tests.tiny:mlp"
+    run = loop.run(prepare(settings, extractors=[mlp]), tmp_path / "run")
+    assert run.clients()[0]["extractor"] == "tests.support.tiny:mlp"
 
     def local(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
         return mlp(shape, rep_dim)
 
     with pytest.raises(ConfigError, match="cannot be sent to worker processes"):
-        training.run(prepare(settings, extractors=[local]), tmp_path / "closure")
+        loop.run(prepare(settings, extractors=[local]), tmp_path / "closure")
     serial = config.load("demo", ["model.rep_dim=16", "federation.rounds=1", "run.engine=serial"])
-    same = training.run(prepare(serial, extractors=[local]), tmp_path / "serial")
+    same = loop.run(prepare(serial, extractors=[local]), tmp_path / "serial")
     assert numbers(same) == numbers(run)
 
 
 @pytest.mark.parametrize("engine", ["serial", "workers"])
 def test_an_unwritable_checkpoint_is_an_error(engine: str, tmp_path: Path) -> None:
-    class TakeAway(Unwatched):
+    class TakeAway(Callback):
         replies = 0
 
         def replied(self, reply: Reply) -> None:
@@ -315,10 +286,10 @@ def test_an_unwritable_checkpoint_is_an_error(engine: str, tmp_path: Path) -> No
 
     prepared = quick(f"run.engine={engine}", "federation.rounds=2")
     with pytest.raises(RunError, match=r"cannot write .*checkpoint.*fedgh resume"):
-        training.run(prepared, tmp_path / "run", TakeAway())
+        loop.run(prepared, tmp_path / "run", [TakeAway()])
     (tmp_path / "gone").rename(tmp_path / "run" / "checkpoint")
-    run = training.resume(tmp_path / "run")
-    straight = training.run(quick("federation.rounds=2"), tmp_path / "straight")
+    run = loop.resume(tmp_path / "run")
+    straight = loop.run(quick("federation.rounds=2"), tmp_path / "straight")
     assert numbers(run) == numbers(straight)
 
 
@@ -326,7 +297,7 @@ def test_an_unwritable_checkpoint_is_an_error(engine: str, tmp_path: Path) -> No
 def test_a_crash_at_any_step_of_a_checkpoint_changes_nothing(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    straight = training.run(quick(), tmp_path / "straight")
+    straight = loop.run(quick(), tmp_path / "straight")
     original = getattr(RunFolder, moment)
     for before in (True, False):
         out = tmp_path / f"{moment}-{before}"
@@ -343,9 +314,9 @@ def test_a_crash_at_any_step_of_a_checkpoint_changes_nothing(
 
         monkeypatch.setattr(RunFolder, moment, crash)
         with pytest.raises(KeyboardInterrupt):
-            training.run(quick(), out)
+            loop.run(quick(), out)
         monkeypatch.setattr(RunFolder, moment, original)
-        run = training.resume(out)
+        run = loop.resume(out)
         assert numbers(run) == numbers(straight)
         assert states(run) == states(straight)
 
@@ -354,17 +325,17 @@ def test_other_data_or_settings_are_not_resumed(tmp_path: Path) -> None:
     source = quick().source
     other = Source("other", source.x.flip(0), source.y.flip(0), source.class_names)
     with pytest.raises(KeyboardInterrupt):
-        training.run(prepare(quick().config, source=other), tmp_path / "own", StopAfter(1))
+        loop.run(prepare(quick().config, source=other), tmp_path / "own", [StopAfter(1)])
     with pytest.raises(RunError, match="other data or settings"):
-        training.resume(tmp_path / "own")
-    run = training.resume(tmp_path / "own", prepare=lambda c: prepare(c, source=other))
+        loop.resume(tmp_path / "own")
+    run = loop.resume(tmp_path / "own", prepare=lambda c: prepare(c, source=other))
     assert (run.summary() or {})["data"] == "other"
 
     interrupted(quick(), tmp_path / "edited", after=1)
     path = tmp_path / "edited" / "config.toml"
     path.write_text(path.read_text().replace("server_lr = 0.01", "server_lr = 0.5"))
     with pytest.raises(RunError, match="other data or settings"):
-        training.resume(tmp_path / "edited")
+        loop.resume(tmp_path / "edited")
 
 
 class FailsLate(nn.Module):
@@ -416,7 +387,7 @@ class Counting(FedGH):
 def test_a_methods_own_numbers_reach_the_record(engine: str, tmp_path: Path) -> None:
     counting = "method.name=tests.engines.test_engines:Counting"
     experiment = quick("federation.rounds=1", counting, f"run.engine={engine}", "run.workers=2")
-    (record,) = training.run(experiment, tmp_path / "run").records()
+    (record,) = loop.run(experiment, tmp_path / "run").records()
     sizes = [client["train"] for client in experiment.clients()]
     assert record["measured"] == {"samples": sum(sizes) / len(sizes)}
 
@@ -447,7 +418,7 @@ class Modest(FedGH):
 
 
 def test_who_has_trained_is_judged_on_all_classes(tmp_path: Path) -> None:
-    prepared = quick("model.zoo=tests.tiny:mlp")
+    prepared = quick("model.zoo=tests.support.tiny:mlp")
     blueprint, down = prepared.blueprint(), wire.to_bytes(prepared.initial_server())
     host = ClientHost(blueprint, ClientFiles(tmp_path, 0))
     trained = host.run(Job(2, 1, down, evaluate=False, evaluate_globally=True))
@@ -473,17 +444,17 @@ def test_who_has_trained_is_judged_on_all_classes(tmp_path: Path) -> None:
 
 def test_a_method_may_answer_the_two_questions_differently(tmp_path: Path) -> None:
     modest = "method.name=tests.engines.test_engines:Modest"
-    run = training.run(quick(modest), tmp_path / "run")
+    run = loop.run(quick(modest), tmp_path / "run")
     last = run.records()[-1]
     assert last["global_accuracy_per_client"] == [0.1] * 5, "one of ten classes"
-    plain = training.run(quick(), tmp_path / "plain")
+    plain = loop.run(quick(), tmp_path / "plain")
     assert last["accuracy_per_client"] == plain.records()[-1]["accuracy_per_client"]
 
 
 def test_being_judged_on_all_classes_changes_nothing_else(tmp_path: Path) -> None:
-    settings = [*EVERYTHING[:-1], "method.name=fedkd", "method.shared=tests.tiny:noisy"]
+    settings = [*EVERYTHING[:-1], "method.name=fedkd", "method.shared=tests.support.tiny:noisy"]
     runs = [
-        training.run(quick(*settings, f"run.global_accuracy={when}"), tmp_path / when)
+        loop.run(quick(*settings, f"run.global_accuracy={when}"), tmp_path / when)
         for when in ("never", "last", "every")
     ]
     for run in runs[1:]:
@@ -508,37 +479,37 @@ def test_being_judged_on_all_classes_changes_nothing_else(tmp_path: Path) -> Non
 def test_so_does_a_run_that_is_resumed_after_it_was_never_asked(tmp_path: Path) -> None:
     settings = [*EVERYTHING[:-1], "run.global_accuracy=never"]
     interrupted(quick(*settings), tmp_path / "run", 3)
-    run = training.resume(tmp_path / "run", overrides=["run.global_accuracy=last"])
-    whole = training.run(quick(*EVERYTHING[:-1], "run.engine=workers"), tmp_path / "whole")
+    run = loop.resume(tmp_path / "run", overrides=["run.global_accuracy=last"])
+    whole = loop.run(quick(*EVERYTHING[:-1], "run.engine=workers"), tmp_path / "whole")
     assert numbers(run)[-1] == numbers(whole)[-1]
 
 
 def test_clients_with_few_samples_are_judged_on_all_of_their_test_data(tmp_path: Path) -> None:
     settings = ["data.samples=27", "data.partition=iid"]
     prepared = quick(*settings)
-    run = training.run(prepared, tmp_path / "run")
+    run = loop.run(prepared, tmp_path / "run")
     assert [(c["train"], c["evaluation"]) for c in run.clients()] == [(24, 3)] * 5
     for few, many in zip(run.clients(), quick(settings[1]).clients(), strict=True):
         assert few["test"] == many["test"]
         assert sum(few["classes"].values()) == 27 + few["test"]
     assert prepared.fingerprint() != quick(settings[1]).fingerprint()
-    workers = training.run(quick(*settings, "run.engine=workers"), tmp_path / "workers")
+    workers = loop.run(quick(*settings, "run.engine=workers"), tmp_path / "workers")
     assert numbers(workers) == numbers(run)
     assert states(workers) == states(run)
 
 
 def test_the_samples_of_all_classes_count_when_jobs_are_shared_out() -> None:
-    blueprint = quick("model.zoo=tests.tiny:mlp").blueprint()
+    blueprint = quick("model.zoo=tests.support.tiny:mlp").blueprint()
     assert blueprint.global_sample is not None
     own = blueprint.cost(Job(0, 1, b"", evaluate=True))
     both = blueprint.cost(Job(0, 1, b"", evaluate=True, evaluate_globally=True))
     assert both - own == blueprint.global_sample.size * blueprint.flops(0) > 0
-    without = quick("model.zoo=tests.tiny:mlp", "run.global_accuracy=never").blueprint()
+    without = quick("model.zoo=tests.support.tiny:mlp", "run.global_accuracy=never").blueprint()
     assert without.cost(Job(0, 1, b"", evaluate=True, evaluate_globally=True)) == own
 
 
 def test_every_client_starts_from_weights_of_its_own() -> None:
-    blueprint = quick("model.zoo=tests.tiny:mlp").blueprint()
+    blueprint = quick("model.zoo=tests.support.tiny:mlp").blueprint()
     weights = [blueprint.make(k).model.header.weight for k in range(5)]
     for k in range(5):
         assert blueprint.make(k).model.header.weight.equal(weights[k])

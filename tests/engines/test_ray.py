@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from fedgh import training
-from fedgh.core.runs import RunFolder
 from fedgh.core.types import Reply
 from fedgh.errors import ConfigError
-from fedgh.training import Unwatched
-from tests.engines.test_engines import EVERYTHING, interrupted
-from tests.tiny import numbers, quick, states
+from fedgh.runs.folder import RunFolder
+from fedgh.training import loop
+from fedgh.training.callbacks import Callback
+from tests.support.runs import EVERYTHING, interrupted
+from tests.support.tiny import numbers, quick, states
 
 ray = pytest.importorskip("ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
@@ -24,7 +24,7 @@ ON_RAY = [*EVERYTHING, "run.engine=ray", "run.workers=2"]
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The run that all others must equal."""
-    return training.run(quick(*EVERYTHING), tmp_path_factory.mktemp("serial") / "run")
+    return loop.run(quick(*EVERYTHING), tmp_path_factory.mktemp("serial") / "run")
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def two_machines() -> Iterator[Any]:
         cluster.shutdown()
 
 
-class Once(Unwatched):
+class Once(Callback):
     """Do something at the first reply of round 2."""
 
     def __init__(self, action: Callable[[], object]) -> None:
@@ -57,7 +57,7 @@ class Once(Unwatched):
 def test_ray_gives_the_same_bits_as_serial(
     straight: RunFolder, memory: str, tmp_path: Path
 ) -> None:
-    run = training.run(quick(*ON_RAY, f"run.memory={memory}"), tmp_path / "run")
+    run = loop.run(quick(*ON_RAY, f"run.memory={memory}"), tmp_path / "run")
     assert numbers(run) == numbers(straight)
     assert states(run) == states(straight)
     assert not ray.is_initialized()
@@ -66,7 +66,7 @@ def test_ray_gives_the_same_bits_as_serial(
 @pytest.mark.faults  # another cluster is started
 def test_a_run_goes_on_on_a_cluster(straight: RunFolder, tmp_path: Path) -> None:
     interrupted(quick(*EVERYTHING, "run.checkpoint_every=2"), tmp_path / "run", 3)
-    run = training.resume(tmp_path / "run", engine="ray", workers=2)
+    run = loop.resume(tmp_path / "run", engine="ray", workers=2)
     assert numbers(run) == numbers(straight)
 
 
@@ -90,7 +90,7 @@ def test_a_dead_actor_is_replaced_and_its_client_runs_again(
         ray.kill(busy.actor)
 
     monkeypatch.setattr(Ray, "_start", noted)
-    run = training.run(quick(*ON_RAY), tmp_path / "run", Once(kill_a_busy_one))
+    run = loop.run(quick(*ON_RAY), tmp_path / "run", [Once(kill_a_busy_one)])
     assert len(started) == 3
     assert numbers(run) == numbers(straight)
     assert states(run) == states(straight)
@@ -104,7 +104,7 @@ def test_a_machine_that_goes_away_takes_nothing_with_it(
         two_machines.remove_node(two_machines.second, allow_graceful=False)
 
     prepared = quick(*ON_RAY, f"run.address={two_machines.address}")
-    run = training.run(prepared, tmp_path / "run", Once(pull_the_plug))
+    run = loop.run(prepared, tmp_path / "run", [Once(pull_the_plug)])
     assert numbers(run) == numbers(straight)
     assert states(run) == states(straight)
 
@@ -112,11 +112,11 @@ def test_a_machine_that_goes_away_takes_nothing_with_it(
 def test_a_cluster_that_is_not_there_is_named(tmp_path: Path) -> None:
     prepared = quick(*ON_RAY, "run.address=127.0.0.1:1")
     with pytest.raises(ConfigError, match=r"run\.address = '127.0.0.1:1': .*refused"):
-        training.run(prepared, tmp_path / "run")
+        loop.run(prepared, tmp_path / "run")
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "fedgh.engines.ray", raising=False)
-    with pytest.raises(ConfigError, match=r"pip install 'fedgh\[ray\]'"):
-        training.run(quick(*ON_RAY), tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"pip install '.\[ray\]'"):
+        loop.run(quick(*ON_RAY), tmp_path / "run")

@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from tests.tiny import tensors
+from tests.support.tiny import tensors
 
 DIFFERENT = {"run", "seconds", "finished", "wire_bytes", "wire_bytes_total"}
 OWN = re.compile(r"experiments/[0-9a-f]{32}")  # the name under which participants keep a run

@@ -71,9 +71,9 @@ def main() -> None:
 
     import fedgh.report.terminal
     import fedgh.report.write
-    import fedgh.statistics
-    import fedgh.sweep  # noqa: F401 - with all that commands import when they need it
-    import tests.tiny  # noqa: F401
+    import fedgh.studies.statistics
+    import fedgh.studies.sweep  # noqa: F401 - with all that commands import when they need it
+    import tests.support.tiny  # noqa: F401
 
     SOURCES["digits"](Where())
     sys.modules["altair"] = None  # type: ignore[assignment] # a page takes longer than a run

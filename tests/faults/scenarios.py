@@ -5,17 +5,18 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from fedgh import __version__, config, training
+from fedgh import __version__, config
 from fedgh.config import Config
 from fedgh.core import wire
 from fedgh.data.sources import SOURCES, Source, Where
 from fedgh.errors import RunError
-from fedgh.experiment import Experiment, prepare
+from fedgh.training import loop
+from fedgh.training.experiment import Experiment, prepare
 
 Act = Callable[[Path], None]
 """Do all there is to do in a folder, or what is left of it."""
 
-ZOO = "tests.tiny:mlp,tests.tiny:noisy"
+ZOO = "tests.support.tiny:mlp,tests.support.tiny:noisy"
 TINY = [
     "federation.clients=3",
     "federation.rounds=3",
@@ -47,9 +48,9 @@ def training_run(settings: list[str]) -> Act:
     def act(place: Path) -> None:
         out = place / "run"
         if (out / "config.toml").exists():
-            training.resume(out, prepare=tiny)
+            loop.resume(out, prepare=tiny)
         else:
-            training.run(experiment, out)
+            loop.run(experiment, out)
 
     return act
 

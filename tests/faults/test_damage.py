@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedgh.core.checkpoint import ClientFiles
-from fedgh.core.runs import RunFolder
 from fedgh.errors import RunError
+from fedgh.runs.checkpoint import ClientFiles
+from fedgh.runs.folder import RunFolder
 from tests.faults.cases import Case, NewPlace, some_or_all
 from tests.faults.end import end
 

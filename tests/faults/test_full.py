@@ -15,7 +15,7 @@ from tests.faults.cases import Case, NewPlace, some_or_all
 from tests.faults.disk import Fault
 from tests.faults.driver import Outcome
 from tests.faults.end import end
-from tests.tiny import QUICK
+from tests.support.tiny import QUICK
 
 pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(1800)]
 

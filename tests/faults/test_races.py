@@ -17,8 +17,10 @@ from typing import Any
 
 import pytest
 
-from fedgh import config, experiment, training
-from fedgh.core.runs import Record, RunFolder
+from fedgh import config
+from fedgh.runs.folder import Record, RunFolder
+from fedgh.training import experiment, loop
+from fedgh.training.callbacks import Callback, StopTraining
 from tests.faults.cases import NewPlace
 from tests.faults.end import end
 from tests.faults.racers import Finish, Racers, Start
@@ -32,7 +34,7 @@ pytestmark = [
 SETTINGS = (
     "federation.clients=5",
     "federation.rounds=2",
-    "model.zoo=tests.tiny:mlp,tests.tiny:noisy",
+    "model.zoo=tests.support.tiny:mlp,tests.support.tiny:noisy",
     "model.rep_dim=4",
     "local.epochs=1",
     "local.batch_size=256",
@@ -79,20 +81,19 @@ def place(new_place: NewPlace) -> Iterator[Path]:
 def alone(new_place: NewPlace) -> Alone:
     @cache
     def content(*settings: str) -> dict[str, Any]:
-        return everything(training.run(prepared(*settings), new_place() / "run").path)
+        return everything(loop.run(prepared(*settings), new_place() / "run").path)
 
     return content
 
 
 @pytest.fixture(scope="module")
 def half(new_place: NewPlace) -> Half:
-    class OneRound(training.Unwatched):
+    class OneRound(Callback):
         def finished_round(self, record: Record) -> None:
-            raise training.Enough
+            raise StopTraining
 
     made = new_place() / "run"
-    with pytest.raises(training.Enough):
-        training.run(prepared(ONE), made, OneRound())
+    loop.run(prepared(ONE), made, [OneRound()])
 
     def copy(folder: Path) -> None:
         shutil.copytree(made, folder)

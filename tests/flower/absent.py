@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from fedgh import training
-from fedgh.core.rounds import Engine
-from fedgh.core.runs import RunFolder
+from fedgh.core.server import Engine
 from fedgh.core.types import Job, Payload, Reply
-from fedgh.experiment import Experiment
+from fedgh.runs.folder import RunFolder
+from fedgh.training import loop
+from fedgh.training.experiment import Experiment
 
 Replies = Mapping[tuple[int, int], Reply]
 """By client and round."""
@@ -31,15 +31,15 @@ class Known:
         self.engine.close()
 
 
-def with_replies(replies: Replies) -> training.MakeEngine:
+def with_replies(replies: Replies) -> loop.MakeEngine:
     """The engine of this process, but for these replies."""
 
     def make(experiment: Experiment, folder: RunFolder, done: int, state: Payload) -> Engine:
-        return Known(training.local_engine(experiment, folder, done, state), replies)
+        return Known(loop.local_engine(experiment, folder, done, state), replies)
 
     return make
 
 
-def with_absent(absent: set[tuple[int, int]], reason: str) -> training.MakeEngine:
+def with_absent(absent: set[tuple[int, int]], reason: str) -> loop.MakeEngine:
     """The engine of this process, in which some clients fail in some rounds."""
     return with_replies({key: Reply(*key, error=reason) for key in absent})

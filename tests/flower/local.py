@@ -6,17 +6,19 @@ from pathlib import Path
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-from fedgh.core.checkpoint import _newest
-from fedgh.core.runs import RunFolder
-from fedgh.experiment import Experiment
 from fedgh.flower import client
 from fedgh.flower.grid import LocalGrid, Node
 from fedgh.flower.keys import read_public_key, write_key_pair
 from fedgh.flower.server import serve
-from tests.tiny import tensors
+from fedgh.runs.checkpoint import _newest
+from fedgh.runs.folder import RunFolder
+from fedgh.training.experiment import Experiment
+from tests.support.tiny import tensors
 
 FIRST_NODE = 1000
-NETWORKS = ",".join(f"tests.tiny:{name}" for name in ("mlp", "noisy", "failing", "infinite"))
+NETWORKS = ",".join(
+    f"tests.support.tiny:{name}" for name in ("mlp", "noisy", "failing", "infinite")
+)
 """Code outside fedgh that participants allow: that of these tests."""
 
 

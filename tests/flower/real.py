@@ -5,13 +5,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fedgh.core.runs import RunFolder
-from fedgh.experiment import Experiment
 from fedgh.flower.client import home_of
 from fedgh.flower.folder import FederationFolder
 from fedgh.flower.session import Session
+from fedgh.runs.folder import RunFolder
+from fedgh.training.experiment import Experiment
 from tests.flower.local import NETWORKS
-from tests.tiny import quick, states, tensors
+from tests.support.tiny import quick, states, tensors
 
 TWO = ["federation.clients=2", "data.classes_per_client=5", "federation.participation=1"]
 """Two participants, who between them hold all classes."""

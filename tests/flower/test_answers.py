@@ -12,14 +12,14 @@ from flwr.app import Message, MessageType
 
 from fedgh import __version__
 from fedgh.core import wire
-from fedgh.core.checkpoint import ClientFiles
 from fedgh.core.types import Reply
 from fedgh.engines.host import Blueprint
-from fedgh.experiment import Experiment
 from fedgh.flower import NodeConfig, client, messages
 from fedgh.flower.client import MakeBlueprint
 from fedgh.flower.grid import LocalGrid
-from tests.tiny import quick
+from fedgh.runs.checkpoint import ClientFiles
+from fedgh.training.experiment import Experiment
+from tests.support.tiny import quick
 
 Ask = Callable[..., Reply]
 

@@ -13,13 +13,13 @@ import pytest
 from cryptography import x509
 
 from fedgh import config
-from fedgh.core.runs import RunFolder
 from fedgh.flower.folder import FederationFolder
 from fedgh.flower.keys import read_public_key
 from fedgh.flower.processes import Processes, clean_end, group_is_alive, registered
 from fedgh.flower.server import read_participants
+from fedgh.runs.folder import RunFolder
 from tests.flower.real import two
-from tests.test_cli import SET, inside
+from tests.support.commands import SET, inside
 
 
 @pytest.fixture

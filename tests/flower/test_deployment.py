@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import ray
 
-from fedgh import training
-from fedgh.core.runs import RunFolder
 from fedgh.errors import RunError
 from fedgh.flower import node
 from fedgh.flower.deployment import Deployment, _free_ports, deployed, follow
 from fedgh.flower.folder import FederationFolder
-from tests.engines.test_engines import EVERYTHING
+from fedgh.runs.folder import RunFolder
+from fedgh.training import loop
 from tests.flower.local import House
 from tests.flower.real import TWO, federation, last_states, left_behind, two
-from tests.tiny import numbers, quick, states
+from tests.support.runs import EVERYTHING
+from tests.support.tiny import numbers, quick, states
 
 pytestmark = [pytest.mark.xdist_group("deployment"), pytest.mark.timeout(600)]
 
@@ -56,10 +56,10 @@ def cluster() -> Iterator[None]:
 )
 @pytest.mark.usefixtures("cluster")
 def test_one_digest(method: str, deployment: Deployment, tmp_path: Path) -> None:
-    serial = training.run(quick(*settings(method)), tmp_path / "serial")
+    serial = loop.run(quick(*settings(method)), tmp_path / "serial")
     for engine in ("workers", "ray"):
         experiment = quick(*settings(method), f"run.engine={engine}", "run.workers=2")
-        other = training.run(experiment, tmp_path / engine)
+        other = loop.run(experiment, tmp_path / engine)
         assert numbers(other) == numbers(serial)
         assert states(other) == states(serial)
     house = House(tmp_path / "house", quick(*settings(method)))

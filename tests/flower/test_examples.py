@@ -10,8 +10,8 @@ import torch
 
 from fedgh import config
 from fedgh.errors import import_object
-from fedgh.experiment import prepare
 from fedgh.flower import engine
+from fedgh.training.experiment import prepare
 from tests.flower.local import House
 
 ROOT = Path(__file__).parents[2]

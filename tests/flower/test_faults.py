@@ -12,15 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from fedgh import training
-from fedgh.core.runs import RunFolder
 from fedgh.flower.deployment import deployed, follow
 from fedgh.flower.folder import FederationFolder
+from fedgh.runs.folder import RunFolder
+from fedgh.training import loop
 from tests.flower.absent import with_absent
 from tests.flower.real import federation, left_behind, two, wait_until
-from tests.tiny import numbers, states, tensors
+from tests.support.tiny import numbers, states, tensors
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("deployment"),  # two federations at a time miss deadlines
+]
 
 FEDGH = [sys.executable, "-m", "fedgh"]
 
@@ -86,7 +89,7 @@ def said(process: subprocess.Popen[str]) -> str:
 def three_rounds(place: Path) -> tuple[FederationFolder, RunFolder]:
     """A federation that has not begun, and what it should come to."""
     experiment = two("federation.rounds=3", "run.deadline=90")
-    straight = training.run(experiment, place / "serial")
+    straight = loop.run(experiment, place / "serial")
     return federation(place / "federation", experiment), straight
 
 
@@ -181,9 +184,7 @@ def test_a_killed_node_sits_rounds_out_and_rejoins_with_its_own_state(tmp_path: 
     assert finished.records()[-1]["accuracy_per_client"][1] is not None
 
     # The same as if the others had been alone in those rounds, and it as it was.
-    straight = training.run(
-        experiment, tmp_path / "serial", make_engine=with_absent(missed, "away")
-    )
+    straight = loop.run(experiment, tmp_path / "serial", make_engine=with_absent(missed, "away"))
     for record, expected in zip(numbers(finished), numbers(straight), strict=True):
         del record["failed"], expected["failed"]
         assert record == expected

@@ -20,10 +20,8 @@ from flwr.supercore.run import RunNotRunningException
 from safetensors.torch import load_file
 from torch import nn
 
-from fedgh import training
 from fedgh.core import wire
 from fedgh.core.moments import Moments
-from fedgh.core.runs import RunFolder
 from fedgh.core.types import Job, Payload, Reply, Task, part
 from fedgh.errors import ConfigError, RunError
 from fedgh.flower import (
@@ -37,11 +35,13 @@ from fedgh.flower import (
 )
 from fedgh.flower.engine import Flower
 from fedgh.flower.server import _shared
-from fedgh.forget import Forgotten, forget
-from tests.engines.test_engines import EVERYTHING, interrupted
+from fedgh.runs.folder import RunFolder
+from fedgh.trained.forget import Forgotten, forget
+from fedgh.training import loop
 from tests.flower.absent import with_absent
 from tests.flower.local import FIRST_NODE, NETWORKS, House, Unreliable
-from tests.tiny import numbers, quick, states
+from tests.support.runs import EVERYTHING, interrupted
+from tests.support.tiny import numbers, quick, states
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def assert_same(house: House, run: RunFolder, straight: RunFolder) -> None:
     assert {**house.states(), "server.safetensors": server} == states(straight)
 
 
-MEASURING = "fedgh.paper.convergence:Probed"  # a method with numbers of its own
+MEASURING = "fedgh.studies.convergence:Probed"  # a method with numbers of its own
 
 
 @pytest.mark.parametrize(
@@ -66,15 +66,15 @@ MEASURING = "fedgh.paper.convergence:Probed"  # a method with numbers of its own
 )
 def test_the_grid_gives_the_same_bits_as_serial(method: str, tmp_path: Path) -> None:
     experiment = quick(*EVERYTHING, f"method.name={method}")
-    straight = training.run(experiment, tmp_path / "serial")
+    straight = loop.run(experiment, tmp_path / "serial")
     house = House(tmp_path / "house", experiment, settings={"allow": f"{NETWORKS},{MEASURING}"})
     assert_same(house, house.run(), straight)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "standalone"])
 def test_so_do_the_methods_for_equal_networks(method: str, tmp_path: Path) -> None:
-    experiment = quick("model.zoo=tests.tiny:mlp", f"method.name={method}")
-    straight = training.run(experiment, tmp_path / "serial")
+    experiment = quick("model.zoo=tests.support.tiny:mlp", f"method.name={method}")
+    straight = loop.run(experiment, tmp_path / "serial")
     house = House(tmp_path / "house", experiment)
     assert_same(house, house.run(), straight)
 
@@ -83,7 +83,7 @@ def test_so_do_the_methods_for_equal_networks(method: str, tmp_path: Path) -> No
 def test_a_server_that_is_started_again_repeats_and_loses_nothing(
     every: int, after: int, tmp_path: Path
 ) -> None:
-    straight = training.run(quick(*EVERYTHING), tmp_path / "serial")
+    straight = loop.run(quick(*EVERYTHING), tmp_path / "serial")
     house = House(tmp_path / "house", quick(*EVERYTHING, f"run.checkpoint_every={every}"))
     house.grid.break_after = after
     with pytest.raises(KeyboardInterrupt):
@@ -97,7 +97,7 @@ def test_who_is_late_sits_a_round_out_and_goes_on_from_its_own_state(tmp_path: P
     """The late client has trained and kept a state, which nobody counts: it must not be used."""
     absent = {(1, 2), (3, 2), (1, 3)}
     experiment = quick("federation.rounds=4", "run.deadline=5")
-    straight = training.run(
+    straight = loop.run(
         experiment,
         tmp_path / "serial",
         make_engine=with_absent(absent, "no answer within 5 s"),
@@ -136,7 +136,7 @@ def test_too_few_answers_end_the_run_before_the_round_counts(tmp_path: Path) -> 
     with pytest.raises(RunError, match=r"round 2: 3 of 5 participants answered, run.quorum = 0.8"):
         house.run()
     house.grid.lost = set()
-    straight = training.run(quick(), tmp_path / "serial")
+    straight = loop.run(quick(), tmp_path / "serial")
     assert_same(house, house.run(), straight)
 
 
@@ -313,7 +313,7 @@ def without_client_1(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """What the others learn alone."""
     out = tmp_path_factory.mktemp("without") / "run"
     absent = {(1, 1), (1, 2)}
-    return training.run(quick(*TWO_ROUNDS), out, make_engine=with_absent(absent, "away"))
+    return loop.run(quick(*TWO_ROUNDS), out, make_engine=with_absent(absent, "away"))
 
 
 def assert_costs_only_its_sender(
@@ -716,7 +716,7 @@ named = client_app(bring)
 
 def test_private_data_are_nowhere_else(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the data are with the participants"):
-        training.run(quick(*PRIVATE), tmp_path / "run")
+        loop.run(quick(*PRIVATE), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match=r"data\.classes"):
         quick("data.name=private")
@@ -777,4 +777,4 @@ def test_a_run_on_flower_cannot_be_resumed_without_it(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         house.run()
     with pytest.raises(RunError, match="lacks the state of client 0"):
-        training.resume(house.path / "run")
+        loop.resume(house.path / "run")

@@ -12,8 +12,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedgh import training
-from fedgh.core.runs import Record
 from fedgh.core.types import Reply
 from fedgh.errors import LONGEST_TEXT
 from fedgh.flower.deployment import Deployment, deployed, follow
@@ -21,14 +19,20 @@ from fedgh.flower.folder import FederationFolder
 from fedgh.flower.keys import read_public_key
 from fedgh.privacy.accounting import epsilon_of
 from fedgh.privacy.ledger import Ledger, OverBoundError
+from fedgh.runs.folder import Record
+from fedgh.training import loop
 from tests.flower.absent import with_replies
 from tests.flower.hostile.questions import PRIVATE, Question, questions
 from tests.flower.real import federation, last_states, left_behind, two, wait_until
-from tests.tiny import numbers, states
+from tests.support.tiny import numbers, states
 
 HOSTILE = Path(__file__).parent / "hostile"
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.timeout(1200),
+    pytest.mark.xdist_group("deployment"),  # two federations at a time miss deadlines
+]
 
 # What is recorded of an attack. Only what is rejected is a strike.
 
@@ -112,7 +116,7 @@ def test_hostile_participants_cost_the_honest_one_nothing_but_time(tmp_path: Pat
         assert record["accuracy_per_client"][1:] == [None, None]
         assert record["seconds"]["train"] < 2 * deadline
 
-    straight = training.run(experiment, tmp_path / "serial", make_engine=with_replies(refused))
+    straight = loop.run(experiment, tmp_path / "serial", make_engine=with_replies(refused))
     assert numbers(run) == numbers(straight)
     assert last_states(folder, run) == states(straight)
 
@@ -248,7 +252,7 @@ def test_a_hostile_server_learns_nothing_and_an_honest_one_what_it_always_does(
     assert own_files(folder) == files
     assert_kept_to_themselves(folder, seen)
 
-    straight = training.run(experiment, tmp_path / "serial")
+    straight = loop.run(experiment, tmp_path / "serial")
     assert numbers(run) == numbers(straight)
     assert last_states(folder, run) == states(straight)
     for ledger in ledgers:

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from fedgh import Federation, Participant, Task, config, experiment
+from fedgh import Federation, Participant, Task, config
 from fedgh.flower import NodeConfig, client_app
+from fedgh.training import experiment
 from tests.flower.local import House
-from tests.test_federation import CLASSES, net, three
-from tests.tiny import numbers, states
+from tests.support.participants import CLASSES, net, three
+from tests.support.tiny import numbers, states
 
 
 def participants() -> list[Participant]:

@@ -11,12 +11,12 @@ from fedgh.core.defence import Defence
 from fedgh.core.method import Method
 from fedgh.core.moments import Moments
 from fedgh.core.rng import isolated, stream
-from fedgh.core.rounds import Federation
+from fedgh.core.server import Server
 from fedgh.core.types import Job, Payload, Reply, Task, Upload, part
 from fedgh.methods import METHODS
 from fedgh.models import split_model
 from tests.fuzz.payloads import honest
-from tests.tiny import mlp
+from tests.support.tiny import mlp
 
 CLIENTS = 4
 HOSTILE = 1
@@ -29,7 +29,7 @@ TASK = Task(num_classes=4, rep_dim=3, num_clients=CLIENTS, rounds=9, seed=0, inp
 def method_of(name: str) -> Method:
     """The method, with the smallest network or feature map where it shares one."""
     kind: Callable[..., Method] = METHODS[name]
-    small = {"shared": "tests.tiny:mlp", "feature_dim": 8}
+    small = {"shared": "tests.support.tiny:mlp", "feature_dim": 8}
     return kind(**{key: value for key, value in small.items() if hasattr(kind, key)})
 
 
@@ -72,7 +72,7 @@ def play(
     defence: Defence | None = None,
 ) -> Played:
     """Round 2, in which clients send these bytes."""
-    federation = Federation(
+    federation = Server(
         TASK,
         method_of(name),
         Answers(uploads, examples or {}),
@@ -101,9 +101,9 @@ def init_server(name: str) -> Payload:
 def start(name: str) -> Payload:
     """The state after a first round in which all were honest."""
     server = init_server(name)
-    before = Federation.initial_state(TASK, server)
+    before = Server.initial_state(TASK, server)
     spec = method_of(name).upload_spec(TASK, server)
-    federation = Federation(TASK, method_of(name), Answers(_sent(name, spec), {}), before)
+    federation = Server(TASK, method_of(name), Answers(_sent(name, spec), {}), before)
     federation.round(1)
     return federation.state()
 

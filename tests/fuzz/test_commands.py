@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.test_cli import inside
+from tests.support.commands import inside
 
 
 def _deep_config(place: Path) -> list[str]:

@@ -14,9 +14,9 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from fedgh import config
 from fedgh.config import Config
 from fedgh.errors import ConfigError, FedghError
-from fedgh.experiment import prepare
 from fedgh.methods import METHODS
 from fedgh.models import EXTRACTORS
+from fedgh.training.experiment import prepare
 from fedgh.trust import FOREIGN
 from tests.fuzz.budget import fuzz
 from tests.fuzz.payloads import tampered
@@ -185,7 +185,9 @@ SETTINGS = st.fixed_dictionaries(
         "data.samples": HUGE,
         "data.partition": st.sampled_from(["classes", "dirichlet", "iid"]),
         "model.rep_dim": st.sampled_from([1, 4, 2**62, 2**63, 2**64, 10**30]),
-        "model.zoo": st.sampled_from(["mlp", "cnn5", "tests.tiny:wrong_width", "os:getcwd", "x"]),
+        "model.zoo": st.sampled_from(
+            ["mlp", "cnn5", "tests.support.tiny:wrong_width", "os:getcwd", "x"]
+        ),
         "method.name": st.sampled_from(["fedgh", "fedavg", "fml", "fedkd", "fd"]),
         "local.batch_size": HUGE,
         "local.augment": st.sampled_from(["flip", ""]),

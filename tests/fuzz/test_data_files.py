@@ -28,11 +28,11 @@ from fedgh.data.arrays import read_npy, read_npz
 from fedgh.data.images import IMAGE_ENDINGS, MAX_PIXELS, read_image
 from fedgh.data.sources import SOURCES, Source, Where
 from fedgh.errors import DataError
-from tests import hostile
 from tests.fuzz.budget import fuzz
 from tests.fuzz.payloads import tampered
 from tests.fuzz.refusal import Refused, attempt
-from tests.hostile import Entry, by_hand, cheap, npy_header, stored, zeros, zip_of
+from tests.support import hostile
+from tests.support.hostile import Entry, by_hand, cheap, npy_header, stored, zeros, zip_of
 
 T = TypeVar("T")
 pillow = pytest.importorskip("PIL.Image")

@@ -17,7 +17,7 @@ from tests.fuzz import oracle
 from tests.fuzz.arena import NORM, TASK, init_server, method_of, start
 from tests.fuzz.budget import fuzz
 from tests.fuzz.payloads import messages
-from tests.tiny import mlp
+from tests.support.tiny import mlp
 
 CLIENT = 0
 

@@ -9,16 +9,17 @@ import pytest
 import tomli_w
 from hypothesis import strategies as st
 
-from fedgh import config, training
-from fedgh.core.runs import RunFolder
+from fedgh import config
 from fedgh.errors import FedghError
-from fedgh.experiment import prepare
 from fedgh.report.live import LivePage
-from fedgh.report.runs import name_runs
-from fedgh.trained import Trained
+from fedgh.runs.folder import RunFolder
+from fedgh.runs.read import name_runs
+from fedgh.trained.clients import Trained
+from fedgh.training import loop
+from fedgh.training.experiment import prepare
 from tests.fuzz.budget import fuzz
+from tests.fuzz.readers import look_at
 from tests.fuzz.refusal import Refused, attempt
-from tests.fuzz.test_run_folders import look_at
 from tests.trust.commands import SMALL
 from tests.trust.watch import WATCH
 
@@ -27,7 +28,7 @@ from tests.trust.watch import WATCH
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = [*SMALL, "method.name=fml", "method.shared=mlp"]
     path = tmp_path_factory.mktemp("folders") / "run"
-    training.run(prepare(config.load("demo", words)), path)
+    loop.run(prepare(config.load("demo", words)), path)
     LivePage(path).content()  # the first one imports what draws charts
     return path
 

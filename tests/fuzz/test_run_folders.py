@@ -14,28 +14,28 @@ from hypothesis import example
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from fedgh import config, confusion, training
+from fedgh import config
 from fedgh.audit import result as audit
 from fedgh.audit.noise import OPEN
-from fedgh.core.runs import RunFolder
 from fedgh.errors import FedghError
-from fedgh.experiment import prepare
 from fedgh.flower.session import Session
 from fedgh.privacy.ledger import Ledger
-from fedgh.report.clients import client_sheet
 from fedgh.report.means_chart import SPEC, Projection, project
-from fedgh.report.runs import NamedRun
-from fedgh.summary import check_finished
-from fedgh.trained import Trained
+from fedgh.runs.folder import RunFolder
+from fedgh.runs.read import NamedRun
+from fedgh.trained import confusion
+from fedgh.trained.clients import Trained
+from fedgh.training import loop
+from fedgh.training.experiment import prepare
 from fedgh.trust import OWN
-from tests.engines.test_engines import interrupted
 from tests.fuzz import payloads
 from tests.fuzz.budget import fuzz
 from tests.fuzz.payloads import NAMES, tampered
+from tests.fuzz.readers import ROUNDS, look_at
 from tests.fuzz.refusal import Refused, attempt
-from tests.tiny import QUICK
+from tests.support.runs import interrupted
+from tests.support.tiny import QUICK
 
-ROUNDS = 3
 AUDIT = audit.Audit(
     method="fedgh",
     client=0,
@@ -63,8 +63,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(0)
     np.savez(home / "data.npz", x=rng.normal(size=(90, 4)), y=np.arange(90) % 3)
     data = ["data.name=npz", f"data.path={home / 'data.npz'}", "federation.clients=3"]
-    experiment = prepare(config.load("demo", [*QUICK, *data, "model.zoo=tests.tiny:mlp"]))
-    finished = training.run(experiment, home / "finished")
+    experiment = prepare(config.load("demo", [*QUICK, *data, "model.zoo=tests.support.tiny:mlp"]))
+    finished = loop.run(experiment, home / "finished")
     confusion.measure(finished, trust=OWN)
     Session("demo-1", 1, 7, finished.run_id).write(finished.path)
     audit.write(finished, AUDIT)
@@ -185,24 +185,6 @@ def holding(file: Path, content: bytes) -> Iterator[None]:
         file.write_bytes(before)
 
 
-def look_at(folder: Path) -> None:
-    """Everything that a report, a comparison and the status of a federation read."""
-    run = NamedRun("run", RunFolder(folder))
-    asked = [
-        lambda: (run.rounds, run.evaluated, run.result),
-        lambda: (run.clients, client_sheet(run)),
-        lambda: run.identity,
-        lambda: (run.config, run.settings),
-        lambda: confusion.read(run.folder),
-        lambda: audit.read(run.folder),
-        lambda: check_finished(run.folder, ROUNDS),
-        lambda: Session.read(folder),
-    ]
-    for ask in asked:
-        found = attempt(FedghError, ask)
-        assert not isinstance(found, Refused) or "\n" not in found.why
-
-
 @fuzz(0.06, damage=damages())
 def test_a_damaged_folder_is_read_or_refused(place: Path, damage: tuple[str, int, Any]) -> None:
     name, seed, what = damage
@@ -282,7 +264,7 @@ def test_a_damaged_run_goes_on_or_is_refused(
     else:
         _, seed, what = data.draw(damages())
         file.write_bytes(damaged(content, seed, what))
-    run = attempt(FedghError, lambda: training.resume(folder))
+    run = attempt(FedghError, lambda: loop.resume(folder))
     if isinstance(run, RunFolder):
         assert [record["round"] for record in run.records()] == [1, 2, 3]
 

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from fedgh import training
 from fedgh.core.average import load_network, network_state
 from fedgh.core.types import Payload, SplitModel, Task, Upload
 from fedgh.errors import ConfigError
 from fedgh.methods.fedavg import FedAvg
 from fedgh.methods.lg_fedavg import LGFedAvg
-from tests.tiny import a_client, noisy, quick
+from fedgh.training import loop
+from tests.support.tiny import a_client, noisy, quick
 
 
 def model(seed: int) -> SplitModel:
@@ -87,8 +87,8 @@ def test_fedavg_refuses_different_architectures_and_says_whose(tmp_path: Path) -
 
 def test_after_a_fedavg_round_everybody_had_the_same_start(tmp_path: Path) -> None:
     """With a learning rate of nothing, the average is the global model itself."""
-    prepared = quick("method.name=fedavg", "model.zoo=tests.tiny:mlp", "local.lr=1e-12")
-    run = training.run(prepared, tmp_path / "run")
+    prepared = quick("method.name=fedavg", "model.zoo=tests.support.tiny:mlp", "local.lr=1e-12")
+    run = loop.run(prepared, tmp_path / "run")
     from safetensors.torch import load_file
 
     server = load_file(run.checkpoint / "server.safetensors")

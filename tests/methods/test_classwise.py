@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from fedgh.core.types import Payload, Task, Upload
 from fedgh.methods.fd import FD, distillation
 from fedgh.methods.fedproto import FedProto, distance
-from tests.tiny import a_client
+from tests.support.tiny import a_client
 
 TASK = Task(num_classes=4, rep_dim=3, num_clients=5, rounds=1, seed=0)
 HOLDINGS = {0: [0, 1], 1: [1, 2], 2: [0, 1, 3], 4: [1]}  # client 3 sits out

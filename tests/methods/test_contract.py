@@ -6,17 +6,19 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedgh import training
 from fedgh.core import wire
 from fedgh.core.types import Payload, Task, Upload
 from fedgh.engines.host import Blueprint
-from fedgh.experiment import Experiment
 from fedgh.methods import METHODS
 from fedgh.methods.fedkd import LEFT, RIGHT
-from tests.engines.test_engines import interrupted
-from tests.tiny import numbers, quick, states
+from fedgh.training import loop
+from fedgh.training.experiment import Experiment
+from tests.support.runs import interrupted
+from tests.support.tiny import numbers, quick, states
 
-HOMOGENEOUS = ["model.zoo=tests.tiny:noisy"]  # FedAvg needs one architecture, with batch norm
+HOMOGENEOUS = [
+    "model.zoo=tests.support.tiny:noisy"
+]  # FedAvg needs one architecture, with batch norm
 SHARED = {"fml", "fedkd"}
 
 
@@ -25,7 +27,7 @@ def federation(name: str, *overrides: str) -> Experiment:
     if name == "fedavg":
         words += HOMOGENEOUS
     if name in SHARED:
-        words += ["method.shared=tests.tiny:noisy"]
+        words += ["method.shared=tests.support.tiny:noisy"]
     if name == "fedgh_plus":
         words += ["method.feature_dim=32"]
     return quick(*words, *overrides)
@@ -87,14 +89,14 @@ def test_a_round_without_uploads_leaves_the_server_usable(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_engine_and_a_resumed_run_give_the_same_bits(name: str, tmp_path: Path) -> None:
-    serial = training.run(federation(name), tmp_path / "serial")
+    serial = loop.run(federation(name), tmp_path / "serial")
     assert serial.records()[-1]["train_loss"] < serial.records()[0]["train_loss"]
     workers = federation(name, "run.engine=workers", "run.workers=2")
-    run = training.run(workers, tmp_path / "workers")
+    run = loop.run(workers, tmp_path / "workers")
     assert numbers(run) == numbers(serial)
     assert states(run) == states(serial)
     interrupted(federation(name), tmp_path / "resumed", after=2)
-    resumed = training.resume(tmp_path / "resumed")
+    resumed = loop.resume(tmp_path / "resumed")
     assert numbers(resumed) == numbers(serial)
     assert states(resumed) == states(serial)
 
@@ -102,7 +104,7 @@ def test_every_engine_and_a_resumed_run_give_the_same_bits(name: str, tmp_path: 
 @pytest.mark.parametrize("name", METHODS)
 def test_works_when_few_take_part(name: str, tmp_path: Path) -> None:
     prepared = federation(name, "federation.clients=10", "federation.participation=0.3")
-    run = training.run(prepared, tmp_path / "run")
+    run = loop.run(prepared, tmp_path / "run")
     for record in run.records():
         assert len(record["participants"]) == 3
         assert record["failed"] == record["rejected"] == []
@@ -139,7 +141,7 @@ def test_only_methods_that_weigh_by_them_are_told_numbers_of_samples(
         return original(self, server, kept)  # type: ignore[arg-type]
 
     monkeypatch.setattr(type(prepared.config.method), "server_update", spy)
-    training.run(prepared, tmp_path / "run")
+    loop.run(prepared, tmp_path / "run")
     told = name in {"fedavg", "lg_fedavg", "fml", "fedkd"}
     assert seen == ([client["train"] for client in prepared.clients()] if told else [0] * 5)
 

@@ -12,8 +12,8 @@ from fedgh.core.header import LinearSGD
 from fedgh.core.rng import stream
 from fedgh.core.types import Payload, Task, Upload
 from fedgh.methods.fedgh import FedGH
-from tests.core.test_header import by_autograd
-from tests.tiny import a_client
+from tests.support.headers import by_autograd
+from tests.support.tiny import a_client
 
 
 def uploads(num_clients: int = 6, per_client: int = 3) -> list[Upload]:

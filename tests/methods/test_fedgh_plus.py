@@ -6,21 +6,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgh import training
 from fedgh.core import wire
+from fedgh.core.batches import to_input
 from fedgh.core.feature_header import gaussian
 from fedgh.core.moments import Moments, in_steps
-from fedgh.core.runs import RunFolder
 from fedgh.core.types import Client, Payload, Upload, part
-from fedgh.data.batches import to_input
 from fedgh.errors import ConfigError, MethodError, RunError, WireError
-from fedgh.experiment import Experiment
-from fedgh.forget import forget
 from fedgh.methods.fedgh_plus import FedGHPlus
 from fedgh.models.features import feature_map
-from fedgh.trained import Trained
-from tests.engines.test_engines import interrupted
-from tests.tiny import numbers, quick, states
+from fedgh.runs.folder import RunFolder
+from fedgh.trained.clients import Trained
+from fedgh.trained.forget import forget
+from fedgh.training import loop
+from fedgh.training.callbacks import Callback
+from fedgh.training.experiment import Experiment
+from tests.support.runs import interrupted
+from tests.support.tiny import numbers, quick, states
 
 WORDS = ["method.name=fedgh_plus", "method.feature_dim=32", "federation.rounds=4"]
 
@@ -54,7 +55,7 @@ def pooled(experiment: Experiment, clients: range) -> tuple[Tensor, Tensor]:
 
 def test_the_header_is_that_of_the_pooled_samples(tmp_path: Path) -> None:
     experiment = federation()
-    run = training.run(experiment, tmp_path / "run")
+    run = loop.run(experiment, tmp_path / "run")
     header = part(server_of(run), "header.")
     weight, bias = pooled(experiment, range(5))
     torch.testing.assert_close(header["weight"].double(), weight, rtol=1e-6, atol=1e-6)
@@ -65,14 +66,14 @@ def test_the_header_is_that_of_the_pooled_samples(tmp_path: Path) -> None:
 
 def test_partition_order_and_participation_do_not_change_the_header(tmp_path: Path) -> None:
     """Clients that come one after the other end with the header of all at once."""
-    all_at_once = training.run(federation("federation.rounds=2"), tmp_path / "all")
+    all_at_once = loop.run(federation("federation.rounds=2"), tmp_path / "all")
     some = federation("federation.participation=0.4", "federation.rounds=12")
-    few_a_time = training.run(some, tmp_path / "some")
+    few_a_time = loop.run(some, tmp_path / "some")
     assert server_of(few_a_time)["given"].all()
     for name in ("header.weight", "header.bias", "sum.second"):
         assert server_of(few_a_time)[name].equal(server_of(all_at_once)[name])
     dealt = federation("federation.clients=3", "data.classes_per_client=4", "federation.rounds=2")
-    other = training.run(dealt, tmp_path / "dealt")  # other splits, so other training samples
+    other = loop.run(dealt, tmp_path / "dealt")  # other splits, so other training samples
     weight, _ = pooled(dealt, range(3))
     torch.testing.assert_close(
         server_of(other)["header.weight"].double(), weight, rtol=1e-6, atol=1e-6
@@ -80,7 +81,7 @@ def test_partition_order_and_participation_do_not_change_the_header(tmp_path: Pa
 
 
 def test_statistics_cross_once(tmp_path: Path) -> None:
-    records = training.run(federation(), tmp_path / "run").records()
+    records = loop.run(federation(), tmp_path / "run").records()
     second = 4 * 32 * 33 // 2  # the triangle of the second moment
     table = 4 * 35
     classes = 2 * (4 + 4 + 4 * 32)  # label, count and sums
@@ -93,23 +94,23 @@ def test_statistics_cross_once(tmp_path: Path) -> None:
 
 
 def test_networks_learn_as_if_alone(tmp_path: Path) -> None:
-    plus = training.run(federation(), tmp_path / "plus")
-    alone = training.run(quick("method.name=standalone", "federation.rounds=4"), tmp_path / "alone")
+    plus = loop.run(federation(), tmp_path / "plus")
+    alone = loop.run(quick("method.name=standalone", "federation.rounds=4"), tmp_path / "alone")
     for one, other in zip(clients_of(plus), clients_of(alone), strict=True):
         assert all(one[name].equal(other[name]) for name in other if name.startswith("model."))
 
 
 def test_own_statistics_share_nothing(tmp_path: Path) -> None:
-    run = training.run(federation("method.statistics=own"), tmp_path / "run")
+    run = loop.run(federation("method.statistics=own"), tmp_path / "run")
     assert run.records()[-1]["bytes_total"] == 0
     for client in clients_of(run):
         assert client["memory.classes"].tolist() == client["memory.own"].tolist()
 
 
 def test_own_covariance_sends_means_and_counts(tmp_path: Path) -> None:
-    run = training.run(federation("method.covariance=own"), tmp_path / "run")
+    run = loop.run(federation("method.covariance=own"), tmp_path / "run")
     assert run.records()[0]["bytes_up"] == 5 * 2 * (4 + 4 + 4 * 32)
-    shared = training.run(federation(), tmp_path / "shared")
+    shared = loop.run(federation(), tmp_path / "shared")
     weights = [client["memory.weight"] for client in clients_of(run)]
     assert not weights[0].equal(weights[1])  # each has its own covariance
     means = Moments(**part(server_of(shared), "sum.")).means
@@ -120,7 +121,7 @@ def test_own_covariance_sends_means_and_counts(tmp_path: Path) -> None:
 
 def test_the_fusion_is_for_own_classes_and_for_all(tmp_path: Path) -> None:
     experiment = federation()
-    run = training.run(experiment, tmp_path / "run")
+    run = loop.run(experiment, tmp_path / "run")
     client = experiment.blueprint().make(0)
     client.load(clients_of(run)[0])
     x = experiment.source.x[:50].float() / 127.5 - 1
@@ -138,8 +139,8 @@ def test_the_fusion_is_for_own_classes_and_for_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [[], ["method.covariance=own"]])
 def test_a_client_is_forgotten_exactly(words: list[str], tmp_path: Path) -> None:
-    run = training.run(federation(*words), tmp_path / "run")
-    without = training.run(federation(*words), tmp_path / "without")
+    run = loop.run(federation(*words), tmp_path / "run")
+    without = loop.run(federation(*words), tmp_path / "without")
     for folder in (run, without):
         forget(folder, 4, trust=True)
     never = _never_with(4, federation(*words), tmp_path / "never")
@@ -161,14 +162,14 @@ def _never_with(client: int, experiment: Experiment, path: Path) -> RunFolder:
     class StopError(Exception):
         pass
 
-    class Stopping(training.Unwatched):
+    class Stopping(Callback):
         def started(self, *_: object) -> None:
             raise StopError
 
     with pytest.raises(StopError):
-        training.run(experiment, path, Stopping())
+        loop.run(experiment, path, [Stopping()])
     forget(path, client, trust=True)
-    return training.resume(path)
+    return loop.resume(path)
 
 
 def test_a_forgotten_client_is_not_asked_again(tmp_path: Path) -> None:
@@ -180,7 +181,7 @@ def test_a_forgotten_client_is_not_asked_again(tmp_path: Path) -> None:
     assert forget(run, 2, trust=True).refreshed == 4  # again: nothing changes
     with pytest.raises(ConfigError, match="client 9: they are 0 to 4"):
         forget(run, 9, trust=True)
-    other = training.run(quick("federation.rounds=1"), tmp_path / "other")
+    other = loop.run(quick("federation.rounds=1"), tmp_path / "other")
     with pytest.raises(MethodError, match="fedgh cannot forget a client"):
         forget(other, 1, trust=True)
 
@@ -239,8 +240,8 @@ def test_too_many_statistics_for_a_server_are_refused() -> None:
 def test_an_interrupted_forget_is_finished_by_the_same_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    straight = training.run(federation(), tmp_path / "straight")
-    run = training.run(federation(), tmp_path / "run")
+    straight = loop.run(federation(), tmp_path / "straight")
+    run = loop.run(federation(), tmp_path / "run")
     forget(straight, 4, trust=True)
     refresh, asked = FedGHPlus.refresh, []
 
@@ -256,7 +257,7 @@ def test_an_interrupted_forget_is_finished_by_the_same_command(
             forget(run, 4, trust=True)
     words = "a client is being forgotten; finish that first: fedgh forget .* --client 4"
     with pytest.raises(RunError, match=words):
-        training.resume(run.path)
+        loop.resume(run.path)
     with pytest.raises(RunError, match=words):
         _ = Trained.load(run.path, trust=True).left
     with pytest.raises(RunError, match=words):
@@ -271,7 +272,7 @@ def test_rounds_that_were_not_committed_are_given_up(tmp_path: Path) -> None:
     words = ["run.checkpoint_every=2", "federation.rounds=6"]
     interrupted(federation(*words), tmp_path / "run", after=3)
     forget(tmp_path / "run", 4, trust=True)
-    resumed = training.resume(tmp_path / "run")
+    resumed = loop.resume(tmp_path / "run")
     assert [record["round"] for record in resumed.records()] == list(range(1, 7))
     assert resumed.records()[-1]["participants"] == [0, 1, 2, 3]
 
@@ -280,8 +281,8 @@ def test_rounds_that_were_not_committed_are_given_up(tmp_path: Path) -> None:
     "words", [[], ["method.covariance=own"], ["method.statistics=own"], ["method.header=ridge"]]
 )
 def test_every_setting_gives_the_same_bits_in_workers(words: list[str], tmp_path: Path) -> None:
-    serial = training.run(federation(*words), tmp_path / "serial")
-    workers = training.run(federation(*words, "run.engine=workers"), tmp_path / "workers")
+    serial = loop.run(federation(*words), tmp_path / "serial")
+    workers = loop.run(federation(*words, "run.engine=workers"), tmp_path / "workers")
     assert numbers(serial) == numbers(workers)
     assert states(serial) == states(workers)
 
@@ -290,7 +291,7 @@ def test_every_setting_gives_the_same_bits_in_workers(words: list[str], tmp_path
 @pytest.mark.parametrize("protects", ["sample", "client"])
 def test_privacy_costs_one_release(words: list[str], protects: str, tmp_path: Path) -> None:
     experiment = federation(*words, f"privacy.protects={protects}", "privacy.epsilon=2")
-    run = training.run(experiment, tmp_path / "run")
+    run = loop.run(experiment, tmp_path / "run")
     assert experiment.privacy is not None
     for record in run.records():
         assert record["epsilon"] == pytest.approx(2)

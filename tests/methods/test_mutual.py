@@ -20,9 +20,9 @@ from fedgh.methods import fedkd
 from fedgh.methods.fedkd import LEFT, RIGHT, FedKD, compress, expand
 from fedgh.methods.fml import FML, mutual_loss
 from fedgh.models import shared_model
-from tests.tiny import a_client
+from tests.support.tiny import a_client
 
-NOISY = "tests.tiny:noisy"
+NOISY = "tests.support.tiny:noisy"
 
 
 def client(**local: float) -> Client:
@@ -83,7 +83,7 @@ def test_fml_without_mutual_learning_is_plain_training_also_when_clipped() -> No
     each = client(clip=0.1)
     torch.manual_seed(0)
     plain = client(clip=0.1)
-    method = FML(alpha=1.0, beta=1.0, shared="tests.tiny:mlp")
+    method = FML(alpha=1.0, beta=1.0, shared="tests.support.tiny:mlp")
     method.client_update(each, method.init_server(each.task, [], torch.Generator()))
     sgd_epochs(plain, lambda x, y: cross_entropy(plain.model(x), y))
     assert_close(each.state(), plain.state())
@@ -91,7 +91,7 @@ def test_fml_without_mutual_learning_is_plain_training_also_when_clipped() -> No
 
 def test_fml_starts_from_the_shared_model_it_was_sent() -> None:
     each = client(lr=1e-12)
-    method = FML(shared="tests.tiny:mlp")
+    method = FML(shared="tests.support.tiny:mlp")
     start = method.init_server(each.task, [], torch.Generator())
     sent = {name: tensor + 1 for name, tensor in start.items()}
     assert_close(method.client_update(each, sent), sent)
@@ -99,7 +99,7 @@ def test_fml_starts_from_the_shared_model_it_was_sent() -> None:
 
 def test_alpha_is_for_the_private_model_and_beta_for_the_shared_one() -> None:
     """With alpha = 1 the private model hears the labels only, whatever the shared one says."""
-    method = FML(alpha=1.0, beta=0.0, shared="tests.tiny:mlp")
+    method = FML(alpha=1.0, beta=0.0, shared="tests.support.tiny:mlp")
     states = []
     for shift in (0.0, 5.0):
         torch.manual_seed(0)
@@ -113,9 +113,9 @@ def test_alpha_is_for_the_private_model_and_beta_for_the_shared_one() -> None:
 
 def test_fedkd_loss_written_out() -> None:
     each = client()
-    method = FedKD(shared="tests.tiny:mlp")
+    method = FedKD(shared="tests.support.tiny:mlp")
     method.init_client(each)
-    mentee = shared_model("tests.tiny:mlp", each.task)
+    mentee = shared_model("tests.support.tiny:mlp", each.task)
     x, y = each.data.train.x[:8], each.data.train.y[:8]
     total = method.loss(each, mentee, x, y)
     projection = each.modules["projection"].weight
@@ -198,7 +198,7 @@ def test_uploads_and_broadcasts_keep_the_energy_of_their_round(
     round: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "extractor.1.weight"
-    method = FedKD(energy_start=0.3, energy_end=0.999, shared="tests.tiny:mlp")
+    method = FedKD(energy_start=0.3, energy_end=0.999, shared="tests.support.tiny:mlp")
     each = client(lr=0.5)
     each.task, each.round = replace(each.task, rounds=10), round
     method.init_client(each)
@@ -219,14 +219,14 @@ def test_uploads_and_broadcasts_keep_the_energy_of_their_round(
 
 
 def random_updates(each: Client, count: int) -> list[Payload]:
-    shapes = network_state(shared_model("tests.tiny:mlp", each.task))
+    shapes = network_state(shared_model("tests.support.tiny:mlp", each.task))
     return [{n: torch.randn_like(t) for n, t in shapes.items()} for _ in range(count)]
 
 
 def test_fedkd_compresses_each_rounds_mean_and_keeps_their_exact_sum() -> None:
     each = client()
     each.task = replace(each.task, num_clients=3)
-    method = FedKD(energy_start=0.6, energy_end=0.6, shared="tests.tiny:mlp")
+    method = FedKD(energy_start=0.6, energy_end=0.6, shared="tests.support.tiny:mlp")
     server = method.init_server(each.task, [], torch.Generator())
     weights = [1, 2, 5]
     expected: Payload = {}
@@ -248,7 +248,7 @@ def test_fedkd_compresses_each_rounds_mean_and_keeps_their_exact_sum() -> None:
 
 def test_who_missed_a_round_of_fedkd_gets_the_whole_sum_and_reaches_the_same_mentee() -> None:
     """Two clients without learning: one follows every round, the other comes in late."""
-    method = FedKD(energy_start=0.6, energy_end=0.6, shared="tests.tiny:mlp")
+    method = FedKD(energy_start=0.6, energy_end=0.6, shared="tests.support.tiny:mlp")
     faithful, late = client(lr=1e-12), client(lr=1e-12)
     late.id = 1
     for each in (faithful, late):

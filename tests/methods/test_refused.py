@@ -6,7 +6,7 @@ from torch import nn
 
 from fedgh.core import wire
 from fedgh.core.average import network_spec, network_state, update_spec
-from fedgh.core.rounds import Federation
+from fedgh.core.server import Server
 from fedgh.errors import WireError
 from fedgh.methods.fd import FD
 from fedgh.methods.fedkd import LEFT, RIGHT, FedKD, compress
@@ -40,7 +40,7 @@ def test_a_sum_that_nobody_would_accept_does_not_come_to_be() -> None:
     hostile[bias] = hostile[bias] + 400.0
     message = wire.to_bytes(hostile)
     for round in range(2, 5):
-        federation = Federation(
+        federation = Server(
             TASK, method_of(name), Answers(dict.fromkeys(range(CLIENTS), message), {}), state,
             largest_norm=NORM,
         )  # fmt: skip

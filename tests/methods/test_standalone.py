@@ -3,13 +3,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedgh import config, training
+from fedgh import config
 from fedgh.core import wire
 from fedgh.core.local import eval_mode
 from fedgh.errors import RunError
 from fedgh.methods.standalone import Standalone, networks_of
-from fedgh.trained import Trained
-from tests.tiny import a_client, numbers, quick, states
+from fedgh.trained.clients import Trained
+from fedgh.training import loop
+from tests.support.tiny import a_client, numbers, quick, states
 
 
 def test_nothing_is_sent() -> None:
@@ -32,7 +33,7 @@ def test_the_header_starts_anew_every_round_when_asked_to() -> None:
 
 
 def test_a_run_sends_nothing_and_trains_everybody(tmp_path: Path) -> None:
-    run = training.run(quick("method.name=standalone"), tmp_path / "run")
+    run = loop.run(quick("method.name=standalone"), tmp_path / "run")
     assert all(record["bytes_total"] == 0 for record in numbers(run))
     losses = [record["train_loss"] for record in numbers(run)]
     assert losses[-1] < losses[0]
@@ -88,8 +89,8 @@ def test_headers_that_start_anew_are_not_the_same_in_all_networks() -> None:
 
 def test_an_ensemble_survives_a_checkpoint_and_is_exported_whole(tmp_path: Path) -> None:
     settings = ["method.name=standalone", "method.networks=2", "model.zoo=mlp", "model.rep_dim=8"]
-    run = training.run(quick(*settings), tmp_path / "run")
-    workers = training.run(quick(*settings, "run.engine=workers"), tmp_path / "workers")
+    run = loop.run(quick(*settings), tmp_path / "run")
+    workers = loop.run(quick(*settings, "run.engine=workers"), tmp_path / "workers")
     assert numbers(workers) == numbers(run)
     assert states(workers) == states(run)
     client = Trained.load(run.path, data=True).clients[0]

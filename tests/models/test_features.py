@@ -72,11 +72,13 @@ def test_features_of_a_shifted_and_scaled_image_are_the_same() -> None:
 
 
 def test_a_named_network_is_a_map(tmp_path: Path) -> None:
-    known = feature_map("tests.tiny:mlp", "", 16, (3, 4, 4), 0)
+    known = feature_map("tests.support.tiny:mlp", "", 16, (3, 4, 4), 0)
     assert known(torch.randn(2, 3, 4, 4).double()).dtype == torch.float64
     weights = {"1.weight": torch.ones(16, 48), "1.bias": torch.zeros(16)}
     save_file(weights, tmp_path / "w.safetensors")
-    loaded = feature_map("tests.tiny:mlp", str(tmp_path / "w.safetensors"), 16, (3, 4, 4), 0)
+    loaded = feature_map(
+        "tests.support.tiny:mlp", str(tmp_path / "w.safetensors"), 16, (3, 4, 4), 0
+    )
     assert loaded(torch.ones(1, 3, 4, 4)).tolist() == [[48.0] * 16]
     assert not fingerprint(loaded).equal(fingerprint(known))
     assert not any(p.requires_grad for p in loaded.parameters())
@@ -92,7 +94,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has none to load"):
         feature_map("relu", "w.safetensors", 16, (8,), 0)
     with pytest.raises(ConfigError, match="cannot be read"):
-        feature_map("tests.tiny:mlp", str(tmp_path / "no"), 16, (3, 4, 4), 0)
+        feature_map("tests.support.tiny:mlp", str(tmp_path / "no"), 16, (3, 4, 4), 0)
     with pytest.raises(ConfigError, match="cnn9"):
         feature_map("cnn9", "", 16, (3, 32, 32), 0)
 

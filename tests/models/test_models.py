@@ -81,7 +81,7 @@ def test_resnet18_is_resnet18() -> None:
 
 
 def test_a_users_own_extractor_is_found_by_name() -> None:
-    assert extractor("tests.tiny:mlp").__name__ == "mlp"
+    assert extractor("tests.support.tiny:mlp").__name__ == "mlp"
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_a_users_own_extractor_is_found_by_name() -> None:
         ("cnn", "did you mean 'cnn"),
         ("zebra", "known: cnn1"),
         ("no.such.module:net", "cannot import"),
-        ("tests.tiny:nothing", "cannot import"),
-        ("tests.tiny:QUICK", "not a function"),
+        ("tests.support.tiny:nothing", "cannot import"),
+        ("tests.support.tiny:QUICK", "not a function"),
         (":net", "cannot import"),
         (".x:net", "cannot import"),
     ],
@@ -117,7 +117,7 @@ def volumes(_shape: tuple[int, ...], rep_dim: int) -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (extractor("tests.tiny:wrong_width"), r"model.rep_dim = 8 asks for \(2, 8\)"),
+        (extractor("tests.support.tiny:wrong_width"), r"model.rep_dim = 8 asks for \(2, 8\)"),
         (EXTRACTORS["cnn1"], "take 32x32 images"),
         (lambda _shape, _dim: nn.Linear(3, 3), "fails on inputs of shape"),
         (lambda _shape, _dim: TwoOutputs(3, 3), "tuple"),

@@ -8,11 +8,12 @@ from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
 from scipy.stats import norm
 
-from fedgh import config, experiment, training
+from fedgh import config
 from fedgh.errors import ConfigError, MethodError
 from fedgh.privacy.accounting import Account, epsilon_of, noise_multiplier
 from fedgh.privacy.mechanism import Privacy
-from tests.tiny import QUICK
+from fedgh.training import experiment, loop
+from tests.support.tiny import QUICK
 
 
 def delta_of(epsilon: float, mu: float) -> float:
@@ -82,8 +83,8 @@ def test_what_cannot_be_kept_is_refused() -> None:
 
 
 def test_without_dp_accounting_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedgh.report.extra.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"pip install 'fedgh\[privacy\]'"):
+    monkeypatch.setattr("fedgh.extras.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"pip install '.\[privacy\]'"):
         noise_multiplier(3.21, 1e-5, 4)
 
 
@@ -107,7 +108,7 @@ def test_every_method_of_class_means_runs(
     words = [f"method.name={method}", f"privacy.protects={protects}", f"privacy.counts={counts}"]
     words += ["privacy.epsilon=4", "federation.participation=0.6", "federation.rounds=2"]
     prepared = experiment.prepare(config.load("demo", [*QUICK, *words]))
-    run = training.run(prepared, tmp_path / "run")
+    run = loop.run(prepared, tmp_path / "run")
     records, summary = run.records(), run.summary()
     assert summary is not None
     assert summary["final_accuracy"] > 0.4

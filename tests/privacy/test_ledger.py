@@ -9,17 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from fedgh import config, experiment, training
-from fedgh.core.runs import RunFolder
+from fedgh import config
 from fedgh.core.types import Task
 from fedgh.errors import ConfigError, RunError
-from fedgh.experiment import Experiment
 from fedgh.flower import NodeConfig, Participant, client_app, engine, node
 from fedgh.flower.bound import Bound, read_bound
 from fedgh.privacy.accounting import noise_multiplier
 from fedgh.privacy.ledger import Ledger, OverBoundError
+from fedgh.runs.folder import RunFolder
+from fedgh.training import experiment, loop
+from fedgh.training.experiment import Experiment
 from tests.flower.local import FIRST_NODE, House
-from tests.tiny import numbers, quick, states
+from tests.support.tiny import numbers, quick, states
 
 PRIVATE = ["privacy.protects=sample", "privacy.epsilon=4"]
 
@@ -55,7 +56,7 @@ def test_a_damaged_ledger_lets_nothing_out(tmp_path: Path, content: str) -> None
 
 def test_a_private_federation_gives_the_same_bits_over_messages(tmp_path: Path) -> None:
     prepared = quick(*PRIVATE, "method.name=fedproto", "privacy.counts=secret")
-    straight = training.run(prepared, tmp_path / "serial")
+    straight = loop.run(prepared, tmp_path / "serial")
     house = House(tmp_path / "house", prepared)
     run = house.run()
     assert numbers(run) == numbers(straight)
@@ -188,7 +189,7 @@ def test_the_loss_is_told_only_where_nobody_asks_for_privacy(
 
 
 def test_nor_is_it_told_in_a_simulation(tmp_path: Path) -> None:
-    run = training.run(quick(*ALONE, "privacy.protects=sample"), tmp_path / "run")
+    run = loop.run(quick(*ALONE, "privacy.protects=sample"), tmp_path / "run")
     assert run.records()[0]["train_loss"] is None
 
 
@@ -250,13 +251,13 @@ def test_a_run_stops_before_lost_rounds_cost_more_than_was_promised(
 
 def test_a_run_that_loses_nothing_spends_all_that_was_promised(tmp_path: Path) -> None:
     prepared = quick("privacy.protects=client", "privacy.epsilon=4", "federation.rounds=3")
-    run = training.run(prepared, tmp_path / "run")
+    run = loop.run(prepared, tmp_path / "run")
     assert run.records()[-1]["epsilon"] == pytest.approx(4)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"0": -1}', '{"0": "x"}', '{"a": 1}'])
 def test_an_account_that_was_damaged_is_refused(content: str, tmp_path: Path) -> None:
-    run = training.run(quick(*PRIVATE, "federation.rounds=1"), tmp_path / "run")
+    run = loop.run(quick(*PRIVATE, "federation.rounds=1"), tmp_path / "run")
     (run.path / "asked.json").write_text(content)
     with pytest.raises(RunError, match=r"asked\.json"):
-        training.resume(run.path)
+        loop.resume(run.path)

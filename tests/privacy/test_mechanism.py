@@ -15,7 +15,7 @@ from fedgh.core.classwise import nearest_distributions
 from fedgh.core.local import class_means, class_statistics
 from fedgh.core.types import Client
 from fedgh.privacy.mechanism import Privacy, system_normal
-from tests.tiny import a_client
+from tests.support.tiny import a_client
 
 S = 2.0
 PUBLIC = Privacy("sample", "public", clip=S, noise_multiplier=1.5)

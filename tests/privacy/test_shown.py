@@ -5,18 +5,18 @@ from pathlib import Path
 import torch
 from torch.testing import assert_close
 
-from fedgh import training
 from fedgh.report.run_page import run_page
-from fedgh.report.runs import name_runs
 from fedgh.report.terminal import closing_lines
-from tests.tiny import quick
+from fedgh.runs.read import name_runs
+from fedgh.training import loop
+from tests.support.tiny import quick
 
 PRIVATE = ["privacy.protects=client", "privacy.epsilon=2", "federation.rounds=1"]
 
 
 def test_the_end_of_a_run_and_its_report_say_what_epsilon_covers(tmp_path: Path) -> None:
-    private = training.run(quick(*PRIVATE), tmp_path / "private")
-    plain = training.run(quick("federation.rounds=1"), tmp_path / "plain")
+    private = loop.run(quick(*PRIVATE), tmp_path / "private")
+    plain = loop.run(quick("federation.rounds=1"), tmp_path / "plain")
     line = "privacy    ε = 2.00 at δ = 1e-05, for all data of a client; the highest of all clients"
     assert line in closing_lines(private)
     assert "privacy" not in closing_lines(plain)

@@ -5,13 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedgh import config, confusion, training
-from fedgh.experiment import prepare
-from fedgh.report.runs import NamedRun, name_runs
+from fedgh import config
+from fedgh.runs.read import NamedRun, name_runs
+from fedgh.trained import confusion
+from fedgh.training import loop
+from fedgh.training.experiment import prepare
 from fedgh.trust import OWN
-from tests.tiny import QUICK
+from tests.report.parts import HOSTILE
+from tests.support.tiny import QUICK
 
-HOSTILE = "</script><script>alert(1)</script>"
 NAMES = [HOSTILE, "<b>", 'a & "b"', "d'e", "ü{{1}}", "f"]
 
 
@@ -26,9 +28,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     data = ["data.name=npz", f"data.path={place / 'data.npz'}", "data.classes_per_client=3"]
     for method in ("fedgh", "standalone"):
         words = [*QUICK, *data, f"method.name={method}", "federation.target=0.3"]
-        confusion.measure(
-            training.run(prepare(config.load("demo", words)), place / method), trust=OWN
-        )
+        confusion.measure(loop.run(prepare(config.load("demo", words)), place / method), trust=OWN)
     return [place / "fedgh", place / "standalone"]
 
 

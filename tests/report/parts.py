@@ -7,6 +7,8 @@ from typing import Any
 
 from fedgh.report.charts import AnyChart
 
+HOSTILE = "</script><script>alert(1)</script>"
+
 
 def cut(run: Path, to: Path, rounds: int) -> Path:
     """A copy of a finished run as it was after so many rounds, without its checkpoint."""

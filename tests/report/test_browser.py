@@ -13,13 +13,12 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
-from fedgh.paper.reproduce import Request, collect
 from fedgh.report import study
 from fedgh.report.live import LiveServer
-from fedgh.report.write import write_report
-from tests.browser import headless, needs_browser
-from tests.report.conftest import HOSTILE
-from tests.report.parts import cut
+from fedgh.report.write import write_page
+from fedgh.studies.reproduce import Reproduction, collect
+from tests.report.parts import HOSTILE, cut
+from tests.support.browser import headless, needs_browser
 
 PATIENCE = 120  # seconds; a busy machine may need many for what takes one
 
@@ -35,7 +34,7 @@ def browser() -> Iterator[webdriver.Chrome]:
 @pytest.fixture(scope="module")
 def file(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page about both runs."""
-    return write_report(folders, tmp_path_factory.mktemp("page") / "report.html")
+    return write_page(folders, tmp_path_factory.mktemp("page") / "report.html")
 
 
 def wait_for(browser: webdriver.Chrome, script: str) -> Any:
@@ -165,7 +164,7 @@ def test_a_live_page_shows_a_new_round(
 def test_the_page_of_a_study(browser: webdriver.Chrome, name: str, tmp_path: Path) -> None:
     results = Path(__file__).parents[2] / "docs" / "results"
     page = tmp_path / "study.html"
-    study.write(collect(Request(name), results, {}), page, tmp_path / "figures")
+    study.write(collect(Reproduction(name), results, {}), page, tmp_path / "figures")
     show(browser, page.as_uri())
     assert browser.execute_script(f"return {EMPTY_CHARTS}") == []
     assert complaints(browser) == []

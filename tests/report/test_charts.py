@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from fedgh import confusion
 from fedgh.report import charts, client_charts
 from fedgh.report.client_charts import MANY_CLASSES, client_name
 from fedgh.report.means_chart import _plane, means_chart, project
 from fedgh.report.page import Figure
 from fedgh.report.run_page import run_page
-from fedgh.report.runs import ClientInfo, NamedRun, name_runs
+from fedgh.runs.read import ClientInfo, NamedRun, name_runs
+from fedgh.trained import confusion
 from fedgh.trust import OWN
 from tests.report.parts import cut, rewrite, rows
 
@@ -129,9 +129,9 @@ def test_very_many_clients_are_a_distribution_by_network(
     monkeypatch.setattr(client_charts, "MOST_ROWS", 4)
     drawn = {row["network"]: row for row in rows(client_charts.accuracy_by_client(runs[:1]))}
     scores = runs[0].records[-1]["accuracy_per_client"]
-    assert drawn["tests.tiny:mlp"]["clients"] == 3
-    assert drawn["tests.tiny:mlp"]["median"] == pytest.approx(sorted(scores[::2])[1])
-    assert drawn["tests.tiny:noisy"]["median"] == pytest.approx((scores[1] + scores[3]) / 2)
+    assert drawn["tests.support.tiny:mlp"]["clients"] == 3
+    assert drawn["tests.support.tiny:mlp"]["median"] == pytest.approx(sorted(scores[::2])[1])
+    assert drawn["tests.support.tiny:noisy"]["median"] == pytest.approx((scores[1] + scores[3]) / 2)
 
 
 def test_who_holds_what(runs: list[NamedRun]) -> None:

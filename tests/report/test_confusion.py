@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedgh import config, confusion
-from fedgh.core.runs import RunFolder
+from fedgh import config
 from fedgh.errors import FedghError
-from fedgh.experiment import prepare
+from fedgh.runs.folder import RunFolder
+from fedgh.trained import confusion
+from fedgh.training.experiment import prepare
 from fedgh.trust import OWN
 
 

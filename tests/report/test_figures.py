@@ -7,7 +7,7 @@ import pytest
 from fedgh.errors import ConfigError
 from fedgh.report.charts import accuracy_over_rounds
 from fedgh.report.figures import save
-from fedgh.report.runs import NamedRun
+from fedgh.runs.read import NamedRun
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from fedgh.report import live
 from fedgh.report.live import LivePage, LiveServer
 from fedgh.report.page import Page
 from fedgh.report.run_page import Measure, run_page
-from fedgh.report.runs import NamedRun
+from fedgh.runs.read import NamedRun
 from tests.report.parts import cut
 
 PATIENCE = 120  # seconds; a busy machine may need many for what takes one

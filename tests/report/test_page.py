@@ -14,17 +14,16 @@ from typing import Any
 import pytest
 import torch
 
-from fedgh import confusion
-from fedgh.core.runs import RunFolder
 from fedgh.errors import RunError
 from fedgh.report import page
 from fedgh.report.page import Cell, Fold, Image, Page, Section, Table
 from fedgh.report.run_page import run_page, state_of
-from fedgh.report.runs import NamedRun, name_runs
-from fedgh.report.write import write_report
+from fedgh.report.write import write_page
+from fedgh.runs.folder import RunFolder
+from fedgh.runs.read import NamedRun, name_runs
+from fedgh.trained import confusion
 from fedgh.trust import OWN
-from tests.report.conftest import HOSTILE
-from tests.report.parts import cut, rewrite
+from tests.report.parts import HOSTILE, cut, rewrite
 
 
 class Elements(HTMLParser):
@@ -262,7 +261,7 @@ def test_a_stranger_s_code_is_not_run(
     config.write_text(config.read_text().replace('name = "fedgh"', 'name = "stranger:Method"'))
     (tmp_path / "stranger.py").write_text("raise SystemExit('it ran')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    out = write_report([path], tmp_path / "page.html")
+    out = write_page([path], tmp_path / "page.html")
     assert "names a method outside fedgh" in out.read_text()
     assert "stranger" not in sys.modules
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedgh.paper.pays import Entry, Where
-from fedgh.paper.study import Case
 from fedgh.report import pays_charts
+from fedgh.studies.pays import Entry, Where
+from fedgh.studies.study import Case
 from tests.report.parts import rows
 
 METHODS = ["standalone", "fedproto", "fedgh"]

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedgh.report import extra, write
-from tests.test_cli import SET, inside
+from fedgh import extras
+from fedgh.report import write
+from tests.support.commands import SET, inside
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def run(folders: list[Path], tmp_path: Path) -> Path:
 
 
 def without_extras(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extra, "find_spec", lambda _: None)
+    monkeypatch.setattr(extras, "find_spec", lambda _: None)
 
 
 def test_report_writes_a_page_and_figures(
@@ -57,7 +58,7 @@ def test_without_the_extra_a_line_says_how_to_get_it(
     without_extras(monkeypatch)
     assert inside(monkeypatch, command, str(run)) == 2
     assert capsys.readouterr().err.splitlines() == [
-        "error: a report needs more packages: pip install 'fedgh[report]'"
+        "error: a report needs more packages; in a checkout of fedgh: pip install '.[report]'"
     ]
 
 
@@ -67,7 +68,7 @@ def test_a_run_without_the_extra_is_a_run(
     without_extras(monkeypatch)
     assert inside(monkeypatch, "run", *SET, "--out", str(tmp_path / "run")) == 0
     output = capsys.readouterr()
-    assert output.out.splitlines()[-1].endswith("pip install 'fedgh[report]'")
+    assert output.out.splitlines()[-1].endswith("pip install '.[report]'")
     assert output.err == ""
     assert not (tmp_path / "run" / "report.html").exists()
 
@@ -95,7 +96,7 @@ def test_a_finished_run_is_finished_even_without_its_report(
     def fail(*_: object) -> Path:
         raise problem
 
-    monkeypatch.setattr(write, "write_report", fail)
+    monkeypatch.setattr(write, "write_page", fail)
     words = ["run", *SET, "--set", "federation.rounds=1", "--out", str(tmp_path / "run")]
     assert inside(monkeypatch, *words) == 0
     assert "report     not written" in capsys.readouterr().out
@@ -107,7 +108,7 @@ def test_help_does_not_wait_for_altair() -> None:
         "sys.argv = ['fedgh', 'report', '--help']\n"
         "try: fedgh.cli.main()\n"
         "except SystemExit: pass\n"
-        "import fedgh.report.write, fedgh.training\n"
+        "import fedgh.report.write, fedgh.training.loop\n"
         "assert not {'altair', 'vl_convert', 'tensorboard'} & sys.modules.keys()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, timeout=60)

@@ -9,21 +9,22 @@ import numpy as np
 import pytest
 import tomli_w
 
-from fedgh import config, training
+from fedgh import config
 from fedgh.audit import audit as audits
 from fedgh.audit.cases import Effort
 from fedgh.config import read_toml
-from fedgh.experiment import prepare
 from fedgh.flower.folder import FederationFolder
-from fedgh.paper.reproduce import Request
 from fedgh.report.live import LivePage
-from tests.test_cli import inside
+from fedgh.studies.reproduce import Reproduction
+from fedgh.training import loop
+from fedgh.training.experiment import prepare
+from tests.support.commands import inside
 
 SMALL = [
     *("federation.clients=2", "federation.rounds=1", "model.zoo=mlp,perceptron"),
     *("model.rep_dim=4", "run.engine=serial", "data.partition=iid"),
 ]
-STUDY = Request("cost", "smoke", [0], [], None)
+STUDY = Reproduction("cost", "smoke", [0], [], None)
 """A study whose runs are looked for in the folder."""
 
 
@@ -57,7 +58,7 @@ def make(path: Path, method: str) -> Place:
     shared = ["method.shared=mlp"] if method in ("fml", "fedkd") else []
     experiment = prepare(config.load("demo", [*SMALL, f"method.name={method}", *shared]))
     place = Place(path, method)
-    training.run(experiment, place.run)
+    loop.run(experiment, place.run)
     (path / "own.toml").write_text(experiment.config.to_toml())
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (40, 1, 32, 32)).astype(np.uint8)
@@ -120,8 +121,8 @@ READERS: dict[str, Command] = {
     "predict": _typed("predict", "RUN", "HERE/x.npy", "--client", "0", "--csv", "OUT/p.csv"),
     "export": _typed("export", "RUN", "--client", "0", "--format", "safetensors"),
     "audit": _audit,
-    "join": _typed(
-        *("join", "RUN", "--data", "HERE/data.npz", "--network", "mlp", "--rounds", "1"),
+    "newcomer": _typed(
+        *("newcomer", "RUN", "--data", "HERE/data.npz", "--network", "mlp", "--rounds", "1"),
         *("--out", "OUT/joined"),
     ),
     "forget": _typed("forget", "RUN", "--client", "0"),
@@ -137,7 +138,7 @@ RUN_CODE: dict[str, Command] = {"resume": _resume}
 """What imports the code that a run folder names, by its purpose; SECURITY.md lists it."""
 
 NO_RUN_FOLDER = {
-    *("run", "tune", "partition", "list", "version", "bench", "data fetch"),
+    *("run", "tune", "partition", "list", "data fetch"),
     *("flower init", "flower up", "flower join", "flower stop"),
 }
 """What reads no run folder that it did not make; some of it runs code that the user names."""

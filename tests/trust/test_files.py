@@ -14,15 +14,16 @@ from pathlib import Path
 import pytest
 
 import fedgh
-from fedgh import confusion, training
 from fedgh.audit import audit, result
 from fedgh.audit.cases import Effort
-from fedgh.core.runs import RunFolder
 from fedgh.flower.session import Session
-from fedgh.report.write import write_report
-from fedgh.trained import Trained
+from fedgh.report.write import write_page
+from fedgh.runs.folder import RunFolder
+from fedgh.trained import confusion
+from fedgh.trained.clients import Trained
+from fedgh.training import loop
 from fedgh.trust import OWN
-from tests.tiny import quick
+from tests.support.tiny import quick
 from tests.trust.commands import READERS, RUN_CODE, SMALL, Place, make
 from tests.trust.watch import WATCH
 
@@ -37,44 +38,43 @@ TOUCHES = {
 
 PACKAGED = "of the package itself"
 DECIDED = {
-    ("cli.py", "webbrowser.open"): "an address",
-    ("cli.py", "os.open"): "/dev/null, for output that is not read any more",
-    ("cli.py", "folder.mkdir"): "takes a new folder in one step",
-    ("cli.py", "RunFolder.open"): "opens no file",
+    ("cli/reading.py", "webbrowser.open"): "an address",
+    ("cli/__init__.py", "os.open"): "/dev/null, for output that is not read any more",
+    ("cli/helpers.py", "folder.mkdir"): "takes a new folder in one step",
+    ("cli/models.py", "RunFolder.open"): "opens no file",
     ("config.py", "item.read_text"): PACKAGED,
     (
         "config.py",
         "(resources.files('fedgh') / 'experiments' / f'{name}.toml').read_text",
     ): PACKAGED,
     ("federation.py", "RunFolder.open"): "opens no file",
-    ("join.py", "RunFolder.open"): "opens no file",
-    ("training.py", "RunFolder.open"): "opens no file",
-    ("forget.py", "RunFolder.open"): "opens no file",
+    ("trained/newcomer.py", "RunFolder.open"): "opens no file",
+    ("training/loop.py", "RunFolder.open"): "opens no file",
+    ("trained/forget.py", "RunFolder.open"): "opens no file",
     ("flower/operate.py", "FederationFolder.open"): "opens no file",
     ("flower/folder.py", "(resources.files('fedgh.flower') / 'templates' / template).read_text"): (
         PACKAGED
     ),
     ("flower/processes.py", "(process / 'stat').read_text"): "of the operating system",
-    ("paper/study.py", "item.read_text"): PACKAGED,
-    ("paper/study.py", "(resources.files('fedgh.paper') / 'budgets.toml').read_text"): PACKAGED,
+    ("studies/study.py", "item.read_text"): PACKAGED,
+    ("studies/study.py", "(resources.files('fedgh.studies') / 'budgets.toml').read_text"): PACKAGED,
     ("report/vega.py", "(resources.files('fedgh') / 'report' / 'assets' / name).read_text"): (
         PACKAGED
     ),
-    ("summary.py", "Path('/proc/cpuinfo').read_text"): "of the operating system",
-    ("bench/scale.py", "children.read_text"): "of the operating system",
-    ("bench/scale.py", "Path(f'/proc/{pid}/smaps_rollup').read_text"): "of the operating system",
-    ("data/images.py", "Image.open"): "decodes bytes that core.disk has read",
-    ("data/sources.py", "gzip.open"): "unpacks from a file that core.disk has opened",
-    ("data/arrays.py", "archive.open"): "unpacks from a file that core.disk has opened",
+    ("runs/summary.py", "Path('/proc/cpuinfo').read_text"): "of the operating system",
+    ("data/images.py", "Image.open"): "decodes bytes that fedgh.files has read",
+    ("data/sources.py", "(resources.files('fedgh.data') / 'digits.npz').open"): PACKAGED,
+    ("data/sources.py", "gzip.open"): "unpacks from a file that fedgh.files has opened",
+    ("data/arrays.py", "archive.open"): "unpacks from a file that fedgh.files has opened",
 }
-"""Calls that may be made outside core/disk.py, and why."""
+"""Calls that may be made outside files.py, and why."""
 
 
 def touching() -> Iterator[tuple[str, str]]:
     """The calls in the source that touch files: in which file, of what."""
     for path in sorted(SOURCE.rglob("*.py")):
         name = path.relative_to(SOURCE).as_posix()
-        if name == "core/disk.py":
+        if name == "files.py":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
@@ -111,7 +111,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     result.write(run, audit.audit(run, 0, 0, lambda _: None, little, trust=OWN))
     client = Trained.load(run.path).clients[0]
     client.export(run.path / "export" / "client-0.safetensors", "safetensors")
-    write_report([run.path])
+    write_page([run.path])
     return made
 
 
@@ -120,7 +120,7 @@ def files_of(run: Path) -> list[str]:
 
 
 def test_every_file_of_a_run_is_decided(place: Place, tmp_path: Path) -> None:
-    training.run(quick(*SMALL, "run.tensorboard=true"), tmp_path / "run")
+    loop.run(quick(*SMALL, "run.callbacks=tensorboard"), tmp_path / "run")
     on_flower = shutil.copytree(place.run, tmp_path / "on flower")
     Session("run-1", 1, 7, RunFolder(on_flower).run_id).write(on_flower)
     found = files_of(on_flower) + files_of(tmp_path / "run")

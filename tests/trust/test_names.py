@@ -7,35 +7,18 @@ decided what it may do.
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
 
 from fedgh import cli, config
-from fedgh.config import Config
-from fedgh.core.names import Names, declarations
 from fedgh.errors import ConfigError
 from fedgh.methods import METHODS
 from fedgh.trust import FOREIGN, OWN, ForeignError
 from tests.trust.commands import NO_RUN_FOLDER, READERS, RUN_CODE, Place, make
+from tests.trust.names import CASES, FIRST, followed, texts
 from tests.trust.plugin import Plugin
 from tests.trust.watch import WATCH
-
-SECTIONS: dict[str, type[Any]] = {
-    name: type(getattr(Config(), name)) for name in Config.model_fields if name != "method"
-}
-
-
-def texts() -> Iterator[tuple[str, str, str, Names | None]]:
-    """Every field that can hold text: method, section, key, what it declares."""
-    for section, kind in SECTIONS.items():
-        for key, names in declarations(kind).items():
-            yield "fedgh", section, key, names
-    for method, kind in METHODS.items():
-        for key, names in declarations(kind).items():
-            yield method, "method", key, names
-        yield method, "method", "name", Names.METHOD
 
 
 def test_every_text_declares_what_it_names() -> None:
@@ -74,26 +57,6 @@ def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[st
         yield seen
 
 
-HOSTILE = {
-    Names.METHOD: ["elsewhere_evil:Method", "os:getcwd"],
-    Names.NETWORK: [
-        *("elsewhere_evil:make", "transformers//elsewhere_evil", "timm/hf-hub:elsewhere_evil"),
-        *("torchvision/elsewhere_evil", "fedgh.__main__:main"),
-    ],
-    Names.PATH: ["/elsewhere_evil/data.npz"],
-    Names.MACHINE: ["elsewhere-evil.invalid:6379", "auto"],
-}
-CASES = sorted(
-    {
-        (method, section, key, value)
-        for method, section, key, names in texts()
-        if names in HOSTILE and method in ("fedgh", "fml", "fedkd")
-        for value in HOSTILE[names]
-    }
-)
-FIRST = [case for case in CASES if case[3] in [values[0] for values in HOSTILE.values()]]
-
-
 def hostile(place: Place, section: str, key: str, value: str) -> None:
     if (section, key) == ("model", "zoo"):
         place.settings(section, key, [value])
@@ -121,10 +84,6 @@ def test_no_command_follows_a_name_in_a_folder_from_elsewhere(
     hostile(place, section, key, value)
     READERS[command](place, monkeypatch)
     assert followed(watched) == []
-
-
-def followed(seen: list[str]) -> list[str]:
-    return [what for what in seen if "elsewhere_evil" in what or "elsewhere-evil" in what]
 
 
 @pytest.mark.parametrize("command", RUN_CODE)
@@ -171,7 +130,7 @@ def test_a_field_that_declares_nothing_may_only_have_its_default() -> None:
         config.parse(table, FOREIGN)
 
 
-@pytest.mark.parametrize("command", ["report", "predict", "export", "audit", "join"])
+@pytest.mark.parametrize("command", ["report", "predict", "export", "audit", "newcomer"])
 def test_trust_is_offered_where_it_matters(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,16 +14,17 @@ import torch
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedgh import config, experiment
+from fedgh import config
 from fedgh.core.types import Job, Reply, Task
-from fedgh.experiment import Experiment
 from fedgh.flower import NodeConfig, Participant, client, client_app, engine, messages
 from fedgh.flower.bound import Bound
 from fedgh.flower.engine import Flower
 from fedgh.flower.server import _shared
+from fedgh.training import experiment
+from fedgh.training.experiment import Experiment
 from tests.flower.local import FIRST_NODE, House
 from tests.trust.commands import SMALL
-from tests.trust.test_names import FIRST, followed
+from tests.trust.names import FIRST, followed
 from tests.trust.watch import WATCH
 
 Ask = Callable[..., Reply]

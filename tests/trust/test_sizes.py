@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.hostile import cheap
-from tests.test_cli import inside
+from tests.support.commands import inside
+from tests.support.hostile import cheap
 from tests.trust.commands import READERS, SMALL, Place, make
 
 

@@ -16,7 +16,11 @@ FOR_METHODS = [
 """What a method of your own is written with, beside what `fedgh` itself exports."""
 
 
-TRAINED = ["fedgh.trained.TrainedClient", "fedgh.join.join", "fedgh.join.Joined"]
+TRAINED = [
+    "fedgh.trained.clients.TrainedClient",
+    "fedgh.trained.newcomer.join",
+    "fedgh.trained.newcomer.Joined",
+]
 """What `Trained.clients` has, and how somebody joins later."""
 
 

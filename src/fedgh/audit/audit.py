@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 import torch
 
 from fedgh.audit import moments
-from fedgh.audit.cases import Case, Effort, Made, Say, told
+from fedgh.audit.cases import AttackCase, Effort, Made, Say, told
 from fedgh.audit.membership import Membership, Score, closeness, meet
 from fedgh.audit.noise import OPEN, Level
 from fedgh.audit.pictures import pictures
 from fedgh.audit.reconstruct import Reconstruction, behind, likeness
 from fedgh.audit.result import Audit, Extractor, Reconstructed, Told
 from fedgh.audit.roc import Scores
-from fedgh.audit.scene import Scene, Upload, send, smallest_class
+from fedgh.audit.scene import Scene, SentMeans, send, smallest_class
 from fedgh.audit.subject import Subject, Victim, choose, find
 from fedgh.core.rng import stream
-from fedgh.core.runs import RunFolder
-from fedgh.engines.host import one_thread
-from fedgh.report.extra import need
+from fedgh.core.threads import one_thread
+from fedgh.extras import need
+from fedgh.runs.folder import RunFolder
 from fedgh.trust import Trust
 
 
@@ -68,7 +68,7 @@ class _Attacks:
     seed: int
     effort: Effort
     say: Say
-    made: dict[Case, Made] = field(default_factory=dict)
+    made: dict[AttackCase, Made] = field(default_factory=dict)
 
     @property
     def clip(self) -> float:
@@ -128,19 +128,22 @@ class _Attacks:
 
     def _by_loss(self) -> Told:
         """The attack without a class mean: a model is surer of what it was trained on."""
-        row = {**Case().row(self._send(self.subject.known, Case(), 1).sizes), "attack": "loss"}
+        row = {
+            **AttackCase().row(self._send(self.subject.known, AttackCase(), 1).sizes),
+            "attack": "loss",
+        }
         losses = (self.subject.loss_members, self.subject.loss_held_out)
         members, others = (Scores(-loss, torch.arange(len(loss))) for loss in losses)
         return told(row, "held out", members, others)
 
-    def _scenes(self) -> Iterator[tuple[Scene, list[Case]]]:
+    def _scenes(self) -> Iterator[tuple[Scene, list[AttackCase]]]:
         """Each attacker with what it is tried on; noise only against the stronger one."""
         known, unknown = self.subject.known, self.subject.unknown
         most = smallest_class(known.victim)
         sizes = [*(size for size in self.effort.sizes if size < most), None]
 
-        def cases(extractor: Extractor, levels: Sequence[Level]) -> list[Case]:
-            return [Case(extractor, size, level) for level in levels for size in sizes]
+        def cases(extractor: Extractor, levels: Sequence[Level]) -> list[AttackCase]:
+            return [AttackCase(extractor, size, level) for level in levels for size in sizes]
 
         yield known, cases("known", [OPEN])
         if unknown is not None:
@@ -149,10 +152,10 @@ class _Attacks:
         noisy = [level for level in levels if not level.open]
         yield known.clipped(self.clip), cases("known", noisy)
 
-    def _send(self, scene: Scene, case: Case, count: int) -> Upload:
+    def _send(self, scene: Scene, case: AttackCase, count: int) -> SentMeans:
         """The same choice of samples for every attacker and every level."""
         return send(scene.victim, case.size, case.level, count, self._stream("send", case))
 
-    def _stream(self, name: str, case: Case | None = None) -> torch.Generator:
+    def _stream(self, name: str, case: AttackCase | None = None) -> torch.Generator:
         size = 0 if case is None or case.size is None else case.size
         return stream(self.seed, f"audit-{name}", self.subject.victim.client.id, size)

@@ -28,7 +28,7 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Case:
+class AttackCase:
     """An attacker, and what reaches it."""
 
     extractor: Extractor = "known"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedgh.audit.noise import Level
 from fedgh.audit.roc import Scores, auc
-from fedgh.audit.scene import Geometry, Scene, Upload, send, smallest_class
+from fedgh.audit.scene import Geometry, Scene, SentMeans, send, smallest_class
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)
 """Added to the spread, in units of the mean variance; what works best in a rehearsal is taken."""
@@ -63,7 +63,7 @@ class Candidates:
 
 
 def meet(
-    score: Score, geometry: Geometry, sent: Upload, scene: Scene, rng: torch.Generator
+    score: Score, geometry: Geometry, sent: SentMeans, scene: Scene, rng: torch.Generator
 ) -> Candidates:
     """Judge for each mean those behind it, and at most as many of the same class that are not."""
     samples, held_out = scene.victim, scene.held_out

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedgh.audit.cases import Case, Effort, Say, told
+from fedgh.audit.cases import AttackCase, Effort, Say, told
 from fedgh.audit.result import Audit, Told
 from fedgh.audit.roc import Scores
-from fedgh.audit.second_moment import Attacker, Sent, Vectors, leverage, send
+from fedgh.audit.second_moment import Attacker, SentMoment, Vectors, leverage, send
 from fedgh.audit.subject import LEAST, Victim, others_samples, own_samples, vectors
 from fedgh.core.rng import stream
 from fedgh.core.types import Examples
@@ -79,9 +79,9 @@ class Attacks:
         fewer = [size for size in sizes if 0 < size < len(self.members)]
         for level in dict.fromkeys([*self.effort.levels, self.victim.level]):
             for size in [*fewer, None]:
-                yield from self._case(Case(size=size, level=level))
+                yield from self._case(AttackCase(size=size, level=level))
 
-    def _case(self, case: Case) -> Iterator[Told]:
+    def _case(self, case: AttackCase) -> Iterator[Told]:
         self.say(f"members of the second moment of {case}")
         rng = stream(self.seed, "audit-send", self.victim.client.id, case.size or 0)
         times = 1 if case.size is None else -(-self.effort.candidates // case.size)
@@ -103,7 +103,7 @@ class Attacks:
                 row = {**case.row(size), "attack": name}
                 yield told(row, against, all_met[name, "members"], scores)
 
-    def _scores(self, sent: Sent, candidates: Vectors) -> dict[str, Tensor]:
+    def _scores(self, sent: SentMoment, candidates: Vectors) -> dict[str, Tensor]:
         found = {"likelihood ratio": self.attacker.likelihood_ratio(sent, candidates)}
         plain = {} if sent.std else {"leverage": -leverage(sent.second, candidates.rounded)}
         return found | plain

@@ -3,12 +3,11 @@
 The numbers of samples are public, and what is shown is one release: several cost more.
 """
 
-from typing import Literal
-
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from fedgh.choices import Protected
 from fedgh.privacy.accounting import epsilon_of, noise_multiplier
 from fedgh.privacy.mechanism import Privacy
 
@@ -20,7 +19,7 @@ class Level(BaseModel):
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
-    protects: Literal["nothing", "sample", "client"] = "nothing"
+    protects: Protected = "nothing"
     epsilon: float = Field(0.0, ge=0, le=1e6)  # 0 where nothing is protected
 
     def __str__(self) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from fedgh.audit.cases import Case, Made
+from fedgh.audit.cases import AttackCase, Made
 from fedgh.audit.images import tiled
 from fedgh.audit.result import Extractor, Picture
 
@@ -13,7 +13,7 @@ SAMPLES = 2
 
 
 def pictures(
-    made: Mapping[Case, Made], classes: Sequence[str]
+    made: Mapping[AttackCase, Made], classes: Sequence[str]
 ) -> dict[Literal["samples", "sizes"], Picture]:
     """Both pictures; none where no images were made."""
     if not made:
@@ -21,11 +21,11 @@ def pictures(
     return {"samples": _samples(made, classes), "sizes": _sizes(made, classes)}
 
 
-def _samples(made: Mapping[Case, Made], classes: Sequence[str]) -> Picture:
+def _samples(made: Mapping[AttackCase, Made], classes: Sequence[str]) -> Picture:
     """Some samples from their own vectors, and their classes from the means that are sent."""
-    attackers: list[Extractor] = [w for w in ("known", "unknown") if Case(w) in made]
-    single = [made[Case(who, 1)] for who in attackers]
-    whole = [made[Case(who)] for who in attackers]
+    attackers: list[Extractor] = [w for w in ("known", "unknown") if AttackCase(w) in made]
+    single = [made[AttackCase(who, 1)] for who in attackers]
+    whole = [made[AttackCase(who)] for who in attackers]
     rows, names = [], []
     for label, name in enumerate(classes[:CLASSES]):
         mean = _places(whole[0], label)[0]
@@ -50,13 +50,15 @@ def _samples(made: Mapping[Case, Made], classes: Sequence[str]) -> Picture:
     return Picture.of(names, columns, tiled(rows))
 
 
-def _sizes(made: Mapping[Case, Made], classes: Sequence[str]) -> Picture:
+def _sizes(made: Mapping[AttackCase, Made], classes: Sequence[str]) -> Picture:
     """One class from means of ever more samples, with ever more noise."""
     known = [case for case in made if case.extractor == "known"]
     sizes = list(dict.fromkeys(case.size for case in known))
     levels = list(dict.fromkeys(case.level for case in known))
-    rows = [[made[Case(size=size)].truth[0] for size in sizes]]
-    rows += [[made[Case(size=size, level=level)].images[0] for size in sizes] for level in levels]
+    rows = [[made[AttackCase(size=size)].truth[0] for size in sizes]]
+    rows += [
+        [made[AttackCase(size=size, level=level)].images[0] for size in sizes] for level in levels
+    ]
     names = ["the mean image", *(f"made from the mean representation, {level}" for level in levels)]
     columns = [f"{size or 'all'} of class {classes[0]}" for size in sizes]
     return Picture.of(names, columns, tiled(rows))

@@ -25,7 +25,7 @@ from fedgh.audit.scene import (
     Samples,
     Scene,
     See,
-    Upload,
+    SentMeans,
     send,
     smallest_class,
 )
@@ -61,7 +61,7 @@ class Decoder:
         places = geometry.coordinates(own.vectors, own.labels).mean(0).to(around.dtype)
         return cls(geometry, means, places.T @ around / len(around))
 
-    def decode(self, sent: Upload, ridge: float) -> Tensor:
+    def decode(self, sent: SentMeans, ridge: float) -> Tensor:
         """The mean image of the samples behind each vector."""
         noise = (sent.sizes * sent.std**2)[:, None] + ridge * self.geometry.scale
         places = self.geometry.coordinates(sent.vectors, sent.labels)
@@ -79,7 +79,7 @@ class Likeness:
     nearest: Tensor  # [m], PSNR to the one sample that is most like it
 
 
-def likeness(made: Tensor, truth: Tensor, sent: Upload, samples: Samples) -> Likeness:
+def likeness(made: Tensor, truth: Tensor, sent: SentMeans, samples: Samples) -> Likeness:
     """Compare an image for each vector with the mean image, and with the samples behind it."""
     images = samples.images
     assert images is not None, "there are images to compare with"
@@ -88,7 +88,7 @@ def likeness(made: Tensor, truth: Tensor, sent: Upload, samples: Samples) -> Lik
     return Likeness(psnr(made, truth), ssim(made, truth), nearest)
 
 
-def behind(sent: Upload, samples: Samples) -> Tensor:
+def behind(sent: SentMeans, samples: Samples) -> Tensor:
     """The mean images of the samples behind an upload."""
     images = samples.images
     assert images is not None, "there are images behind it"
@@ -110,7 +110,7 @@ class Reconstruction:
         small, own = scene.rehearsal(rng), scene.attacker
         return cls(Decoder.of(own), Decoder.of(small.attacker), small.victim, own.see)
 
-    def attack(self, sent: Upload, level: Level, rng: torch.Generator) -> Tensor:
+    def attack(self, sent: SentMeans, level: Level, rng: torch.Generator) -> Tensor:
         """An image for each vector, after a rehearsal with as many samples and as much noise."""
         size = min(int(sent.sizes.min()), smallest_class(self.played))
         tried = send(self.played, size, level, REHEARSALS, rng)
@@ -129,7 +129,7 @@ class Reconstruction:
             return images
         return refine(images, sent.vectors, see, self.decoder.geometry, SMOOTH[choice - 1])
 
-    def without(self, sent: Upload) -> Tensor:
+    def without(self, sent: SentMeans) -> Tensor:
         """What the attacker would say of each vector without having seen it: its class mean."""
         return self.decoder.means[sent.labels]
 

@@ -8,9 +8,9 @@ from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from fedgh.audit.noise import Level
-from fedgh.core.disk import read_bytes, write_atomic
-from fedgh.core.runs import RunFolder
 from fedgh.errors import RunError
+from fedgh.files import read_bytes, write_atomic
+from fedgh.runs.folder import RunFolder
 
 MOST_BYTES = 10_000_000
 """Of audit.json; the largest that an audit writes is a tenth of that."""

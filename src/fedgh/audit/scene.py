@@ -117,7 +117,7 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class Upload:
+class SentMeans:
     """Class means as they arrive, and the samples behind each."""
 
     rows: list[Tensor]
@@ -129,7 +129,7 @@ class Upload:
 
 def send(
     samples: Samples, size: int | None, level: Level, count: int, rng: torch.Generator
-) -> Upload:
+) -> SentMeans:
     """About `count` means over random choices of `size` samples of a class, as many for each class.
 
     Without a size: over all samples of each class, once. A class with fewer samples is left out.
@@ -146,7 +146,7 @@ def send(
     std = level.std(sizes, samples.clip, len(present))
     means = torch.stack([samples.vectors[some].mean(0) for some in rows])
     noise = torch.randn(means.shape, generator=rng, dtype=means.dtype)
-    return Upload(rows, torch.tensor(labels), sizes, std, means + std[:, None] * noise)
+    return SentMeans(rows, torch.tensor(labels), sizes, std, means + std[:, None] * noise)
 
 
 def smallest_class(samples: Samples) -> int:

@@ -60,7 +60,7 @@ class Vectors:
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentMoment:
     """Moments as the server receives them, and the noise on them."""
 
     sizes: Tensor  # [classes], the samples behind them
@@ -75,7 +75,7 @@ class Sent:
         return int(self.sizes.sum())
 
 
-def send(members: Vectors, classes: int, level: Level, rng: torch.Generator) -> Sent:
+def send(members: Vectors, classes: int, level: Level, rng: torch.Generator) -> SentMoment:
     """What the server makes of the message of a client with these samples.
 
     Where a whole client is protected, every class counts as one sample: n times their mean stands
@@ -86,7 +86,7 @@ def send(members: Vectors, classes: int, level: Level, rng: torch.Generator) -> 
     privacy = level.privacy(clip=1.0)
     if privacy is None:
         made = Moments.of(members.values, labels, classes)
-        return Sent(sizes, Moments.read(made.payload(), classes).matrix)
+        return SentMoment(sizes, Moments.read(made.payload(), classes).matrix)
     held = labels.unique().tolist()
     each = [members.choose(labels == label) for label in held]
     own = {k: Moments.of(v.values, v.labels, classes) for k, v in zip(held, each, strict=True)}
@@ -95,7 +95,7 @@ def send(members: Vectors, classes: int, level: Level, rng: torch.Generator) -> 
     on_sums, on_second, _ = private_moments.noise_scales(privacy, len(held))
     counts, scale = read.counts.double(), len(members) / float(read.counts.sum())
     means = read.sums / (STEPS * counts[:, None])
-    return Sent(sizes, scale * read.matrix, scale * on_second, means, on_sums / counts)
+    return SentMoment(sizes, scale * read.matrix, scale * on_second, means, on_sums / counts)
 
 
 def leverage(second: Tensor, vectors: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def leverage(second: Tensor, vectors: Tensor) -> Tensor:
     return whitened.square().sum(0)
 
 
-def of_determinants(sent: Sent, own: Tensor, z: Tensor) -> Tensor:
+def of_determinants(sent: SentMoment, own: Tensor, z: Tensor) -> Tensor:
     """The logarithm of the ratio without noise, up to a constant; `own` are the attacker's."""
     both = sent.second + own.T @ own
     width = int((both.diagonal() > 0).sum())  # without features that are always zero
@@ -134,7 +134,7 @@ class Spread:
         return cls(expected, basis, variance.clamp(min=0))
 
 
-def of_entries(sent: Sent, spread: Spread, candidates: Tensor) -> Tensor:
+def of_entries(sent: SentMoment, spread: Spread, candidates: Tensor) -> Tensor:
     """The logarithm of the ratio with noise.
 
     X are the entries less their expectation nΛ, c those of z zᵀ - Λ, v variances: Σ (X c - c²/2)/v.
@@ -157,7 +157,7 @@ class Attacker:
 
     own: Vectors
 
-    def likelihood_ratio(self, sent: Sent, candidates: Vectors) -> Tensor:
+    def likelihood_ratio(self, sent: SentMoment, candidates: Vectors) -> Tensor:
         """The logarithm of the ratio for each candidate, up to a constant."""
         if sent.means is None or sent.stds is None:
             return of_determinants(sent, self.own.rounded, candidates.rounded)

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, cross_entropy
 
-from fedgh import finished
 from fedgh.audit.noise import DELTA, OPEN, Level, level_of
 from fedgh.audit.scene import Knowledge, Samples, Scene, See
+from fedgh.core.batches import to_input
 from fedgh.core.local import outputs
 from fedgh.core.method import Method
 from fedgh.core.rng import stream
-from fedgh.core.runs import RunFolder
 from fedgh.core.types import Client, Examples, part
-from fedgh.data.batches import to_input
 from fedgh.errors import ConfigError, RunError
-from fedgh.finished import Checkpoint
+from fedgh.runs.folder import RunFolder
+from fedgh.training import restore
+from fedgh.training.restore import Checkpoint
 from fedgh.trust import Trust
 
 MOST_CLASSES = 5
@@ -106,7 +106,7 @@ def choose(folder: RunFolder, client: int | None, *, trust: Trust) -> Victim:
         raise RunError(f"{folder.path} is not a run folder (it has no config.toml)")
     if not folder.checkpoint.is_dir():
         raise RunError(f"{folder.path} has no checkpoint/, and the attacks need the models in it")
-    left = finished.load(folder, trust=trust)
+    left = restore.load(folder, trust=trust)
     if not left.took_part:
         raise RunError(f"{folder.path} has no complete round yet")
     number = left.took_part[0] if client is None else client

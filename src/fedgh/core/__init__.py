@@ -1,1 +1,1 @@
-"""The round, and what a method may use: types, training, randomness, the wire, checkpoints."""
+"""The round, and what a method may use: types, local training, randomness, the wire."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedgh.core.batches import in_order, shuffled
 from fedgh.core.types import Client, Examples, Payload
-from fedgh.data.batches import in_order, shuffled
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From a batch (x, y) to the mean loss over it."""

@@ -18,6 +18,7 @@ class Names(Enum):
     FEATURES = "a feature map"
     PATH = "a file or folder"
     MACHINE = "another machine"
+    CALLBACK = "a callback"
     NOTHING = "nothing"  # it is shown, or compared with names that fedgh knows
 
 

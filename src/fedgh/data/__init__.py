@@ -1,1 +1,1 @@
-"""Data: where they come from, who gets which, and how they reach a network."""
+"""Data sets, and which client gets which samples."""

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from fedgh.core.disk import open_regular
 from fedgh.data.files import explained
+from fedgh.files import open_regular
 
 MAX_UNPACKED = 256 * 2**20
 """Bytes that the arrays of a small file may unpack to; with the copies that are made of them they

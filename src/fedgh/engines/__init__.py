@@ -1,1 +1,1 @@
-"""Where clients live: in this process, in worker processes."""
+"""Where clients compute: in this process, in worker processes, on a Ray cluster."""

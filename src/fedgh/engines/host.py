@@ -1,12 +1,9 @@
 """A host keeps clients and does their jobs: the part that all engines share."""
 
 import math
-import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -32,7 +29,7 @@ from fedgh.core.types import (
 from fedgh.data.global_sample import GlobalSample
 from fedgh.data.partition import Partition
 from fedgh.data.sources import Source
-from fedgh.errors import RunError
+from fedgh.errors import RunError, one_line
 from fedgh.models import Extractor, split_model
 from fedgh.models.cost import forward_flops
 from fedgh.privacy.mechanism import Privacy
@@ -260,25 +257,7 @@ class ClientHost:
             client.metrics["global_accuracy"] = accuracy(client, predict, all_classes)
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Hosts and server compute with one thread each, so that all add up in the same order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
     """What can be averaged: a method's own number may be a division by zero."""
     numbers = {name: float(value) for name, value in metrics.items()}
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
-
-
-def one_line(problem: Exception) -> str:
-    """What happened and where, without a path that tells about the machine."""
-    where = traceback.extract_tb(problem.__traceback__)[-1]
-    text = " ".join(str(problem).split())
-    return f"{type(problem).__name__}: {text} ({Path(where.filename).name}:{where.lineno})"

@@ -19,14 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgh.core.checkpoint import ClientFiles
-from fedgh.core.disk import explaining
-from fedgh.core.sealed import pack, unpack
 from fedgh.core.types import Job, Payload, Reply
 from fedgh.data.partition import Partition
 from fedgh.engines.host import Blueprint, ClientHost
 from fedgh.engines.workers import become_worker
 from fedgh.errors import ConfigError, RunError
+from fedgh.extras import install
+from fedgh.files import explaining
+from fedgh.runs.checkpoint import ClientFiles
+from fedgh.runs.sealed import pack, unpack
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told that this runs
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's future default, quietly
@@ -35,7 +36,7 @@ try:
     import ray
     from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 except ImportError:
-    raise ConfigError("run.engine = 'ray' needs Ray: pip install 'fedgh[ray]'") from None
+    raise ConfigError(f"run.engine = 'ray' needs Ray; {install('ray')}") from None
 
 PATIENCE = 180.0
 """Seconds to wait for a first actor, or for a new one when all are gone."""

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from fedgh.core.checkpoint import ClientFiles
-from fedgh.core.disk import explaining
 from fedgh.core.types import Job, Reply
 from fedgh.engines.host import Blueprint, ClientHost
+from fedgh.files import explaining
+from fedgh.runs.checkpoint import ClientFiles
 
 
 class Serial:

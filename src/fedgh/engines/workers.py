@@ -23,12 +23,12 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
-from fedgh.core.checkpoint import ClientFiles
-from fedgh.core.disk import cannot_write
 from fedgh.core.types import Job, Reply
 from fedgh.engines.device import processes_for, share_of
 from fedgh.engines.host import Blueprint, ClientHost
 from fedgh.errors import ConfigError, RunError
+from fedgh.files import cannot_write
+from fedgh.runs.checkpoint import ClientFiles
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 SHARED_MEMORY = Path("/dev/shm")

@@ -12,14 +12,15 @@ app = client_app(make_client)
 """
 
 from fedgh.errors import ConfigError
+from fedgh.extras import install
 
 try:
     import flwr  # noqa: F401
 except ImportError:
-    raise ConfigError("this needs Flower: pip install 'fedgh[flower]'") from None
+    raise ConfigError(f"this needs Flower; {install('flower')}") from None
 
 from fedgh.flower.bound import NodeConfig
 from fedgh.flower.participant import client_app
-from fedgh.participant import Participant
+from fedgh.training.participant import Participant
 
 __all__ = ["NodeConfig", "Participant", "client_app"]

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-from fedgh.core.disk import discard_parts, make_folder, read_bytes, sync_folder, write_atomic
-from fedgh.core.sealed import MAX_STATE, pack, unpack
 from fedgh.core.types import Reply
 from fedgh.errors import RunError
+from fedgh.files import discard_parts, make_folder, read_bytes, sync_folder, write_atomic
 from fedgh.flower.bound import PublicError
 from fedgh.flower.messages import Request
+from fedgh.runs.sealed import MAX_STATE, pack, unpack
 
 
 @dataclass(frozen=True)

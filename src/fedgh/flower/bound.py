@@ -22,10 +22,11 @@ are refused.
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field, ValidationError
 
+from fedgh.choices import Protected
 from fedgh.core.types import NameList
 from fedgh.engines.host import Blueprint
 from fedgh.errors import ConfigError, RunError
@@ -59,7 +60,7 @@ class Bound(Limits):
 
     max_epsilon: Number | None = None
     delta: Annotated[Number, Field(ge=MIN_DELTA, lt=1)] = 1e-5
-    protects: Literal["nothing", "sample", "client"] = "nothing"
+    protects: Protected = "nothing"
     allow: NameList = Field(default_factory=list)
     max_seconds: Number = 86_400.0
     max_experiments: Whole = 1_000

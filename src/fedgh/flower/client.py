@@ -25,21 +25,23 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedgh import __version__, config
+from fedgh import config
 from fedgh.config import Config
-from fedgh.core.checkpoint import ClientFiles, keep_rounds
-from fedgh.core.disk import discard_parts, locked, make_folder, read_bytes, write_atomic
-from fedgh.core.sealed import MAX_STATE, pack, unpack
+from fedgh.core.threads import one_thread
 from fedgh.core.types import CPU, Job, Payload, Reply, moved
 from fedgh.data.fetch import OFFICIAL, find
-from fedgh.engines.host import Blueprint, ClientHost, one_thread
+from fedgh.engines.host import Blueprint, ClientHost
 from fedgh.errors import ConfigError, RunError, WireError, import_object, printable
-from fedgh.experiment import Experiment, prepare
+from fedgh.files import discard_parts, locked, make_folder, read_bytes, write_atomic
 from fedgh.flower import messages
 from fedgh.flower.answers import Answers, Question
 from fedgh.flower.bound import Bound, NodeConfig, PublicError, keep_bound, read_bound
 from fedgh.flower.messages import Request
+from fedgh.runs.checkpoint import ClientFiles, keep_rounds
+from fedgh.runs.sealed import MAX_STATE, pack, unpack
+from fedgh.training.experiment import Experiment, prepare
 from fedgh.trust import OWN, ForeignError, Trust
+from fedgh.version import __version__
 
 MakeBlueprint = Callable[[Request, Path, NodeConfig], Blueprint]
 """From a request, the client's folder and the participant's settings to the client."""

@@ -17,13 +17,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fedgh.core import disk
-from fedgh.core.runs import Record, RunFolder
+from fedgh import files
 from fedgh.errors import RunError
 from fedgh.flower.folder import FederationFolder
 from fedgh.flower.node import explained
 from fedgh.flower.processes import Processes, end_orphans
 from fedgh.flower.session import Session
+from fedgh.runs.folder import Record, RunFolder
 
 PATIENCE = 90.0
 """Seconds for the SuperLink to answer."""
@@ -198,7 +198,7 @@ def locked(folder: FederationFolder) -> Iterator[None]:
     """Keep a second process from starting the same federation; released even by kill -9."""
     with ExitStack() as stack:
         try:
-            stack.enter_context(disk.locked(folder.path / ".lock"))
+            stack.enter_context(files.locked(folder.path / ".lock"))
         except BlockingIOError:
             raise RunError(
                 f"{folder.path} is up already; see `fedgh flower status`, `fedgh flower stop`"

@@ -10,13 +10,13 @@ import httpx
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from fedgh import __version__
-from fedgh.core.rounds import ignore
+from fedgh.core.server import ignore
 from fedgh.core.types import Job, Reply
 from fedgh.errors import RunError, WireError, printable
 from fedgh.flower import messages
 from fedgh.flower._flwr import ErrorCode, Inbox, Limit, ObjectPullError, RunNotRunningException
 from fedgh.flower.messages import LONGEST_HEAD, Request
+from fedgh.version import __version__
 
 POLL = 0.3
 """Seconds between looks at what has come; a node that leaves may take its reply with it."""

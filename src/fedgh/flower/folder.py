@@ -13,11 +13,11 @@ from pathlib import Path
 from click import ClickException
 from flwr.common.config import parse_config_args
 
-from fedgh import __version__
 from fedgh.config import Config
-from fedgh.core.disk import make_folder, read_bytes, write_atomic
 from fedgh.errors import ConfigError
+from fedgh.files import make_folder, read_bytes, write_atomic
 from fedgh.flower.keys import MAX_KEY, write_certificates, write_key_pair
+from fedgh.version import __version__
 
 FIRST_NODE_PORT = 9094
 PORT = 9092

@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedgh.core.disk import make_folder, read_bytes, write_atomic
 from fedgh.errors import ConfigError
+from fedgh.files import make_folder, read_bytes, write_atomic
 
 CURVE = ec.SECP384R1()
 LIFETIME = timedelta(days=825)

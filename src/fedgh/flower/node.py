@@ -15,8 +15,8 @@ from typing import Any
 from click import ClickException
 from flwr.common.config import parse_config_args
 
-from fedgh.core.disk import read_bytes
 from fedgh.errors import ConfigError, RunError
+from fedgh.files import read_bytes
 from fedgh.flower.bound import read_bound
 from fedgh.flower.processes import clean_end, end_groups
 

@@ -10,17 +10,19 @@ from rich.console import Console
 from rich.table import Table
 
 from fedgh import config
-from fedgh.core.runs import Record, RunFolder
 from fedgh.core.types import Reply
 from fedgh.errors import RunError
-from fedgh.experiment import prepare
 from fedgh.flower.deployment import deployed, follow, locked
 from fedgh.flower.folder import FederationFolder
 from fedgh.flower.processes import GRACE, clean_end, end_orphans, registered
 from fedgh.flower.server import read_participants
 from fedgh.flower.session import Session
-from fedgh.report.runs import name_runs
-from fedgh.report.terminal import Live, percent, say
+from fedgh.formats import percent
+from fedgh.report.terminal import say
+from fedgh.runs.folder import Record, RunFolder
+from fedgh.runs.read import name_runs
+from fedgh.training.experiment import prepare
+from fedgh.training.progress import Live
 
 
 def up(path: Path, out: Path, console: Console) -> RunFolder:

@@ -8,20 +8,20 @@ from pathlib import Path
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedgh.core.disk import read_bytes, write_atomic
 from fedgh.core.rng import isolated
 from fedgh.core.types import Task
 from fedgh.data import partition
 from fedgh.engines.device import find_device
 from fedgh.engines.host import Blueprint
 from fedgh.errors import ConfigError, FedghError
-from fedgh.experiment import Experiment, load_source
+from fedgh.files import read_bytes, write_atomic
 from fedgh.flower.bound import NodeConfig, PublicError
 from fedgh.flower.client import app_of, log, parse_settings
 from fedgh.flower.messages import Request
 from fedgh.methods import METHODS
 from fedgh.models import check_extractor
-from fedgh.participant import Participant
+from fedgh.training.experiment import Experiment, load_source
+from fedgh.training.participant import Participant
 
 MakeClient = Callable[[Task, NodeConfig], Participant]
 """From what the federation agrees on, and the participant's own settings, to what it brings."""

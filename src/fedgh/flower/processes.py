@@ -14,7 +14,8 @@ from types import FrameType
 
 from pydantic import PositiveInt, TypeAdapter, ValidationError
 
-from fedgh.core.disk import (
+from fedgh.errors import RunError, printable
+from fedgh.files import (
     check_no_link,
     make_folder,
     open_append,
@@ -22,7 +23,6 @@ from fedgh.core.disk import (
     read_bytes,
     write_atomic,
 )
-from fedgh.errors import RunError, printable
 
 GRACE = 15.0
 """Seconds between a polite request to end and the other kind."""

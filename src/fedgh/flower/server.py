@@ -4,6 +4,8 @@ The run folder is on the server's machine. A SuperLink that is started again doe
 its runs; a new run with the same `out` does, after the last completed round.
 """
 
+import logging
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -13,22 +15,27 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedgh import config, training
-from fedgh.core.rounds import Engine, ignore
-from fedgh.core.runs import Record, RunFolder
-from fedgh.core.types import Payload, Reply
+from fedgh import config
+from fedgh.core.server import Engine, ignore
+from fedgh.core.types import Payload
 from fedgh.errors import ConfigError, FedghError, RunError
-from fedgh.experiment import Experiment, prepare
 from fedgh.flower.engine import Flower
 from fedgh.flower.keys import read_public_key
 from fedgh.flower.session import Session
+from fedgh.runs.folder import RunFolder
+from fedgh.training import loop
+from fedgh.training.experiment import Experiment, prepare
 
 app = ServerApp()
+logger = logging.getLogger(__name__)
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run or resume what the run configuration names."""
+    """Run or resume what the run configuration names; `flwr log` shows its log."""
+    log = logging.getLogger("fedgh")
+    log.addHandler(logging.StreamHandler(sys.stdout))
+    log.setLevel(logging.INFO)
     serve(grid, context.run_id, context.run_config)
 
 
@@ -60,13 +67,13 @@ def serve(grid: Grid, run_id: int, settings: Mapping[str, Any]) -> RunFolder:
             trained=dict(enumerate(state["trained"].tolist())),
             settled=done,
             asking=ignore if experiment.privacy is None else folder.count_asked,
-            say=_say,
+            say=logger.info,
         )
 
     try:
         if (out / "config.toml").exists():
-            return training.resume_with(experiment, out, Log(), make_engine=engine)
-        return training.run(experiment, out, Log(), make_engine=engine)
+            return loop.resume_with(experiment, out, make_engine=engine)
+        return loop.run(experiment, out, make_engine=engine)
     except FedghError as error:
         for session in begun:
             with suppress(RunError), RunFolder(out).locked():  # another server may have it by now
@@ -95,28 +102,3 @@ def _shared(experiment: Experiment) -> dict[str, Any]:
     section = experiment.config.run
     run = {"global_accuracy": section.global_accuracy, "largest_norm": section.largest_norm}
     return {**experiment.config.portable(), "run": run}
-
-
-class Log(training.Unwatched):
-    """A line for whatever happens, for `flwr log`."""
-
-    def started(self, experiment: Experiment, _: RunFolder, done: list[Record]) -> None:
-        """Say what runs where."""
-        task, method = experiment.task, experiment.config.method.name
-        _say(f"{method}: {task.num_clients} clients, rounds {len(done) + 1} to {task.rounds}")
-
-    def replied(self, reply: Reply) -> None:
-        """Say who has failed."""
-        if reply.error:
-            _say(f"round {reply.round}: client {reply.client_id} failed: {reply.error}")
-
-    def finished_round(self, record: Record) -> None:
-        """Say how far it has come."""
-        accuracy = record["accuracy"]
-        known = "" if accuracy is None else f", accuracy {accuracy:.1%}"
-        missing = len(record["failed"]) + len(record["rejected"])
-        _say(f"round {record['round']} is done{known}, {missing} failed or rejected")
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)

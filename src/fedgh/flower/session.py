@@ -14,9 +14,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedgh.core.disk import read_bytes, write_atomic
-from fedgh.core.runs import RunFolder
 from fedgh.errors import RunError, printable
+from fedgh.files import read_bytes, write_atomic
+from fedgh.runs.folder import RunFolder
 
 MAX_SESSION = 2**16
 """Bytes of flower.json: two names, two numbers and an error."""

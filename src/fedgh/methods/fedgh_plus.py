@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedgh.core import fusion, private_moments, wire
+from fedgh.core.batches import in_order
 from fedgh.core.classwise import for_each_class, mean_of_means
 from fedgh.core.feature_header import Kind, logits, solve, solve_with_own_covariance
 from fedgh.core.local import class_statistics, outputs, sgd_epochs
@@ -44,7 +45,6 @@ from fedgh.core.types import (
     part,
     prefixed,
 )
-from fedgh.data.batches import in_order
 from fedgh.errors import ConfigError, WireError
 from fedgh.models.features import feature_map, fingerprint
 

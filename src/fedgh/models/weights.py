@@ -5,8 +5,8 @@ from pathlib import Path
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from fedgh.core.disk import read_bytes
 from fedgh.errors import ConfigError, printable
+from fedgh.files import read_bytes
 
 MAX_WEIGHTS = 2**32
 """Bytes of a file of weights: a billion numbers, more than a client trains."""

@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import Any
 
 from fedgh.errors import RunError
+from fedgh.extras import need
 from fedgh.privacy.mechanism import Privacy
-from fedgh.report.extra import need
 
 ROUNDING = 1e-9
 """Relative tolerance when ε is compared with a bound, so that rounding does not end a run."""

@@ -11,8 +11,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedgh.core.disk import locked, read_bytes, write_atomic
 from fedgh.errors import RunError, printable
+from fedgh.files import locked, read_bytes, write_atomic
 from fedgh.privacy.accounting import ROUNDING, epsilon_of
 
 MAX_PAGE = 10_000

@@ -1,8 +1,8 @@
 """What a rehearsal says, as a table and in words."""
 
-from fedgh.advice import REFERENCE, Advice
-from fedgh.paper.sheets import Column, Sheet
-from fedgh.report.terminal import human_bytes, percent
+from fedgh.formats import human_bytes, percent
+from fedgh.studies.advice import REFERENCE, Advice
+from fedgh.tables import Column, Sheet
 
 COLUMNS = (
     *(Column("method"), Column("shares"), Column("accuracy"), Column("all classes")),

@@ -10,7 +10,7 @@ from fedgh.report import audit_sheets
 from fedgh.report.charts import AnyChart, Rows, wide
 from fedgh.report.page import Figure, Image, Part, Section, of_sheet
 from fedgh.report.png import png
-from fedgh.report.runs import NamedRun
+from fedgh.runs.read import NamedRun
 
 MAGNIFIED = 3
 """Pixels of the page for one of an image."""

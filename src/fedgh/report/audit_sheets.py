@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from fedgh.audit.noise import Level
 from fedgh.audit.result import Audit, Extractor, Means, Told
-from fedgh.paper.sheets import Cell, Column, Sheet
+from fedgh.tables import Cell, Column, Sheet
 
 Row = TypeVar("Row", bound=Means)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import altair as alt
 
-from fedgh.report.runs import NamedRun
+from fedgh.runs.read import NamedRun
 
 Rows = list[dict[str, Any]]
 AnyChart = alt.Chart | alt.LayerChart | alt.FacetChart | alt.VConcatChart

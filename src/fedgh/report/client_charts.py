@@ -6,9 +6,9 @@ from typing import Any
 
 import altair as alt
 
-from fedgh.confusion import Confusion
 from fedgh.report.charts import PERCENT, ROW, AnyChart, Rows, labels, run_colour, wide
-from fedgh.report.runs import ClientInfo, NamedRun
+from fedgh.runs.read import ClientInfo, NamedRun
+from fedgh.trained.confusion import Confusion
 
 MOST_ROWS = 60
 """Clients that are shown one by one; more are shown as distributions."""

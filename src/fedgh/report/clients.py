@@ -3,10 +3,11 @@
 import math
 
 from fedgh.core.types import Task
+from fedgh.formats import few, percent
 from fedgh.models import EXTRACTORS, parameters_of
-from fedgh.paper.sheets import Cell, Column, Sheet
-from fedgh.report.runs import NamedRun
-from fedgh.report.terminal import MOST_CLIENTS, few, percent
+from fedgh.report.terminal import MOST_CLIENTS
+from fedgh.runs.read import NamedRun
+from fedgh.tables import Cell, Column, Sheet
 
 COLUMNS = (
     Column("client"),

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import vl_convert
 
-from fedgh.core.disk import make_folder, write_atomic
 from fedgh.errors import ConfigError
+from fedgh.files import make_folder, write_atomic
 from fedgh.report.charts import AnyChart
 from fedgh.report.page import Page
 from fedgh.report.vega import themes

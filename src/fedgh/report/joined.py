@@ -1,8 +1,8 @@
 """How a newcomer did, in words and as a table."""
 
-from fedgh.join import Joined
-from fedgh.paper.sheets import Column, Sheet
-from fedgh.report.terminal import percent
+from fedgh.formats import percent
+from fedgh.tables import Column, Sheet
+from fedgh.trained.newcomer import Joined
 
 COLUMNS = (Column("epochs", digits=0), Column("with the header"), Column("without"))
 

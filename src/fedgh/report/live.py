@@ -11,12 +11,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from fedgh.confusion import read
-from fedgh.engines.host import one_line
-from fedgh.errors import FedghError, RunError
+from fedgh.errors import FedghError, RunError, one_line
 from fedgh.report.page import Page, fill
 from fedgh.report.run_page import run_page, state_of
-from fedgh.report.runs import name_runs
+from fedgh.runs.read import name_runs
+from fedgh.trained.confusion import read
 
 ADDRESS = "127.0.0.1"
 WATCHED = (

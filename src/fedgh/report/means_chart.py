@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from fedgh.core import wire
-from fedgh.core.means import MOST_PAIRS
+from fedgh.core.threads import one_thread
 from fedgh.core.types import Payload
-from fedgh.engines.host import one_thread
 from fedgh.errors import RunError, WireError
 from fedgh.report.charts import Rows
-from fedgh.report.runs import NamedRun
+from fedgh.runs.means import MOST_PAIRS
+from fedgh.runs.read import NamedRun
 
 MOST_PANELS = 4
 MOST_POINTS = 800

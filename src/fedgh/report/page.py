@@ -14,10 +14,10 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from fedgh.core.disk import write_atomic
-from fedgh.paper.sheets import Sheet
+from fedgh.files import write_atomic
 from fedgh.report.charts import AnyChart
 from fedgh.report.vega import asset, javascript, themes
+from fedgh.tables import Sheet
 
 
 @dataclass(frozen=True)

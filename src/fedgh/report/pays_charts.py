@@ -5,11 +5,11 @@ from typing import Any
 
 import altair as alt
 
-from fedgh.paper.pays import ALONE, Entry, Where, gains
-from fedgh.paper.sheets import Column
-from fedgh.paper.study import Case
 from fedgh.report.charts import Rows
 from fedgh.report.page import Figure
+from fedgh.studies.pays import ALONE, Entry, Where, gains
+from fedgh.studies.study import Case
+from fedgh.tables import Column
 
 CELL_WIDTH, CELL_HEIGHT = 58, 34
 STRONG = 0.72

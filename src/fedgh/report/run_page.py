@@ -4,16 +4,16 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fedgh.confusion import MOST_CLIENTS, Confusion
-from fedgh.core.runs import RunFolder
-from fedgh.engines.host import one_line
-from fedgh.errors import FedghError, RunError
+from fedgh.errors import FedghError, RunError, one_line
+from fedgh.formats import human_bytes, percent
 from fedgh.report import charts, client_charts
 from fedgh.report.audit_section import audit_section
 from fedgh.report.means_chart import means_chart, project
 from fedgh.report.page import Cell, Figure, Fold, Page, Part, Section, Table, Value
-from fedgh.report.runs import NamedRun, Round
-from fedgh.report.terminal import PROTECTED, human_bytes, percent
+from fedgh.report.terminal import PROTECTED
+from fedgh.runs.folder import RunFolder
+from fedgh.runs.read import NamedRun, Round
+from fedgh.trained.confusion import MOST_CLIENTS, Confusion
 
 MOST_PROBLEMS = 200
 

@@ -5,16 +5,16 @@ from typing import Any
 
 import altair as alt
 
-from fedgh.core.runs import RunFolder
-from fedgh.paper import convergence, pays
-from fedgh.paper.reproduce import Result
-from fedgh.paper.result import Line
-from fedgh.paper.study import Case, Study
 from fedgh.report import pays_charts
 from fedgh.report.charts import AnyChart, accuracy_over_rounds, mean_over_rounds
 from fedgh.report.page import Figure, Page, Part, Section, Table, of_sheet
-from fedgh.report.runs import NamedRun
-from fedgh.sweep import Trial
+from fedgh.runs.folder import RunFolder
+from fedgh.runs.read import NamedRun
+from fedgh.studies import convergence, pays
+from fedgh.studies.reproduce import Result
+from fedgh.studies.result import Line
+from fedgh.studies.study import Case, Study
+from fedgh.studies.sweep import Trial
 
 
 def page(result: Result) -> Page:

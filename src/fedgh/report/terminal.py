@@ -1,7 +1,6 @@
-"""A run in the terminal: progress while it goes on, tables and pictures of it."""
+"""Tables and pictures of runs in the terminal."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -9,22 +8,19 @@ from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    MofNCompleteColumn,
     Progress,
-    TaskID,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
 from rich.text import Text
 
-from fedgh.core.runs import Record, RunFolder
-from fedgh.core.types import Reply
 from fedgh.errors import printable
-from fedgh.experiment import Experiment
-from fedgh.paper.sheets import Sheet
-from fedgh.statistics import Row
+from fedgh.formats import few, human_bytes, percent
+from fedgh.runs.folder import Record, RunFolder
+from fedgh.studies.statistics import Row
+from fedgh.tables import Sheet
+from fedgh.training.experiment import Experiment
 
 MOST_CLIENTS = 40
 """Rows of a client table or picture; more of them nobody reads in a terminal."""
@@ -32,125 +28,12 @@ MOST_CLIENTS = 40
 MOST_ROWS = 200
 """Rows of any other table that may be long."""
 
-MOST_NAMES = 6
 SHADES = " ░▒▓█"
-
-
-def human_bytes(count: float) -> str:
-    """1536 -> '1.5 KB', with 1 KB = 1024 B as in the paper."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TB"
 
 
 def say(console: Console, text: str) -> None:
     """Text as it is: not coloured, not broken, no markup seen in it."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def percent(share: float | None) -> str:
-    """0.5 -> '50.0%'; a score nobody has taken is a dash."""
-    return "-" if share is None else f"{100 * share:.1f}%"
-
-
-@dataclass
-class Live:
-    """Follow a run: a bar where there is a terminal, one line per round where there is none."""
-
-    console: Console
-    kept: bool = True  # whether the run folder is there to stay
-    _bar: Progress = field(init=False)
-    _rounds: TaskID = field(init=False)
-    _clients: TaskID = field(init=False)
-    _aside: set[int] = field(default_factory=set, init=False)
-
-    def __post_init__(self) -> None:
-        self._bar = Progress(
-            TextColumn("{task.description:<8}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=self.console,
-            transient=True,
-            disable=not self._animated,
-        )
-
-    @property
-    def _animated(self) -> bool:
-        return self.console.is_terminal and not self.console.is_dumb_terminal
-
-    def __enter__(self) -> "Live":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
-        """Say what runs where."""
-        config = experiment.config
-        own = config.data.name in ("private", "own")
-        kinds = "their own" if own else len(set(config.model.zoo))
-        where = f" -> {run.path}" if self.kept else ""
-        self.console.print(
-            f"{config.method.name} on {experiment.source.name}: "
-            f"{config.federation.clients} clients, {kinds} networks, "
-            f"{config.federation.rounds} rounds, seed {config.federation.seed}{where}",
-            soft_wrap=True,
-            highlight=False,
-            markup=False,
-        )
-        if done:
-            self.console.print(f"rounds 1 to {len(done)} are there already")
-        total = config.federation.rounds
-        self._rounds = self._bar.add_task("rounds", total=total, completed=len(done), note="")
-        # The first evaluation looks at everybody; after that a round has its participants.
-        first = config.federation.clients
-        if config.run.evaluate == "trained":
-            first = max(1, round(first * config.federation.participation))
-        self._clients = self._bar.add_task("clients", total=first, note="")
-
-    def replied(self, reply: Reply) -> None:
-        """One client is done."""
-        self._bar.update(self._clients, advance=1)
-        if reply.error:
-            self.console.print(
-                f"round {reply.round}: client {reply.client_id} failed: {reply.error}",
-                style="yellow",
-                markup=False,
-            )
-
-    def finished_round(self, record: Record) -> None:
-        """One round is done."""
-        note = f"accuracy {percent(record['accuracy'])}, {human_bytes(record['bytes_total'])} sent"
-        self._bar.update(self._rounds, completed=record["round"], note=note)
-        self._bar.update(self._clients, completed=0, total=len(record["participants"]))
-        for rejected in record["rejected"]:
-            self.console.print(
-                f"round {record['round']}: upload of client {rejected['client']} "
-                f"rejected: {rejected['reason']}",
-                style="yellow",
-                markup=False,
-            )
-        if record["discarded"] is not None:
-            self.console.print(
-                f"round {record['round']} is discarded: {record['discarded']}",
-                style="yellow",
-                markup=False,
-            )
-        for client in sorted({*record["set_aside"]} - {*record["forgotten"]} - self._aside):
-            self.console.print(
-                f"round {record['round']}: client {client} is set aside: too many of its uploads "
-                "were rejected",
-                style="yellow",
-            )
-        self._aside |= set(record["set_aside"])
-        if not self._animated:
-            self.console.print(f"round {record['round']}: {note}")
 
 
 def result(run: RunFolder) -> Table:
@@ -343,7 +226,7 @@ def partition_picture(experiment: Experiment, console: Console) -> None:
     )
 
 
-class Download:
+class DownloadBar:
     """A bar for a download, in the form that pooch asks for."""
 
     def __init__(self, console: Console, name: str) -> None:
@@ -392,9 +275,3 @@ def _spread(mean_and_std: list[float | None], show: Callable[[float], str]) -> s
 
 def _samples(client: Record) -> int:
     return int(client["train"] + client["evaluation"] + client["test"])
-
-
-def few(names: list[str]) -> str:
-    """The first of these names, and how many they are if those are not all."""
-    more = f", ... ({len(names)})" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more

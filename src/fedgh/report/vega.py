@@ -11,7 +11,7 @@ from typing import Any
 import pooch
 import vl_convert
 
-from fedgh.core.disk import make_folder, read_bytes, write_atomic
+from fedgh.files import make_folder, read_bytes, write_atomic
 
 MAX_SCRIPT = 2**25
 """Bytes of the script; it has one million."""

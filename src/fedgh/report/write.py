@@ -4,16 +4,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from fedgh.confusion import Confusion, measure
-from fedgh.core.disk import make_folder
-from fedgh.core.runs import RunFolder
-from fedgh.engines.host import one_line
-from fedgh.errors import FedghError
-from fedgh.report.extra import need_report
+from fedgh.errors import FedghError, one_line
+from fedgh.extras import need_report
+from fedgh.files import make_folder
+from fedgh.runs.folder import RunFolder
+from fedgh.trained.clients import Trained
+from fedgh.trained.confusion import Confusion, measure
 from fedgh.trust import FOREIGN, OWN, Trust
 
 
-def write_report(
+def write_page(
     paths: Sequence[Path],
     out: Path | None = None,
     figures: Path | None = None,
@@ -30,7 +30,7 @@ def write_report(
     from fedgh.report import page  # Altair takes a second
     from fedgh.report.figures import save_all
     from fedgh.report.run_page import run_page
-    from fedgh.report.runs import name_runs
+    from fedgh.runs.read import name_runs
 
     made = run_page(name_runs(paths), find_confusion or partial(measure, trust=trust))
     out = out or (paths[0] if len(paths) == 1 else Path()) / "report.html"
@@ -41,10 +41,21 @@ def write_report(
     return out
 
 
+def write_report(trained: Trained, out: str | Path | None = None) -> Path:
+    """Write the page about a run, into its folder if no other place is given."""
+    return write_page(
+        [trained.folder.path],
+        None if out is None else Path(out),
+        find_confusion=lambda folder: measure(
+            folder, trained.left if trained.left.data else None, trust=trained.trust
+        ),
+    )
+
+
 def report_after(run: RunFolder, trust: Trust = OWN) -> str:
     """Write the report of a finished run and say where, or why not: that never harms the run."""
     try:
-        return f"report     {write_report([run.path], trust=trust)}"
+        return f"report     {write_page([run.path], trust=trust)}"
     except FedghError as error:
         return f"report     not written: {error}"
     except KeyboardInterrupt:

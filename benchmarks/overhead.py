@@ -1,0 +1,76 @@
+"""What a round costs when clients do nothing."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import nn
+
+from benchmarks.rounds import Stopwatch
+from fedgh import config
+from fedgh.core import wire
+from fedgh.core.method import Method
+from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
+from fedgh.training import loop
+from fedgh.training.experiment import prepare
+
+if TYPE_CHECKING:
+    from benchmarks.suite import Bench
+
+ROUNDS = 20
+
+
+@dataclass(frozen=True)
+class Idle(Method):
+    """Nothing down, nothing done, nothing up."""
+
+    name: ClassVar[str] = "idle"
+
+    def init_server(
+        self,
+        task: Task,  # noqa: ARG002
+        models: Sequence[SplitModel],  # noqa: ARG002
+        rng: torch.Generator,  # noqa: ARG002
+    ) -> Payload:
+        """Nothing to know."""
+        return {}
+
+    def client_update(self, client: Client, down: Payload) -> Payload:  # noqa: ARG002
+        """Nothing to do."""
+        return {}
+
+    def download_specs(self, client: Client) -> list[wire.Spec]:  # noqa: ARG002
+        """Nothing to say."""
+        return [{}]
+
+    def server_update(self, server: Payload, uploads: Iterable[Upload]) -> Payload:  # noqa: ARG002
+        """Nothing to learn."""
+        return server
+
+    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:  # noqa: ARG002
+        """Nothing to send."""
+        return {}
+
+
+def smallest(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
+    """An extractor of next to nothing."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(shape).numel(), rep_dim))
+
+
+def engine_overhead(bench: "Bench") -> Iterator[tuple[str, float]]:
+    """Seconds per round of 10 clients that do nothing: messages, checkpoint, records"""
+    for engine in ("serial", "workers"):
+        settings = [
+            "method.name=benchmarks.overhead:Idle",
+            "model.zoo=benchmarks.overhead:smallest",
+            "model.rep_dim=1",
+            f"federation.rounds={ROUNDS}",
+            f"run.eval_every={ROUNDS}",
+            f"run.engine={engine}",
+        ]
+        watch = Stopwatch()
+        experiment = prepare(config.load("demo", settings))
+        loop.run(experiment, bench.folder / f"idle-{engine}", [watch])
+        yield f"overhead_seconds_{engine}", median(timed.seconds for timed in watch.rounds)

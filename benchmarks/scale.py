@@ -1,0 +1,125 @@
+"""Ten participants a round, whatever the number of clients.
+
+Every size runs in a process of its own, whose memory is watched from outside.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+
+from benchmarks.rounds import Stopwatch
+from fedgh import config
+from fedgh.core.rng import stream
+from fedgh.data.sources import Source
+from fedgh.engines.workers import no_interrupts
+from fedgh.errors import RunError
+from fedgh.training import loop
+from fedgh.training.experiment import prepare
+
+if TYPE_CHECKING:
+    from benchmarks.suite import Bench
+
+SIZES = (10, 100, 1_000, 10_000, 100_000)
+PARTICIPANTS = 10
+SAMPLES = 10  # of each client
+ROUNDS = 10
+GIB = 2**30
+
+
+def many_clients(bench: "Bench") -> Iterator[tuple[str, float]]:
+    """Ten participants of N clients: seconds of a round, peak memory of all processes"""
+    # A round here is short and a shared machine has moods: the sizes take turns, so that a bad
+    # moment does not hit one alone, and the least disturbed of a size's runs counts.
+    turns = [
+        [_measure(clients, bench.quick) for clients in SIZES]
+        for _ in range(1 if bench.quick else 3)
+    ]
+    seconds = {}
+    for clients, *runs in zip(SIZES, *turns, strict=True):
+        seconds[clients], prepared, _ = min(runs)
+        yield f"scale_seconds_{clients}", seconds[clients]
+        yield f"scale_prepare_seconds_{clients}", prepared
+        peak = max(peak for _, _, peak in runs)
+        if peak:  # not every system tells
+            yield f"scale_peak_gib_{clients}", peak / GIB
+    yield "scale_time_ratio_100_to_100000", seconds[100_000] / seconds[100]
+
+
+def simulate(clients: int, rounds: int, out: Path) -> tuple[float, float]:
+    """Run a federation; return the median seconds of a round, and of preparing it all."""
+    start = time.perf_counter()
+    rng = stream(0, "scale")
+    n = clients * SAMPLES
+    x = torch.randint(0, 256, (n, 1, 32, 32), dtype=torch.uint8, generator=rng)
+    source = Source("random images", x, torch.arange(n) % 10, tuple("0123456789"))
+    settings = [
+        f"federation.clients={clients}",
+        f"federation.participation={PARTICIPANTS / clients}",
+        f"federation.rounds={rounds}",
+        "local.epochs=10",
+        "local.batch_size=8",
+        "run.evaluate=trained",
+        "run.global_accuracy=never",
+        "run.memory=0.5",
+    ]
+    experiment = prepare(config.load("demo", settings), source=source)
+    del x, source
+    watch = Stopwatch()
+    prepared = time.perf_counter() - start
+    loop.run(experiment, out, [watch])
+    return median(timed.seconds for timed in watch.rounds), prepared
+
+
+def _measure(clients: int, quick: bool) -> tuple[float, float, int]:
+    with tempfile.TemporaryDirectory(prefix="fedgh-scale-") as folder:
+        rounds = ROUNDS // 2 if quick else ROUNDS
+        command = [sys.executable, "-m", __name__, str(clients), str(rounds), folder]
+        with no_interrupts():  # Ctrl-C is for this process, which ends the other
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        with process:
+            try:
+                peak = 0
+                while process.poll() is None:
+                    peak = max(peak, sum(map(_proportional_set, _tree(process.pid))))
+                    time.sleep(0.2)
+                assert process.stdout is not None
+                out = process.stdout.read()
+            finally:
+                process.terminate()
+    if process.returncode:
+        raise RunError(f"{clients} clients: the measurement failed")
+    seconds, prepared = json.loads(out)
+    return seconds, prepared, peak
+
+
+def _tree(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    found = [pid]
+    for parent in found:  # grows while we go
+        for children in Path(f"/proc/{parent}/task").glob("*/children"):
+            try:
+                found += map(int, children.read_text().split())
+            except OSError:  # it has just ended
+                continue
+    return found
+
+
+def _proportional_set(pid: int) -> int:
+    """Bytes of a process; what several share counts once in their sum."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+
+
+if __name__ == "__main__":
+    print(json.dumps(simulate(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]) / "run")))

@@ -1,0 +1,90 @@
+"""The commands, thin: parse, call, print.
+
+A command imports what it needs when it runs: torch alone takes over a second, and `fedgh --help`
+should not.
+"""
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedgh.cli import flower, listing, models, reading, running, sweeps
+from fedgh.errors import ConfigError, FedghError
+from fedgh.version import __version__
+
+
+def _group(help_: str) -> typer.Typer:
+    return typer.Typer(
+        help=help_,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+    )
+
+
+app = _group("Federated learning for clients whose models differ.")
+COMMANDS = (
+    *(running.run, running.resume, reading.report, reading.clients, models.predict, models.export),
+    *(models.audit, models.forget, models.newcomer, reading.watch, sweeps.compare, sweeps.advise),
+    *(sweeps.tune, sweeps.reproduce, running.partition, listing.list_),
+)
+for command in COMMANDS:
+    app.command(name=command.__name__.rstrip("_"))(command)
+data_app = _group("Public data sets.")
+data_app.command()(listing.fetch)
+app.add_typer(data_app, name="data")
+flower_app = _group("Real federations, on Flower.")
+for step in (flower.init, flower.up, flower.join, flower.status, flower.stop):
+    flower_app.command()(step)
+app.add_typer(flower_app, name="flower")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Federated learning for clients whose models differ."""
+
+
+def main() -> None:
+    """Run a command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot draw a box still works
+    with in_words():
+        sys.path.append(str(Path.cwd()))  # so that `my_module:my_extractor` is found
+        app(standalone_mode=True)
+
+
+@contextmanager
+def in_words() -> Iterator[None]:
+    """Whatever a user can put right is one message, not a traceback, and the end."""
+    try:
+        yield
+    except FedghError as error:
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except BrokenPipeError:  # whoever read our output has gone, as in `fedgh run | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:  # a full disk, a missing permission: the text names the file
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)

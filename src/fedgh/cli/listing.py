@@ -1,0 +1,63 @@
+"""What can be named: `fedgh list`, `fedgh data fetch`."""
+
+from dataclasses import fields
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedgh.choices import Kind
+from fedgh.cli.options import DataDir
+from fedgh.errors import ConfigError
+
+
+def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
+    """List what can be named in an experiment."""
+    from fedgh.report.terminal import listing
+
+    Console().print(listing(_known(kind)))
+
+
+def _known(kind: Kind) -> dict[str, str]:
+    from fedgh import config
+    from fedgh.core.types import Task
+    from fedgh.data.sources import SOURCES
+    from fedgh.methods import METHODS
+    from fedgh.models import EXTRACTORS, split_model
+    from fedgh.studies.study import studies
+
+    if kind == "methods":
+        return {
+            name: ", ".join(f"{f.name} = {f.default}" for f in fields(method)) or "no settings"
+            for name, method in METHODS.items()
+        }
+    if kind == "models":
+        own = {"package.module:function": "your own: (input shape, rep_dim) -> torch.nn.Module"}
+        task = Task(10, 500, num_clients=1, rounds=1, seed=0, input_shape=(3, 32, 32))
+        sizes = {
+            name: sum(p.numel() for p in split_model(make, task).parameters())
+            for name, make in EXTRACTORS.items()
+        }
+        note = "parameters for 3x32x32 images, 10 classes"
+        return {**{name: f"{size:>10,} {note}" for name, size in sizes.items()}, **own}
+    if kind == "datasets":
+        return {name: (s.__doc__ or "").splitlines()[0] for name, s in SOURCES.items()}
+    if kind == "studies":
+        return {name: f"{study.title} ({study.source})" for name, study in studies().items()}
+    return config.experiments()
+
+
+def fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="cifar10, cifar100, fashion-mnist")],
+    data_dir: DataDir = None,
+) -> None:
+    """Download a public data set and verify it."""
+    from fedgh.data.fetch import OFFICIAL, locate
+    from fedgh.errors import unknown
+    from fedgh.report.terminal import DownloadBar, say
+
+    if name not in OFFICIAL:
+        raise ConfigError(unknown("data set to fetch", name, OFFICIAL))
+    console = Console()
+    folder = locate(name, data_dir, progress=DownloadBar(console, name))
+    say(console, f"{name} is in {folder}")

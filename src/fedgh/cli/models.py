@@ -1,0 +1,169 @@
+"""Use the trained models of a run: `fedgh predict`, `export`, `audit`, `forget`, `newcomer`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedgh.choices import ExportFormat
+from fedgh.cli.options import (
+    OneClient,
+    Quiet,
+    TrainedRun,
+    TrustIt,
+)
+
+
+def predict(
+    run: TrainedRun,
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH...", help="Images, folders of them, .npy or .npz (x) files."),
+    ],
+    client: OneClient,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write it there.")] = None,
+    trust: TrustIt = False,
+) -> None:
+    """Say what a client's model takes images or arrays for."""
+    from dataclasses import replace
+
+    from fedgh.files import write_atomic
+    from fedgh.report.terminal import MOST_ROWS, print_whole, say, sheet
+    from fedgh.trained.clients import Trained
+    from fedgh.trained.predict import predict
+
+    console = Console()
+    with console.status("predicting"):
+        table = predict(Trained.load(run, trust=trust).clients[client], paths)
+    if csv is not None:
+        write_atomic(csv, table.csv().encode())
+    print_whole(console, sheet(replace(table, rows=table.rows[:MOST_ROWS])))
+    if len(table.rows) > MOST_ROWS:
+        say(console, f"{len(table.rows) - MOST_ROWS} more rows; --csv FILE writes all")
+    say(console, table.note)
+
+
+def export(
+    run: TrainedRun,
+    client: OneClient,
+    format_: Annotated[ExportFormat, typer.Option("--format", help="Of the file.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Else RUN/export/client-K with an ending.")
+    ] = None,
+    trust: TrustIt = False,
+) -> None:
+    """Write a client's model for other programs, and check that it still says the same."""
+    from fedgh.files import check_no_link
+    from fedgh.formats import human_bytes
+    from fedgh.report.terminal import say
+    from fedgh.trained.clients import Trained
+    from fedgh.trained.export import FORMATS
+
+    console = Console()
+    with console.status("exporting"):
+        trained = Trained.load(run, data=True, trust=trust).clients[client]
+        ending = FORMATS[format_].ending
+        if out is None:
+            check_no_link(run / "export")
+        path = out or run / "export" / f"client-{trained.number}{ending}"
+        done = trained.export(path, format_)
+    hint = "" if trust else ", or not trusted (--trust)"
+    whose = "of its own test samples" if done.own else f"random inputs: its data are not here{hint}"
+    say(
+        console,
+        f"written    {done.path} ({human_bytes(done.path.stat().st_size)})\n"
+        f"checked    on {done.samples} {whose}: logits differ by at most {done.difference:.1e} of "
+        "the largest",
+    )
+
+
+def audit(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder with its checkpoint.")],
+    client: Annotated[
+        int | None, typer.Option(min=0, help="The victim; else the first that took part.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the attacks, not of the run.")] = 0,
+    trust: TrustIt = False,
+    quiet: Quiet = False,
+) -> None:
+    """Attack a client of a finished run: what do its uploads tell about its samples?"""
+    from fedgh.audit import audit, result
+    from fedgh.report.audit_sheets import overview
+    from fedgh.report.terminal import print_whole, say, sheet
+    from fedgh.report.write import report_after
+    from fedgh.runs.folder import RunFolder
+    from fedgh.trust import how_far
+
+    console = Console(quiet=quiet)
+    folder = RunFolder(run)
+    with console.status("") as status:
+        found = audit.audit(folder, client, seed, status.update, trust=how_far(trust))
+        path = result.write(folder, found)
+        status.update("writing the report")
+        line = report_after(folder, how_far(trust))
+    table = overview(found)
+    print_whole(console, sheet(table))
+    say(
+        console,
+        f"{table.note}\n"
+        "Which classes a client holds is visible by design; noise does not hide it.\n"
+        f"audit      {path}\n{line}",
+    )
+
+
+def forget(
+    run: TrainedRun,
+    client: Annotated[int, typer.Option(min=0, help="The client that leaves.")],
+    trust: TrustIt = False,
+) -> None:
+    """Take a client out of a run: its header becomes one that was made without the client."""
+    from fedgh.report.terminal import say
+    from fedgh.trained.forget import forget
+
+    console = Console()
+    with console.status(f"forgetting client {client}"):
+        done = forget(run, client, trust=trust)
+    others = (
+        "the other participants get the new header in their next round"
+        if done.elsewhere
+        else f"{done.refreshed} other clients have the new header"
+    )
+    say(console, f"forgotten  client {client} of {run}; {others}")
+
+
+def newcomer(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, finished or not.")],
+    data: Annotated[
+        Path, typer.Option(help="The newcomer's own: a folder of images by class, or an .npz file.")
+    ],
+    network: Annotated[
+        str, typer.Option(help="One of `fedgh list models`, or package.module:function.")
+    ],
+    rounds: Annotated[int, typer.Option(min=1, help="Of the newcomer's own training.")] = 20,
+    image_size: Annotated[int, typer.Option(min=1, help="What images are scaled to.")] = 32,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep its model and the numbers there.")
+    ] = None,
+    trust: TrustIt = False,
+    quiet: Quiet = False,
+) -> None:
+    """Let a newcomer learn with the global header of a run, and measure what that is worth."""
+    from fedgh.report.joined import curve, verdict
+    from fedgh.report.terminal import print_whole, say, sheet
+    from fedgh.runs.folder import RunFolder
+    from fedgh.trained import newcomer
+
+    console = Console(quiet=quiet)
+    folder = RunFolder.open(run)
+    with console.status("a newcomer joins") as status:
+        found = newcomer.join(
+            folder,
+            newcomer.newcomer(folder, network, data, image_size, trust=trust),
+            rounds,
+            lambda round, *_: status.update(f"round {round} of {rounds}"),
+            trust=trust,
+        )
+        files = newcomer.keep(found, out) if out is not None else []
+    print_whole(console, sheet(curve(found)))
+    say(console, "\n".join([verdict(found), *(f"written    {file}" for file in files)]))

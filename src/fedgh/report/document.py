@@ -1,0 +1,82 @@
+"""A result as files: Markdown to read, CSV to compute with."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedgh.errors import ConfigError
+from fedgh.extras import install, need_report
+from fedgh.files import check_no_link, make_folder, read_bytes, write_atomic
+from fedgh.runs.folder import MAX_JSON
+from fedgh.studies.reproduce import Result
+
+
+def write(result: Result, folder: Path) -> list[Path]:
+    """The result as NAME.md, a CSV file for each table, and NAME.html where that can be made."""
+    make_folder(folder)
+    name = result.request.name
+    text, page = folder / f"{name}.md", folder / f"{name}.html"
+    pictures = _write_page(result, page)
+    write_atomic(text, markdown(result, pictures or []).encode())
+    tables = {folder / f"{'-'.join(filter(None, [name, s.name]))}.csv": s for s in result.sheets}
+    for path, sheet in tables.items():
+        write_atomic(path, sheet.csv().encode())
+    return [text, *tables, *([] if pictures is None else [page])]
+
+
+def _write_page(result: Result, path: Path) -> list[Path] | None:
+    """The page, and its pictures; None where the packages for them are not installed."""
+    try:
+        need_report()
+    except ConfigError:
+        return None
+    from fedgh.report import study  # slow to import
+
+    figures = path.parent / "figures"
+    check_no_link(figures)
+    return study.write(result, path, figures)
+
+
+def keep_reasons(path: Path, reasons: dict[str, str]) -> None:
+    """Remember why runs have no result: those that were tried now, and those tried before."""
+    known = {**kept_reasons(path), **reasons}
+    if known:
+        make_folder(path.parent)
+        write_atomic(path, json.dumps(known, indent=2).encode() + b"\n")
+
+
+def kept_reasons(path: Path) -> dict[str, str]:
+    """Why runs had no result when they were last tried."""
+    try:
+        known = json.loads(read_bytes(path, MAX_JSON))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return {str(name): str(why) for name, why in known.items()} if isinstance(known, dict) else {}
+
+
+def markdown(result: Result, pictures: Sequence[Path] = ()) -> str:
+    """The whole result, for a reader who has not seen it run."""
+    parts = [f"# {result.study.title}", result.study.about.strip()]
+    parts.append("\n".join(f"- {fact}" for fact in result.provenance()))
+    first, *others = result.sheets
+    parts.append(first.markdown().rstrip())
+    parts += [f"![{picture.stem}](figures/{picture.name})" for picture in pictures]
+    parts += [f"## {sheet.title}\n\n{sheet.markdown()}".rstrip() for sheet in others]
+    if result.reasons:
+        listed = "\n".join(f"- {run}: {why}" for run, why in result.reasons.items())
+        parts.append(f"## Without a result\n\n{listed}")
+    if result.not_run:
+        parts.append("## Not run\n\n" + "\n".join(f"- {run}" for run in result.not_run))
+    return "\n\n".join(parts) + "\n"
+
+
+def closing(result: Result, files: Sequence[Path]) -> str:
+    """What a user has to know who has seen the tables."""
+    lines = result.conditions()
+    lines += [f"no result: {run}: {why}" for run, why in result.reasons.items()]
+    if result.not_run:
+        lines.append(f"not run: {'; '.join(result.not_run)}")
+    lines.append("written to " + ", ".join(map(str, files)))
+    if all(path.suffix != ".html" for path in files):
+        lines.append(f"for charts and a page, {install('report')}")
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Many runs: comparisons, searches, advice, and the paper's tables and figures run again."""

@@ -1,0 +1,1 @@
+"""Use the trained models of a run: predict, export, forget a client, add one."""

@@ -1,0 +1,95 @@
+"""What a client's model takes files for: images, folders of images, arrays.
+
+Files are untrusted: nothing is unpickled, and what cannot be read is named.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedgh.data.arrays import read_npy, read_npz
+from fedgh.data.images import images_in, read_image
+from fedgh.data.sources import channels_first
+from fedgh.errors import DataError
+from fedgh.formats import few
+from fedgh.tables import Column, Sheet
+from fedgh.trained.clients import Inputs, TrainedClient
+
+Origin = tuple[str, int | None]
+"""The file that an input is from, and which row of an array."""
+
+MAX_ROWS = 2**20
+"""Rows of an array: in the table of predictions each takes some hundred bytes."""
+
+
+def predict(trained: TrainedClient, paths: Iterable[Path]) -> Sheet:
+    """A row for each input: the class it is taken for, how surely, and the class after that."""
+    read = [_read(file, trained.inputs) for file in _files(paths)]
+    origins = [origin for rows, _ in read for origin in rows]
+    shares, labels = trained.probabilities(torch.cat([x for _, x in read])).sort(1, descending=True)
+    rows = [
+        [*origin, *_guess(trained, share, label, 0), *_guess(trained, share, label, 1)]
+        for origin, share, label in zip(origins, shares.tolist(), labels.tolist(), strict=True)
+    ]
+    title = f"client {trained.number}, {trained.network}"
+    note = f"The client was trained on samples of {few(trained.classes)}."
+    return Sheet("predictions", title, COLUMNS, rows, note)
+
+
+COLUMNS = (
+    Column("file"),
+    Column("row", digits=0),
+    Column("class"),
+    Column("probability", digits=3),
+    Column("second"),
+    Column("its probability", digits=3),
+)
+
+
+def _guess(
+    trained: TrainedClient, shares: list[float], labels: list[int], place: int
+) -> tuple[str | None, float | None]:
+    """The class in that place and its probability, if there are so many classes."""
+    if place >= len(labels):
+        return None, None
+    return trained.class_names[labels[place]], shares[place]
+
+
+def _files(paths: Iterable[Path]) -> Iterator[Path]:
+    """These files, and the images in these folders."""
+    for path in paths:
+        if not path.exists():
+            raise DataError(f"{path} does not exist")
+        if not path.is_dir():
+            yield path
+            continue
+        found = images_in(path)
+        if not found:
+            raise DataError(f"{path} has no images")
+        yield from found
+
+
+def _read(file: Path, inputs: Inputs) -> tuple[list[Origin], Tensor]:
+    """The inputs in a file, and where each is from."""
+    if file.suffix.lower() in (".npy", ".npz"):
+        rows = _rows(file)
+        try:
+            x = inputs.check(channels_first(rows))
+        except DataError as error:
+            raise DataError(f"{file}: {error}") from None
+        return [(str(file), row) for row in range(len(x))], x
+    if inputs.dtype != torch.uint8 or inputs.shape[0] not in (1, 3):
+        raise DataError(f"{file}: the client takes {inputs}, not images; give it a .npy file")
+    return [(str(file), None)], read_image(file, inputs.shape)[None]
+
+
+def _rows(file: Path) -> NDArray[Any]:
+    """The array in a .npy file, or `x` in a .npz file."""
+    x = read_npz(file, "x")[0] if file.suffix.lower() == ".npz" else read_npy(file)
+    if x.ndim and len(x) > MAX_ROWS:
+        raise DataError(f"{file} has {len(x):,} rows; give at most {MAX_ROWS:,} at a time")
+    return x

@@ -1,0 +1,1 @@
+"""Make an experiment from a configuration or from participants, and train it."""

@@ -1,0 +1,127 @@
+"""Callbacks: what is told of a run while it goes on, and the log."""
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+
+from fedgh.core.types import Reply
+from fedgh.errors import ConfigError
+from fedgh.formats import human_bytes, percent
+from fedgh.runs.folder import Record, RunFolder
+from fedgh.training.experiment import Experiment
+
+OnRound = Callable[[Record], object]
+"""Called with the record of every finished round; if it returns True, that was the last.
+
+When a run goes on that was stopped before, its last round is shown once more."""
+
+logger = logging.getLogger(__name__)
+
+
+class StopTraining(Exception):  # noqa: N818
+    """Raised by a callback: no more rounds; those that it was told of are kept."""
+
+
+class Callback:
+    """Base class: override the hooks that you need."""
+
+    def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
+        """Called when a run begins, or goes on after the rounds in `done`."""
+
+    def replied(self, reply: Reply) -> None:
+        """Called when a client has finished its job."""
+
+    def finished_round(self, record: Record) -> None:
+        """Called when a round is complete; raise `StopTraining` to make it the last."""
+
+    def close(self) -> None:
+        """Called once when training ends, also by an error or Ctrl-C."""
+
+
+class Callbacks(Callback):
+    """Several callbacks as one, told in turn."""
+
+    def __init__(self, callbacks: Iterable[Callback]) -> None:
+        self._all = tuple(callbacks)
+
+    def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
+        """Tell all."""
+        for callback in self._all:
+            callback.started(experiment, run, done)
+
+    def replied(self, reply: Reply) -> None:
+        """Tell all."""
+        for callback in self._all:
+            callback.replied(reply)
+
+    def finished_round(self, record: Record) -> None:
+        """Tell all, then stop if one of them wants to."""
+        stop = False
+        for callback in self._all:
+            try:
+                callback.finished_round(record)
+            except StopTraining:
+                stop = True
+        if stop:
+            raise StopTraining
+
+    def close(self) -> None:
+        """Close all, the last first, whatever one of them raises."""
+        with ExitStack() as stack:
+            for callback in self._all:
+                stack.callback(callback.close)
+
+
+class EachRound(Callback):
+    """A function as a callback."""
+
+    def __init__(self, function: OnRound) -> None:
+        self._function = function
+
+    def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
+        """Show the last round again: a run that the function has stopped does not go on."""
+        if done:
+            self.finished_round(done[-1])
+
+    def finished_round(self, record: Record) -> None:
+        """Call the function."""
+        if self._function(record) is True:
+            raise StopTraining
+
+
+class Log(Callback):
+    """Write what happens to the logger `fedgh.training.callbacks`."""
+
+    def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
+        """Log what runs where."""
+        task, method = experiment.task, experiment.config.method.name
+        text = "%s: %d clients, rounds %d to %d, %s"
+        logger.info(text, method, task.num_clients, len(done) + 1, task.rounds, run.path)
+
+    def replied(self, reply: Reply) -> None:
+        """Log a failure."""
+        if reply.error:
+            text = "round %d: client %d failed: %s"
+            logger.warning(text, reply.round, reply.client_id, reply.error)
+
+    def finished_round(self, record: Record) -> None:
+        """Log the result of the round."""
+        text = "round %d is done: accuracy %s, %s sent"
+        sent = human_bytes(record["bytes_total"])
+        logger.info(text, record["round"], percent(record["accuracy"]), sent)
+        for rejected in record["rejected"]:
+            text = "round %d: the upload of client %d is rejected: %s"
+            logger.warning(text, record["round"], rejected["client"], rejected["reason"])
+        if record["discarded"] is not None:
+            logger.warning("round %d is discarded: %s", record["round"], record["discarded"])
+
+
+def as_callback(given: object) -> Callback:
+    """Return a callback, a class of callbacks or a function of a record as a callback."""
+    if isinstance(given, type) and issubclass(given, Callback):
+        return given()
+    if isinstance(given, Callback):
+        return given
+    if callable(given):
+        return EachRound(given)
+    raise ConfigError(f"expected a callback or a function of a round's record, got {given!r}")

@@ -1,0 +1,309 @@
+"""From a configuration to an experiment that is ready to run: data dealt, networks found."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedgh.config import Config, DataSection
+from fedgh.core.rng import isolated, stream
+from fedgh.core.types import GlobalRounds, LocalTraining, Payload, Task
+from fedgh.data import partition as deal
+from fedgh.data.global_sample import balanced
+from fedgh.data.partition import Partition
+from fedgh.data.sources import SOURCES, Source, Where
+from fedgh.engines.device import find_device
+from fedgh.engines.host import Blueprint
+from fedgh.errors import ConfigError, MethodError
+from fedgh.models import Extractor, check_extractor, extractor, split_model
+from fedgh.privacy.accounting import Account, noise_multiplier
+from fedgh.privacy.mechanism import Privacy
+from fedgh.runs.folder import Record
+
+SEPARATE = ("private", "own")
+"""Data of which each participant has its own."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A configuration with its data loaded and dealt, ready to run."""
+
+    config: Config
+    sources: tuple[Source, ...]  # one that is dealt to all clients, or each client's own
+    partition: Partition
+    extractors: tuple[Extractor, ...]
+    names: tuple[str, ...] = ()  # of the clients, where they have some
+    weights: bytes = b""  # a fingerprint of the networks' first weights, where these were brought
+
+    @property
+    def source(self) -> Source:
+        """The data that are dealt; of clients that bring their own, the first's."""
+        return self.sources[0]
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input; () when clients have inputs of different shapes."""
+        shapes = {source.shape for source in self.sources}
+        return shapes.pop() if len(shapes) == 1 else ()
+
+    @property
+    def task(self) -> Task:
+        """What everybody in this federation knows."""
+        return Task(
+            num_classes=self.source.num_classes,
+            rep_dim=self.config.model.rep_dim,
+            num_clients=self.config.federation.clients,
+            rounds=self.config.federation.rounds,
+            seed=self.config.federation.seed,
+            input_shape=self.input_shape,
+            privacy=self.privacy,
+        )
+
+    @property
+    def private(self) -> bool:
+        """Whether the data are with the participants, and nowhere else."""
+        return self.config.data.name == "private"
+
+    @property
+    def pooled(self) -> bool:
+        """Whether this machine has the data of all clients, dealt out of one source."""
+        return self.config.data.name not in SEPARATE and len(self.source) > 0
+
+    @property
+    def global_rounds(self) -> GlobalRounds:
+        """The rounds in which clients are judged on all classes: none where data are apart."""
+        return self.config.run.global_accuracy if self.pooled else "never"
+
+    @property
+    def privacy(self) -> Privacy | None:
+        """How uploads are made private; None when they are not, or when there is nothing to."""
+        section, method = self.config.privacy, self.config.method
+        if section.protects == "nothing" or method.shares == "nothing":
+            return None
+        if method.shares == "more":
+            raise MethodError(
+                f"{method.name} sends more than class means: privacy.protects = "
+                f"'{section.protects}' cannot be kept"
+            )
+        releases = 1 if method.releases_once else self.config.federation.rounds
+        multiplier = noise_multiplier(section.epsilon, section.delta, releases)
+        return Privacy(section.protects, section.counts, section.clip, multiplier)
+
+    @property
+    def reticent(self) -> bool:
+        """Whether clients keep to themselves what no noise covers, whatever the method."""
+        return self.config.privacy.protects != "nothing"
+
+    def account(self) -> Account | None:
+        """An account of what clients spend, with nothing spent yet; None when they do not."""
+        privacy = self.privacy
+        if privacy is None:
+            return None
+        section = self.config.privacy
+        clients, once = self.config.federation.clients, self.config.method.releases_once
+        return Account(privacy, section.epsilon, section.delta, clients, once=once)
+
+    def initial_server(self) -> Payload:
+        """What the server holds before the first round; refuses what the method cannot do."""
+        seed = self.task.seed
+        with isolated(seed, "server-models"):
+            models = [split_model(make, self.task) for make in self.extractors]
+        try:
+            return self.config.method.init_server(self.task, models, stream(seed, "server"))
+        except ConfigError as error:
+            raise MethodError(str(error)) from None
+
+    def fingerprint(self) -> str:
+        """The same for two experiments exactly when honest clients would compute the same."""
+        settings = json.dumps(self.config.portable(), sort_keys=True)
+        digest = hashlib.blake2b(settings.encode(), digest_size=16)
+        for source in self.sources:
+            digest.update(source.digest)
+        digest.update(self.weights)
+        for tensor in (self.partition.order, self.partition.bounds):
+            digest.update(tensor.numpy().data)
+        return digest.hexdigest()
+
+    def identity(self) -> Record:
+        """Which data these are: name, size, classes, and the fingerprint."""
+        return {
+            "name": self.source.name,
+            "samples": sum(map(len, self.sources)),
+            "classes": list(self.source.class_names),
+            **(_inputs(self.source) if len(self.sources) == 1 else {}),
+            "fingerprint": self.fingerprint(),
+        }
+
+    def counts(self) -> Tensor:
+        """How many samples of each class each client has, [clients, classes]."""
+        if len(self.sources) == 1:
+            labels = self.source.y[self.partition.order]
+        else:
+            rows = [torch.cat(self.partition.indices(k)) for k in range(len(self.sources))]
+            labels = torch.cat([s.y[r] for s, r in zip(self.sources, rows, strict=True)])
+        return self.partition.counts(labels, self.source.num_classes)
+
+    def clients(self) -> list[Record]:
+        """Who the clients are: network, classes, samples."""
+        counts = self.counts()
+        names, zoo = self.source.class_names, self.config.model.zoo
+        return [
+            {
+                "client": client,
+                **({"name": self.names[client]} if any(self.names) else {}),
+                "extractor": "private" if self.private else zoo[client % len(zoo)],
+                "classes": {names[label]: count for label, count in enumerate(row) if count},
+                **(_inputs(self.sources[client]) if self.config.data.name == "own" else {}),
+                **dict(zip(("train", "evaluation", "test"), sizes, strict=True)),
+            }
+            for client, (row, sizes) in enumerate(
+                zip(counts.tolist(), self.partition.bounds.diff(dim=1).tolist(), strict=True)
+            )
+        ]
+
+    def blueprint(self) -> Blueprint:
+        """What an engine needs to make the clients."""
+        sample = None
+        if self.global_rounds != "never":
+            sample = balanced(self.partition, self.source.y, self.task)
+        return Blueprint(
+            task=self.task,
+            method=self.config.method,
+            local=self.config.local,
+            extractors=self.extractors,
+            sources=self.sources,
+            partition=self.partition,
+            global_sample=sample,
+            device=find_device(self.config.run.device),
+            privacy=self.privacy,
+            reticent=self.reticent,
+            largest_norm=self.config.run.largest_norm,
+            attack=self.config.attack,
+        )
+
+
+def _inputs(source: Source) -> Record:
+    """What a model made for these data takes."""
+    return {"shape": list(source.shape), "dtype": str(source.x.dtype).removeprefix("torch.")}
+
+
+def load_source(data: DataSection) -> Source:
+    """The data that a configuration names."""
+    classes, shape = tuple(data.classes or ()), tuple(data.shape or ())
+    return SOURCES[data.name](Where(data.dir, data.path, data.image_size, classes, shape))
+
+
+def prepare(
+    config: Config, *, source: Source | None = None, extractors: Sequence[Extractor] | None = None
+) -> Experiment:
+    """Load and deal the data and find the networks, so that what is impossible is refused now.
+
+    `source` and `extractors` stand in for what the configuration names.
+    """
+    source = source or load_source(config.data)
+    if extractors is not None:
+        zoo = _names(extractors)
+        config = config.model_copy(update={"model": config.model.model_copy(update={"zoo": zoo})})
+    if extractors is not None:
+        found = tuple(extractors)
+    elif config.data.name == "private" and not source.shape:
+        found = ()  # no network is shared, so none need be known here
+    else:
+        found = _find_extractors(config.model.zoo)
+    return checked(Experiment(config, (source,), _deal(config, source), found))
+
+
+def checked(experiment: Experiment) -> Experiment:
+    """The same experiment; what is impossible in it is refused now, not in the first round."""
+    config, sources = experiment.config, experiment.sources
+    find_device(config.run.device)
+    for source in sources:
+        check_augment(config.local, source)
+    if config.run.global_accuracy == "every" and not experiment.pooled:
+        raise ConfigError(
+            "run.global_accuracy = 'every' needs the data of all clients in one place, but "
+            f"data.name = '{config.data.name}'; leave it at 'last', which measures nothing then"
+        )
+    if config.data.samples is not None and config.data.name in SEPARATE:
+        raise ConfigError(
+            "data.samples is about data that are dealt here, but data.name = "
+            f"'{config.data.name}'; remove it: participants bring as many as they are to have"
+        )
+    _check_class_means(config)
+    for number, make in enumerate(experiment.extractors):
+        task = replace(experiment.task, input_shape=sources[number % len(sources)].shape)
+        with _about("model.zoo"):
+            check_extractor(config.model.zoo[number], make, task)
+    experiment.account()
+    experiment.initial_server()
+    return experiment
+
+
+def check_augment(local: LocalTraining, source: Source) -> None:
+    """Refuse to flip or crop what has no sides."""
+    if local.augment and not source.images:
+        raise ConfigError(f"local.augment is for images, but inputs have shape {source.shape}")
+
+
+def _check_class_means(config: Config) -> None:
+    """Refuse what only makes sense for methods that send class means."""
+    wanted = {
+        "defence.agreement": config.defence.agreement,
+        "attack.clients": config.attack.clients,
+    }
+    for key, value in wanted.items():
+        if value and config.method.shares != "class means":
+            raise MethodError(
+                f"{key} is about class means, which {config.method.name} does not send"
+            )
+
+
+def _deal(config: Config, source: Source) -> Partition:
+    """Give every sample to a client; with `data.samples` it keeps only some to learn from."""
+    data, clients, seed = config.data, config.federation.clients, config.federation.seed
+    if data.name == "private":
+        return deal.nothing(clients)
+    y = source.y.numpy()
+    if clients * deal.SMALLEST > len(y):
+        raise ConfigError(
+            f"federation.clients = {clients}: {len(y)} samples are too few, every client needs at "
+            f"least {deal.SMALLEST}"
+        )
+    if data.partition == "classes":
+        parts = deal.by_classes(y, source.num_classes, clients, data.classes_per_client, seed)
+    elif data.partition == "dirichlet":
+        parts = deal.by_dirichlet(y, source.num_classes, clients, data.alpha, seed)
+    else:
+        parts = deal.iid(y, clients, seed)
+    return deal.assemble(parts, y, seed, data.samples)
+
+
+def _find_extractors(zoo: Sequence[str]) -> tuple[Extractor, ...]:
+    with _about("model.zoo"):
+        return tuple(extractor(name) for name in zoo)
+
+
+def _names(extractors: Sequence[Extractor]) -> list[str]:
+    """How a configuration would name these objects; those that look alike are numbered."""
+    if not extractors:
+        raise ConfigError("extractors: give at least one")
+    names: list[str] = []
+    for make in extractors:
+        kind = make if hasattr(make, "__qualname__") else type(make)
+        name = f"{kind.__module__}:{kind.__qualname__}"
+        alike = sum(known.split("#")[0] == name for known in names)
+        names.append(f"{name}#{alike + 1}" if alike else name)
+    return names
+
+
+@contextmanager
+def _about(key: str) -> Iterator[None]:
+    """Say which key of the configuration a mistake is about."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from None

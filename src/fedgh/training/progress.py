@@ -1,0 +1,118 @@
+"""Progress of a run in the terminal."""
+
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from fedgh.core.types import Reply
+from fedgh.formats import human_bytes, percent
+from fedgh.runs.folder import Record, RunFolder
+from fedgh.training.callbacks import Callback
+from fedgh.training.experiment import Experiment
+
+
+@dataclass
+class Live(Callback):
+    """Follow a run: a bar where there is a terminal, one line per round where there is none."""
+
+    console: Console
+    kept: bool = True  # whether the run folder is there to stay
+    _bar: Progress = field(init=False)
+    _rounds: TaskID = field(init=False)
+    _clients: TaskID = field(init=False)
+    _aside: set[int] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        self._bar = Progress(
+            TextColumn("{task.description:<8}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self._animated,
+        )
+
+    @property
+    def _animated(self) -> bool:
+        return self.console.is_terminal and not self.console.is_dumb_terminal
+
+    def __enter__(self) -> "Live":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
+        """Say what runs where."""
+        config = experiment.config
+        own = config.data.name in ("private", "own")
+        kinds = "their own" if own else len(set(config.model.zoo))
+        where = f" -> {run.path}" if self.kept else ""
+        self.console.print(
+            f"{config.method.name} on {experiment.source.name}: "
+            f"{config.federation.clients} clients, {kinds} networks, "
+            f"{config.federation.rounds} rounds, seed {config.federation.seed}{where}",
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
+        )
+        if done:
+            self.console.print(f"rounds 1 to {len(done)} are there already")
+        total = config.federation.rounds
+        self._rounds = self._bar.add_task("rounds", total=total, completed=len(done), note="")
+        # The first evaluation looks at everybody; after that a round has its participants.
+        first = config.federation.clients
+        if config.run.evaluate == "trained":
+            first = max(1, round(first * config.federation.participation))
+        self._clients = self._bar.add_task("clients", total=first, note="")
+
+    def replied(self, reply: Reply) -> None:
+        """One client is done."""
+        self._bar.update(self._clients, advance=1)
+        if reply.error:
+            self.console.print(
+                f"round {reply.round}: client {reply.client_id} failed: {reply.error}",
+                style="yellow",
+                markup=False,
+            )
+
+    def finished_round(self, record: Record) -> None:
+        """One round is done."""
+        note = f"accuracy {percent(record['accuracy'])}, {human_bytes(record['bytes_total'])} sent"
+        self._bar.update(self._rounds, completed=record["round"], note=note)
+        self._bar.update(self._clients, completed=0, total=len(record["participants"]))
+        for rejected in record["rejected"]:
+            self.console.print(
+                f"round {record['round']}: upload of client {rejected['client']} "
+                f"rejected: {rejected['reason']}",
+                style="yellow",
+                markup=False,
+            )
+        if record["discarded"] is not None:
+            self.console.print(
+                f"round {record['round']} is discarded: {record['discarded']}",
+                style="yellow",
+                markup=False,
+            )
+        for client in sorted({*record["set_aside"]} - {*record["forgotten"]} - self._aside):
+            self.console.print(
+                f"round {record['round']}: client {client} is set aside: too many of its uploads "
+                "were rejected",
+                style="yellow",
+            )
+        self._aside |= set(record["set_aside"])
+        if not self._animated:
+            self.console.print(f"round {record['round']}: {note}")

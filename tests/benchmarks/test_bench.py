@@ -1,0 +1,192 @@
+"""The benchmark counts right and compares like with like; how fast things are is not tested."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from benchmarks import header, overhead, rounds, scale, suite
+from benchmarks.__main__ import AT_LEAST, AT_MOST
+from benchmarks.helpers import Helpers
+from benchmarks.plain import plain_clients, plain_round
+from benchmarks.terminal import bench, verdicts
+from fedgh.core.rng import stream
+from fedgh.core.types import Task, part
+from fedgh.data.sources import Source
+from fedgh.errors import ConfigError
+from fedgh.models import EXTRACTORS
+from fedgh.models.cost import forward_flops, training_flops
+from fedgh.training import loop
+
+
+def images(n: int) -> Source:
+    rng = stream(0, "test-images")
+    x = torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8, generator=rng)
+    return Source("random", x, torch.arange(n) % 10, tuple("0123456789"))
+
+
+@pytest.mark.parametrize(("name", "conv2", "fc1"), [("cnn1", 32, 2000), ("cnn2", 16, 2000)])
+def test_multiplications_are_counted_exactly(name: str, conv2: int, fc1: int) -> None:
+    task = Task(10, 500, 10, 1, 0, (3, 32, 32))
+    first = 28 * 28 * 16 * 3 * 25
+    later = 10 * 10 * conv2 * 16 * 25 + 25 * conv2 * fc1 + fc1 * 500 + 500 * 10
+    assert forward_flops(EXTRACTORS[name], task) == 2 * (first + later)
+    # Backward: to the weights and to the inputs, but nobody needs the gradient of the images.
+    assert training_flops(EXTRACTORS[name], task) == 2 * (2 * first + 3 * later)
+
+
+def test_a_layer_that_hides_its_products_is_not_free() -> None:
+    task = Task(10, 500, 10, 1, 0, (3, 32, 32))
+
+    def recurrent(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
+        return Recurrent(rep_dim)
+
+    assert forward_flops(recurrent, task) == 2 * (4 * 500 * (96 + 500) + 500 * 10)
+
+
+class Recurrent(nn.Module):
+    """The lines of an image as a sequence."""
+
+    def __init__(self, rep_dim: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(96, rep_dim, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.lstm(x.transpose(1, 2).flatten(2))[0][:, -1]
+        return out
+
+
+def test_the_flops_of_a_round_add_up() -> None:
+    experiment = rounds.hetero(images(400), 64, 3, 1, "model.zoo=tests.support.tiny:mlp")
+    per_image = 2 * (3 * 32 * 32 * 500 + 500 * 10)
+    first = 2 * 3 * 32 * 32 * 500
+    sizes = experiment.partition.bounds.diff(dim=1).sum(0).tolist()
+    expected = 3 * sizes[0] * (3 * per_image - first) + sum(sizes) * per_image
+    assert rounds.round_flops(experiment) == expected
+
+
+def test_the_plain_version_comes_to_the_same_result(tmp_path: Path) -> None:
+    experiment = rounds.hetero(images(1200), 40, 2, 1, "local.augment=[]", "run.engine=serial")
+    assert all(size % 40 != 1 for size in experiment.partition.bounds.diff(dim=1)[:, 0].tolist())
+    run = loop.run(experiment, tmp_path / "run")
+    start = experiment.initial_server()
+    plain, accuracies = plain_round(plain_clients(experiment), start, server_lr=0.01)
+    ours = part(run.committed()[1], "server.")
+    assert not plain["weight"].equal(start["weight"])
+    torch.testing.assert_close(plain, ours, atol=1e-5, rtol=0)
+    assert run.records()[0]["accuracy_per_client"] == pytest.approx(accuracies)
+
+
+def test_a_stopwatch_leaves_out_the_first_round_and_what_lies_between() -> None:
+    watch = rounds.Stopwatch(iter([1.0, 3.0, 5.0]).__next__)
+    for number in (1, 2, 3):
+        watch.finished_round({"round": number})
+    assert [timed.record["round"] for timed in watch.rounds] == [2, 3]
+    assert [timed.around for timed in watch.rounds] == [2.0, 4.0]
+    assert all(0 <= timed.seconds < 1 for timed in watch.rounds)
+
+
+def test_helpers_work_at_the_same_time_and_leave() -> None:
+    with Helpers() as helpers:
+        assert len(set(helpers.all(os.getpid))) == helpers.count
+        assert helpers.all(torch.get_num_threads) == [1] * helpers.count
+        assert helpers.limit(0.05) > 0
+        processes = list(helpers._processes)
+    assert not any(process.is_alive() for process in processes)
+
+
+def test_memory_is_that_of_a_process_and_its_descendants() -> None:
+    assert os.getpid() in scale._tree(os.getpid())
+    if Path("/proc/self/smaps_rollup").exists():
+        before = scale._proportional_set(os.getpid())
+        ballast = torch.ones(64 * 2**20, dtype=torch.uint8)
+        assert scale._proportional_set(os.getpid()) - before > 60 * 2**20
+        del ballast
+
+
+def test_a_hundred_clients_of_whom_ten_take_part(tmp_path: Path) -> None:
+    seconds, prepared = scale.simulate(100, 2, tmp_path / "run")
+    assert seconds > 0
+    assert prepared > 0
+    records = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").open()]
+    assert [len(record["participants"]) for record in records] == [10, 10]
+
+
+def test_header_and_overhead_sections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(header, "COMPARED", 50)
+    monkeypatch.setattr(header, "TURNS", 1)
+    monkeypatch.setattr(header, "MILLION", 100_000)
+    at_hand: Any = SimpleNamespace(quick=True, folder=tmp_path)
+    found = dict(header.header_training(at_hand)) | dict(overhead.engine_overhead(at_hand))
+    assert found["header_difference_c10"] < 1e-4
+    assert found["header_difference_c100"] < 1e-4
+    assert all(value >= 0 for value in found.values())
+    assert {"million_pairs_seconds", "overhead_seconds_workers"} <= set(found)
+
+
+def two_numbers(bench: suite.Bench) -> Iterator[tuple[str, float]]:
+    """A section of two numbers"""
+    yield "one", 1.0
+    one = bench.numbers["one"]
+    assert isinstance(one, float)
+    yield "two", 2 * one
+
+
+def test_numbers_are_printed_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "_images", lambda *_: images(20))
+    out = tmp_path / "deep" / "numbers.json"
+    console = Console(record=True, quiet=True)
+    bench(console, (two_numbers,), quick=True, out=out)
+    written = json.loads(out.read_text())
+    assert written["two"] == 2.0
+    assert written["data"] == "random"
+    assert not any(isinstance(value, dict | list) for value in written.values())
+
+
+def broken_off(bench: suite.Bench) -> Iterator[tuple[str, float]]:
+    """Interrupted after its first number"""
+    yield "one", 1.0
+    raise KeyboardInterrupt
+
+
+def test_what_was_measured_before_ctrl_c_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suite, "_images", lambda *_: images(20))
+    with pytest.raises(KeyboardInterrupt):
+        bench(Console(quiet=True), (broken_off,), quick=True, out=tmp_path / "numbers.json")
+    assert json.loads((tmp_path / "numbers.partial.json").read_text()) == {"one": 1.0}
+    assert not (tmp_path / "numbers.json").exists()
+
+
+def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for out in (tmp_path, tmp_path / "file" / "numbers.json"):
+        with pytest.raises(ConfigError, match="--out"):
+            bench(Console(quiet=True), (broken_off,), quick=True, out=out)
+
+
+def test_the_benchmark_downloads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDGH_DATA", str(tmp_path))
+    monkeypatch.setattr("pooch.os_cache", lambda _: str(tmp_path / "cache"))
+    monkeypatch.setattr("pooch.retrieve", lambda *_, **__: pytest.fail("a download"))
+    source = suite._images(quick=True, data_dir=None)
+    assert (source.name, len(source), source.shape) == ("random images", 8000, (3, 32, 32))
+
+
+def test_a_bar_is_met_or_missed() -> None:
+    table = verdicts({"a": 1.0, "b": 2.0}, {"a": 1.0, "c": 1.0}, {"b": 1.5})
+    assert list(table.columns[-1].cells) == ["met", "not measured", "[red]missed[/]"]
+
+
+def test_the_committed_numbers_have_one_for_every_bar() -> None:
+    results = Path(__file__).parents[2] / "benchmarks" / "results" / "latest.json"
+    numbers = json.loads(results.read_text())
+    assert {"limit_gflops", *AT_LEAST, *AT_MOST} <= set(numbers)

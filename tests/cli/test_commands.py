@@ -1,0 +1,322 @@
+"""The commands as a user types them: good input in a real process, bad input in all its forms."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedgh.runs.folder import RunFolder
+from fedgh.training import loop
+from tests.support.commands import PATIENCE, ROOT, SET, fedgh, inside
+from tests.support.tiny import numbers, quick, states
+
+
+def test_run_ends_with_a_table_and_a_complete_run_folder(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = fedgh("run", *SET, "--set", "federation.target=0.1", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    for text in ("round 3: accuracy", "client", "classes", "samples", "mean", "sent", str(out)):
+        assert text in done.stdout
+    summary = json.loads((out / "summary.json").read_text())
+    assert f"global     {100 * summary['final_global_accuracy']:.1f}%, mean over all" in done.stdout
+    assert f"accuracy   {100 * summary['final_accuracy']:.1f}%" in done.stdout
+    assert summary.keys() >= {
+        *("method", "data", "seed", "rounds", "final_accuracy", "best_accuracy", "target"),
+        *("rounds_to_target", "bytes_to_target", "bytes_per_client_round"),
+        *("paper_bytes_per_client_round", "versions", "machine"),
+    }
+    records = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    assert [record["round"] for record in records] == [1, 2, 3]
+    for record in records:
+        assert record.keys() >= {
+            *("round", "participants", "accuracy", "accuracy_per_client", "train_loss"),
+            *("bytes_up", "bytes_down", "bytes_total", "rejected", "failed", "seconds"),
+        }
+        assert record["seconds"].keys() >= {"train", "summarise", "evaluate", "server", "total"}
+        mean = sum(record["accuracy_per_client"]) / 5
+        assert record["accuracy"] == pytest.approx(mean)
+    assert summary["final_accuracy"] == records[-1]["accuracy"]
+    assert [record["global_accuracy"] for record in records[:2]] == [None, None]
+    everywhere = records[-1]["global_accuracy_per_client"]
+    assert summary["final_global_accuracy"] == pytest.approx(sum(everywhere) / 5)
+    assert summary["rounds_to_target"] == 1
+    # Only FedGH's own messages: two int32 labels and two means up, the header down.
+    assert records[0]["bytes_up"] == 5 * 2 * (4 + 16 * 4)
+    assert records[0]["bytes_down"] == 5 * (10 * 16 + 10) * 4
+
+
+def test_the_written_config_runs_again_to_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert inside(monkeypatch, "run", *SET, "--out", str(one), "--quiet") == 0
+    assert inside(monkeypatch, "run", str(one / "config.toml"), "-q", "--out", str(two)) == 0
+    assert capsys.readouterr() == ("", "")
+    assert numbers(RunFolder.open(one)) == numbers(RunFolder.open(two))
+    assert states(RunFolder.open(one)) == states(RunFolder.open(two))
+
+
+def test_runs_do_not_overwrite_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["run", "-q", *SET, "--set", "federation.rounds=1"]
+    assert inside(monkeypatch, *words) == 0
+    assert inside(monkeypatch, *words) == 0
+    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["demo", "demo-2"]
+    assert inside(monkeypatch, *words, "--out", "runs/demo") == 1
+    assert "fedgh resume runs/demo" in capsys.readouterr().err
+
+
+def test_a_folder_for_runs_that_is_not_there_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs").symlink_to(tmp_path / "disk that is not mounted")
+    assert inside(monkeypatch, "run", "-q", *SET) == 1
+    assert "'runs'" in capsys.readouterr().err
+
+
+LONGER = ["federation.rounds=30", "local.epochs=4"]  # long enough to be interrupted
+LONG = ["run", *SET, *(word for override in LONGER for word in ("--set", override))]
+LONG += ["--engine", "workers", "--workers", "2"]
+
+
+def start(out: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedgh", *LONG, "--out", str(out)],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        # Started in the background, this test itself may have been told to ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def start_and_wait_for(out: Path, rounds: int) -> subprocess.Popen[str]:
+    """A run that has just completed so many rounds; with 0, one whose workers are starting."""
+    process = start(out)
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline and process.poll() is None:
+        lines = out / "rounds.jsonl"  # exists as soon as the run begins
+        if lines.exists() and lines.read_text().count("\n") >= rounds:
+            return process
+        time.sleep(0.005)
+    pytest.fail(f"no round {rounds}: {process.communicate()}")
+
+
+def session_members(process: subprocess.Popen[str]) -> list[int]:
+    """The processes that the run has started and that still live."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == process.pid and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    prepared = quick(*LONGER)
+    return loop.run(prepared, tmp_path_factory.mktemp("straight") / "run")
+
+
+@pytest.mark.faults
+def test_kill_9_loses_at_most_the_round_under_way(straight: RunFolder, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start_and_wait_for(out, 2)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=PATIENCE)
+    assert not (out / "summary.json").exists()
+    resumed = loop.resume(out, engine="serial")
+    assert numbers(resumed) == numbers(straight)
+    assert states(resumed) == states(straight)
+
+
+@pytest.mark.faults  # tests/faults kills a run at every write in make test
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(
+    rounds: int, straight: RunFolder, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    process = start_and_wait_for(out, rounds)
+    if rounds == 0:
+        time.sleep(1)  # in the middle of starting the workers, which takes a few seconds
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process at once
+    _, stderr = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert stderr.strip() == f"stopped; go on with: fedgh resume {out}"
+    deadline = time.monotonic() + PATIENCE
+    while session_members(process) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert session_members(process) == []
+    if rounds:
+        done = fedgh("resume", str(out))
+        assert done.returncode == 0, done.stderr
+        assert "are there already" in done.stdout
+        assert numbers(RunFolder.open(out)) == numbers(straight)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["run", "dmeo"], 2, "error: no experiment or file 'dmeo'; did you mean 'demo'?"),
+        (["run", "--set", "local.epoch=5"], 2, "error: local.epoch: no key 'epoch'; did you mean"),
+        (["run", "--set", "local.epochs=many"], 2, "local.epochs: should be a valid integer"),
+        (["run", "--set", "model.zoo=cnn9"], 2, "error: model.zoo: no extractor 'cnn9'"),
+        (
+            ["run", "--set", "model.zoo=tests.support.tiny:wrong_width"],
+            2,
+            "model.rep_dim = 500 asks for",
+        ),
+        (["run", "--set", "federation.clients=2"], 2, "cannot hold all 10 classes"),
+        (["run", "--set", "data.name=npz"], 2, "error: data.path: data.name = 'npz' needs it"),
+        (["run", "--set", "federation.clients=9999"], 2, "1797 samples are too few"),
+        (["run", "--set", "method.x=1", "--set", "methd.y=2"], 2, "did you mean 'method'?"),
+        (["run", "--engine", "cloud"], 2, "'cloud' is not one of"),
+        (["run", "--workers", "-1"], 2, "Invalid value for '--workers'"),
+        (["run", "--nonsense"], 2, "No such option"),
+        (["partition", "--set", "data.classes_per_client=11"], 2, "there are 10 classes in all"),
+        (["resume", "nowhere"], 1, "error: nowhere is not a run folder"),
+        (["audit", "nowhere"], 1, "error: nowhere is not a run folder"),
+        (["list", "animals"], 2, "'animals' is not one of"),
+        (["data", "fetch", "cifar11"], 2, "no data set to fetch 'cifar11'; did you mean 'cifar10"),
+        (["runn"], 2, "No such command 'runn'"),
+    ],
+)
+def test_mistakes_are_explained_in_a_line_without_a_traceback(
+    words: list[str],
+    code: int,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert inside(monkeypatch, *words) == code
+    captured = capsys.readouterr()
+    assert says in captured.err
+    assert "Traceback" not in captured.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_when_everybody_fails_the_exit_code_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "run",
+        *SET,
+        "--set",
+        "model.zoo=tests.support.tiny:failing",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    assert inside(monkeypatch, *words) == 1
+    assert "all 5 participants failed; client 0: ValueError: out of" in capsys.readouterr().err
+
+
+def test_partition_draws_who_has_what(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert inside(monkeypatch, "partition") == 0
+    out = capsys.readouterr().out
+    assert "1797 samples" in out
+    assert "each held by 2 to 2 of 10 clients" in " ".join(out.split())
+    assert out.count("█") + out.count("▓") == 20
+    assert inside(monkeypatch, "partition", "--set", "data.samples=18") == 0
+    few = " ".join(capsys.readouterr().out.split())
+    tests = re.search(r"(\d+) test", " ".join(out.split()))
+    assert tests is not None
+    assert f"{180 + int(tests[1])} samples: 160 train, 20 evaluation, {tests[1]} test" in few
+
+
+def test_a_narrow_terminal_that_knows_only_ascii(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fedgh", "run", *SET, "--out", str(tmp_path / "r\u00fcn [b]")],
+        cwd=ROOT,
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "24"},
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"[b]" in done.stdout
+
+
+def test_partition_in_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    assert inside(monkeypatch, "partition") == 0
+    assert "classes 0 to 9" in capsys.readouterr().out
+
+
+def test_an_unwritable_place_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert inside(monkeypatch, "run", *SET, "--out", str(tmp_path / "file" / "run")) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("methods", ["fedgh", "server_lr = 0.01", "standalone", "reset_header"]),
+        ("models", ["cnn1", "2,621,558", "resnet18", "mlp", "package.module:function"]),
+        ("studies", ["table-hetero", "Clients with different networks", "overlap"]),
+        ("datasets", ["digits", "cifar10", "cifar100", "fashion-mnist", "image-folder", "npz"]),
+        ("experiments", ["demo", "cifar10-hetero", "cifar100-hetero"]),
+    ],
+)
+def test_list(
+    kind: str,
+    names: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert inside(monkeypatch, "list", kind) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in names)
+
+
+def test_a_bar_is_drawn_where_there_is_a_terminal(tmp_path: Path) -> None:
+    """In a pseudo-terminal the run shows live progress, not one line per round."""
+    import pty
+
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedgh", "run", *SET, "--out", str(tmp_path / "run")],
+        cwd=ROOT,
+        stdout=follower,
+        stderr=follower,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(follower)
+    shown = b""
+    while True:
+        try:
+            chunk = os.read(leader, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not chunk:
+            break
+        shown += chunk
+    assert process.wait(timeout=60) == 0
+    text = shown.decode()
+    assert "━" in text
+    assert "3/3" in text
+    assert "round 3:" not in text

@@ -1,0 +1,437 @@
+"""The round, played with an engine that does exactly what a test wants."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from fedgh.core import wire
+from fedgh.core.method import Method
+from fedgh.core.server import Server
+from fedgh.core.types import Client, GlobalRounds, Job, Payload, Reply, Task, Upload
+from fedgh.errors import RunError
+from fedgh.runs.folder import Record
+
+
+@dataclass(frozen=True)
+class Sum(Method):
+    """The server adds up what it gets."""
+
+    name: ClassVar[str] = "sum"
+
+    def client_update(self, client: Client, down: Payload) -> Payload:
+        raise NotImplementedError
+
+    def server_update(self, server: Payload, uploads: Iterable[Upload]) -> Payload:
+        return {"total": server["total"] + sum(upload.payload["value"] for upload in uploads)}
+
+    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
+        return {"value": wire.Field(torch.float32, (1,))}
+
+    def download_specs(self, client: Client) -> list[wire.Spec]:
+        raise NotImplementedError
+
+
+METRICS = ("accuracy", "evaluation_accuracy")
+
+
+class Scripted:
+    """An engine whose clients answer as told, 1.0 by default."""
+
+    def __init__(self, answer: Callable[[Job], Reply] | None = None) -> None:
+        self.jobs: list[Job] = []
+        self.answer = answer or self.usual
+
+    @staticmethod
+    def usual(job: Job, value: float = 1.0) -> Reply:
+        up = None if job.down is None else wire.to_bytes({"value": torch.tensor([value])})
+        scores = {"accuracy": 0.5, "evaluation_accuracy": 0.5} if job.evaluate else {}
+        return Reply(job.client_id, job.round, 1, up, scores)
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
+        self.jobs = list(jobs)
+        return map(self.answer, jobs)
+
+    def save(self, round: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def federation(engine: Scripted, clients: int = 4, **how: float | str) -> Server:
+    task = Task(2, 2, clients, rounds=10, seed=0)
+    state = Server.initial_state(task, {"total": torch.zeros(1)})
+    return Server(task, Sum(), engine, state, **how)  # type: ignore[arg-type]
+
+
+def test_uploads_reach_the_server_and_bytes_add_up() -> None:
+    fed = federation(Scripted())
+    record = fed.round(1)
+    assert fed.server["total"].item() == 4
+    assert (record["bytes_up"], record["bytes_down"], record["bytes_total"]) == (16, 16, 32)
+    assert fed.round(2)["bytes_total"] == 64
+    assert record["accuracy"] == 0.5
+    assert record["accuracy_per_client"] == [0.5] * 4
+
+
+def test_a_failed_client_is_recorded_and_the_round_goes_on() -> None:
+    def answer(job: Job) -> Reply:
+        if job.client_id == 1:
+            return Reply(1, job.round, error="ValueError: no")
+        return Scripted.usual(job)
+
+    fed = federation(Scripted(answer))
+    record = fed.round(1)
+    assert record["failed"] == [{"client": 1, "reason": "ValueError: no"}]
+    assert fed.server["total"].item() == 3
+    assert record["accuracy_per_client"] == [0.5, None, 0.5, 0.5]
+    assert record["accuracy"] == 0.5
+
+
+def test_a_bad_upload_is_rejected_and_never_seen_by_the_method() -> None:
+    def answer(job: Job) -> Reply:
+        if job.client_id == 2:
+            return Scripted.usual(job, value=float("nan"))
+        if job.client_id == 3:
+            return Reply(3, job.round, 1, b"garbage")
+        return Scripted.usual(job)
+
+    fed = federation(Scripted(answer))
+    record = fed.round(1)
+    assert [(r["client"], r["reason"][:20]) for r in record["rejected"]] == [
+        (2, "'value' has values t"),
+        (3, "not a readable messa"),
+    ]
+    assert fed.server["total"].item() == 2
+
+
+def test_what_a_rejected_client_says_of_itself_does_not_count() -> None:
+    def answer(job: Job) -> Reply:
+        usual = Scripted.usual(job)
+        if job.client_id != 2:
+            return replace(usual, metrics=usual.metrics | {"train_loss": 1.0})
+        boasts = dict.fromkeys((*METRICS, "train_loss", "anything"), 1e9)
+        return replace(usual, up=b"garbage", metrics=boasts, seconds={"train": 1e9})
+
+    fed = federation(Scripted(answer))
+    record = fed.round(1)
+    assert (record["accuracy"], record["train_loss"], record["measured"]) == (0.5, 1.0, {})
+    assert record["accuracy_per_client"] == [0.5, 0.5, None, 0.5]
+    assert record["seconds"]["train"] == 0
+    assert fed.state()["trained"].tolist() == [1, 1, 0, 1], "as if it had been absent"
+
+
+def test_garbage_is_a_strike_every_time_and_never_a_state_to_start_from() -> None:
+    def answer(job: Job) -> Reply:
+        usual = Scripted.usual(job)
+        if job.client_id != 2 or job.down is None:
+            return usual
+        if job.trained:
+            return Reply(2, job.round, error="the state of client 2 is not in its folder")
+        return replace(usual, up=b"garbage")
+
+    fed = federation(Scripted(answer), strikes=3)
+    records = [fed.round(number) for number in range(1, 6)]
+    assert [[r["client"] for r in record["rejected"]] for record in records] == [
+        *([2], [2], [2], [], [])
+    ]
+    assert all(record["failed"] == [] for record in records)
+    assert [record["set_aside"] for record in records] == [[], [], [2], [2], [2]]
+
+
+def test_a_round_after_which_nobody_would_accept_the_server_changes_nothing() -> None:
+    def answer(job: Job) -> Reply:
+        return Scripted.usual(job, value=3.0 if job.round in (2, 4, 5, 6) else 1.0)
+
+    fed = federation(Scripted(answer), largest_norm=10.0)
+    discarded = [fed.round(number)["discarded"] for number in (1, 2, 3)]
+    assert discarded == [None, "the server's 'total' would have a row of norm 16", None]
+    assert fed.server["total"].item() == 8
+    fed.round(4)
+    fed.round(5)
+    with pytest.raises(RunError, match=r"norm 20, for the 3rd time in a row; lower the server's"):
+        fed.round(6)
+
+
+def test_three_strikes_and_a_client_is_set_aside() -> None:
+    def answer(job: Job) -> Reply:
+        if job.client_id == 2:
+            return Scripted.usual(job, value=float("inf"))
+        return Scripted.usual(job)
+
+    engine = Scripted(answer)
+    fed = federation(engine, strikes=3)
+    records = [fed.round(number) for number in (1, 2, 3, 4, 5)]
+    assert [record["participants"] for record in records] == 3 * [[0, 1, 2, 3]] + 2 * [[0, 1, 3]]
+    assert [record["set_aside"] for record in records] == [[], [], [2], [2], [2]]
+    assert [len(record["rejected"]) for record in records] == [1, 1, 1, 0, 0]
+    # What it said of itself does not count any more, and nobody looks at it.
+    assert records[2]["accuracy_per_client"] == [0.5, 0.5, None, 0.5]
+    assert {job.client_id for job in engine.jobs if job.round > 3} == {0, 1, 3}
+
+    kept = Server(fed.task, Sum(), engine, fed.state(), strikes=3)
+    assert kept.participants(6) == [0, 1, 3]
+    pardoned = Server(fed.task, Sum(), engine, fed.state(), strikes=4)
+    assert pardoned.participants(6) == [0, 1, 2, 3]
+
+
+def test_another_takes_the_place_of_one_who_is_set_aside() -> None:
+    fed = federation(Scripted(), clients=10, participation=0.3, strikes=1)
+    before = [fed.participants(number) for number in range(1, 50)]
+    fed._strikes[4] = 1
+    after = [fed.participants(number) for number in range(1, 50)]
+    for old, new in zip(before, after, strict=True):
+        assert len(new) == 3
+        assert 4 not in new
+        assert set(old) - {4} <= set(new)
+
+
+def test_when_all_are_set_aside_the_run_ends() -> None:
+    fed = federation(Scripted(), strikes=1)
+    fed._strikes[:] = 1
+    with pytest.raises(RunError, match="no client is left to ask"):
+        fed.round(1)
+
+
+def test_answers_that_are_none_count_as_rejected() -> None:
+    def answer(job: Job) -> Reply:
+        if job.client_id == 1:
+            return Reply(1, job.round, invalid="an answer of client 0 in round 1")
+        return Scripted.usual(job)
+
+    fed = federation(Scripted(answer), strikes=1)
+    record = fed.round(1)
+    assert record["rejected"] == [{"client": 1, "reason": "an answer of client 0 in round 1"}]
+    assert record["set_aside"] == [1]
+
+
+def test_a_weight_of_nothing_is_rejected() -> None:
+    class Weighed(Sum):
+        weighs_by_examples = True
+
+    def answer(job: Job) -> Reply:
+        return replace(Scripted.usual(job), num_examples=-5 if job.client_id == 1 else 3)
+
+    fed = federation(Scripted(answer))
+    fed.method = Weighed()
+    assert fed.round(1)["rejected"] == [{"client": 1, "reason": "a weight of -5 samples"}]
+
+
+def test_the_norm_of_what_is_sent_has_a_bound() -> None:
+    fed = federation(
+        Scripted(lambda job: Scripted.usual(job, value=(1.0, 2.0, 3.0, 101.0)[job.client_id])),
+        largest_norm=100,
+    )
+    record = fed.round(1)
+    assert [item["client"] for item in record["rejected"]] == [3]
+    assert fed.server["total"].item() == 6
+
+
+def test_a_methods_own_numbers_are_averaged_over_those_who_report_them() -> None:
+    def answer(job: Job) -> Reply:
+        own = {0: {"depth": 1.0, "train_loss": 5.0}, 2: {"width": 7.0, "depth": 4.0}}
+        usual = Scripted.usual(job)
+        return replace(usual, metrics={**usual.metrics, **own.get(job.client_id, {})})
+
+    record = federation(Scripted(answer)).round(1)
+    assert record["measured"] == {"depth": 2.5, "width": 7.0}
+    assert record["train_loss"] == 5.0
+    assert federation(Scripted()).round(1)["measured"] == {}
+
+
+def test_the_time_of_the_engine_is_not_the_servers() -> None:
+    class Slow(Scripted):
+        def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
+            time.sleep(0.3)  # before the first reply can be asked for
+            return super().run(jobs)
+
+    seconds = federation(Slow()).round(1)["seconds"]
+    assert seconds["server"] < 0.2
+    assert seconds["total"] > 0.3
+
+
+def test_when_everybody_fails_the_run_ends() -> None:
+    fed = federation(Scripted(lambda job: Reply(job.client_id, job.round, error="down")))
+    with pytest.raises(RunError, match="all 4 participants failed; client 0: down"):
+        fed.round(1)
+
+
+def test_a_bad_day_of_a_few_does_not_end_the_run() -> None:
+    def answer(job: Job) -> Reply:
+        if job.down is not None:
+            return Reply(job.client_id, job.round, error="down")
+        return Scripted.usual(job)
+
+    fed = federation(Scripted(answer), participation=0.25)
+    assert fed.round(1)["failed"][0]["client"] == fed.participants(1)[0]
+    fed.round(2)
+    restored = Server(fed.task, Sum(), fed.engine, fed.state(), participation=0.25)
+    with pytest.raises(RunError, match="3rd time in a row"):
+        restored.round(3)
+
+
+def test_a_run_in_which_nobody_can_be_judged_ends() -> None:
+    def answer(job: Job) -> Reply:
+        return replace(Scripted.usual(job), metrics={}, error="ValueError: no logits")
+
+    with pytest.raises(RunError, match="no client could be judged"):
+        federation(Scripted(answer)).round(1)
+
+
+def test_a_server_that_is_not_finite_any_more_is_not_committed() -> None:
+    fed = federation(Scripted(lambda job: Scripted.usual(job, value=3e38)))
+    with pytest.raises(RunError, match="'total' is not finite"):
+        fed.round(1)
+
+
+def test_the_last_round_of_training_is_known_for_each_client() -> None:
+    fed = federation(Scripted(), clients=10, participation=0.2)
+    fed.round(1)
+    fed.round(2)
+    trained = fed.state()["trained"]
+    for client in range(10):
+        expected = max((n for n in (1, 2) if client in fed.participants(n)), default=0)
+        assert trained[client] == expected
+
+
+def test_participants_are_a_fresh_sample_in_client_order() -> None:
+    fed = federation(Scripted(), clients=100, participation=0.1)
+    samples = [fed.participants(number) for number in range(1, 200)]
+    assert all(len(set(s)) == 10 and s == sorted(s) for s in samples)
+    assert samples[0] != samples[1]
+    counts = torch.tensor([c for s in samples for c in s]).bincount(minlength=100)
+    assert counts.min() > 5  # everybody's turn comes
+    assert federation(Scripted(), clients=3, participation=0.01).participants(1) != []
+
+
+def test_only_participants_are_sent_to_and_those_who_sit_out_keep_their_score() -> None:
+    engine = Scripted()
+    fed = federation(engine, clients=10, participation=0.3)
+    fed.round(1)
+    # The first evaluation looks at everybody once; training is for the participants alone.
+    assert sorted(job.client_id for job in engine.jobs) == list(range(10))
+    assert [job.client_id for job in engine.jobs if job.down is not None] == fed.participants(1)
+    record = fed.round(2)
+    assert [job.client_id for job in engine.jobs] == fed.participants(2)
+    assert record["accuracy_per_client"] == [0.5] * 10
+
+
+def test_between_evaluations_changed_clients_are_remembered() -> None:
+    engine = Scripted()
+    fed = federation(engine, clients=10, participation=0.2, eval_every=3)
+    trained = set()
+    for number in (1, 2):
+        record = fed.round(number)
+        assert record["accuracy"] is record["accuracy_per_client"] is None
+        assert not any(job.evaluate for job in engine.jobs)
+    fed.round(3)
+    assert {job.client_id for job in engine.jobs} == set(range(10))
+    for number in (4, 5, 6):
+        trained |= set(fed.participants(number))
+        fed.round(number)
+    assert {job.client_id for job in engine.jobs if job.evaluate} == trained
+
+
+def test_the_last_round_is_always_evaluated() -> None:
+    fed = federation(Scripted(), eval_every=7)
+    assert fed.round(9)["accuracy"] is None
+    assert fed.round(10)["accuracy"] == 0.5
+
+
+def test_a_restored_federation_is_the_same() -> None:
+    first = federation(Scripted(), participation=0.5, eval_every=2)
+    first.round(1)
+    second = Server(first.task, Sum(), Scripted(), first.state(), participation=0.5, eval_every=2)
+    a, b = first.round(2), second.round(2)
+    a.pop("seconds"), b.pop("seconds")
+    assert a == b
+    assert first.server["total"].equal(second.server["total"])
+
+
+def test_all_classes_are_asked_about_by_the_models_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five clients, three rounds; client 4 never takes part, client 3 only in the first."""
+    taking_part = {1: [0, 3], 2: [0, 1], 3: [1, 2]}
+    monkeypatch.setattr(Server, "participants", lambda _, number: taking_part[number])
+
+    def answer(job: Job) -> Reply:
+        score = {"global_accuracy": job.round / 10} if job.evaluate_globally else {}
+        usual = Scripted.usual(job)
+        return replace(usual, metrics=usual.metrics | score)
+
+    def play(when: GlobalRounds) -> tuple[list[Record], list[list[int]]]:
+        engine, records, asked = Scripted(answer), [], []
+        task = Task(2, 2, 5, rounds=3, seed=0)
+        state = Server.initial_state(task, {"total": torch.zeros(1)})
+        for number in (1, 2, 3):  # each in a federation that goes on from the last one's state
+            fed = Server(task, Sum(), engine, state, global_rounds=when)
+            records.append(fed.round(number))
+            asked.append([job.client_id for job in engine.jobs if job.evaluate_globally])
+            state = fed.state()
+        return records, asked
+
+    def scores(records: list[Record]) -> list[list[float | None] | None]:
+        return [record["global_accuracy_per_client"] for record in records]
+
+    records, asked = play("last")
+    assert asked == [[], [], [1, 2, 0, 3]]
+    assert scores(records) == [None, None, [0.3, 0.3, 0.3, 0.3, None]]
+    assert [record["global_accuracy"] for record in records] == [None, None, pytest.approx(0.3)]
+
+    records, asked = play("every")
+    assert asked == [[0, 3], [0, 1], [1, 2]], "whose model is as it was is not judged again"
+    assert scores(records) == [
+        [0.1, None, None, 0.1, None],
+        [0.2, 0.2, None, 0.1, None],
+        [0.2, 0.3, 0.3, 0.1, None],
+    ]
+    assert records[2]["global_accuracy"] == pytest.approx(0.9 / 4)
+
+    records, asked = play("never")
+    assert asked == [[], [], []]
+    assert not any("global" in key for record in records for key in record)
+
+
+def test_an_old_score_on_all_classes_is_not_that_of_a_new_model() -> None:
+    def answer(job: Job) -> Reply:
+        usual = Scripted.usual(job)
+        if job.client_id == 1 and job.round == 2:  # it trains, but its models cannot be judged
+            return replace(usual, metrics={}, error="ValueError: no")
+        if job.client_id == 2 and job.round == 2:
+            return replace(usual, up=b"garbage", metrics={"global_accuracy": 0.9})
+        if job.client_id == 3:  # it never trains
+            return Reply(3, job.round, metrics={"global_accuracy": 0.9}, error="ValueError: no")
+        return replace(usual, metrics=usual.metrics | {"global_accuracy": 0.5})
+
+    fed = federation(Scripted(answer), global_rounds="every")
+    assert fed.round(1)["global_accuracy_per_client"] == [0.5, 0.5, 0.5, None]
+    record = fed.round(2)
+    assert record["global_accuracy_per_client"] == [0.5, None, None, None]
+    assert record["accuracy_per_client"] == [0.5, 0.5, 0.5, None], "there the last score counts"
+    assert record["measured"] == {}
+
+
+def test_who_is_set_aside_is_not_judged_on_all_classes() -> None:
+    def answer(job: Job) -> Reply:
+        usual = Scripted.usual(job)
+        scored = replace(usual, metrics=usual.metrics | {"global_accuracy": 0.5})
+        return replace(usual, up=b"garbage") if (job.client_id, job.round) == (1, 2) else scored
+
+    fed = federation(Scripted(answer), global_rounds="every", strikes=1)
+    assert fed.round(1)["global_accuracy_per_client"] == [0.5] * 4
+    assert fed.round(2)["global_accuracy_per_client"] == [0.5, None, 0.5, 0.5]
+    assert fed.round(3)["global_accuracy_per_client"] == [0.5, None, 0.5, 0.5]
+
+
+def test_scores_of_all_classes_from_before_they_were_kept_apart_are_taken_anew() -> None:
+    engine = Scripted()
+    fed = federation(engine, global_rounds="last")
+    fed.round(1)
+    state = fed.state() | {"scores.global_accuracy": torch.full((4,), 0.9)}
+    del state["global_accuracy"]
+    task = Task(2, 2, 4, rounds=2, seed=0)
+    fed = Server(task, Sum(), engine, state, participation=0.5, global_rounds="last")
+    assert fed.round(2)["global_accuracy_per_client"] == [None] * 4
+    assert all(job.evaluate_globally for job in engine.jobs)
+    assert len(engine.jobs) == 4

@@ -1,0 +1,326 @@
+"""Advice: the rule branch by branch, bytes and gains by hand, the command as it is typed."""
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedgh
+from fedgh import config
+from fedgh.core.method import Sharing
+from fedgh.core.types import Job
+from fedgh.engines.host import ClientHost
+from fedgh.errors import RunError
+from fedgh.methods import METHODS
+from fedgh.runs.folder import RunFolder
+from fedgh.studies import advice
+from fedgh.studies.advice import MethodGain, advise, measure, recommend
+from fedgh.studies.statistics import Interval
+from fedgh.studies.sweep import Outcome, Trial, plan_comparison
+from fedgh.training import loop
+from tests.support.commands import SET, inside
+from tests.support.tiny import QUICK, a_run, quick
+
+SOME = "fedgh,fedproto,standalone:reset_header=true"
+
+SHORT: dict[str, Any] = {"methods": "fd", "seeds": [0], "rounds": 1, "overrides": QUICK}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a short rehearsal."""
+    return advise("demo", out=tmp_path_factory.mktemp("rehearsal"), **SHORT).folder
+
+
+def a_row(
+    label: str,
+    low: float,
+    sent: float = 100,
+    *,
+    shares: Sharing = "class means",
+    lead: float | None = None,
+    test: float = 0.0,
+) -> MethodGain:
+    """A method whose gain on validation data is surely `low` points, and on test data `test`."""
+    gain, validation, ahead = (
+        Interval(mean / 100, (mean - 1) / 100, (mean + 1) / 100)
+        for mean in (test, low + 1, (low if lead is None else lead) + 1)
+    )
+    over = "standalone" if lead is None else "control"
+    return MethodGain(label, shares, 0.9, None, gain, validation, ahead, over, sent)
+
+
+def alone(label: str = "standalone", low: float = -1.0) -> MethodGain:
+    return a_row(label, low, 0, shares="nothing")
+
+
+def test_the_surest_method_is_recommended_with_its_numbers() -> None:
+    rows = [alone(), a_row("a", 1.0, 50), a_row("b", 3.0, 2048, test=2.5)]
+    label, reason = recommend(rows, rounds=10)
+    assert label == "b"
+    assert reason == (
+        "b gains +4.0 [+3.0, +5.0] points over training alone on validation data "
+        "(+2.5 [+1.5, +3.5] on test data) for 2.0 KB per client in 10 rounds"
+    )
+
+
+def test_within_a_point_the_cheaper_one_is_recommended() -> None:
+    label, reason = recommend([alone(), a_row("a", 2.2, 50), a_row("b", 3.0, 2048)], rounds=10)
+    assert label == "a"
+    assert reason.endswith("; the lower end of b is less than a point higher, for 2.0 KB")
+    assert recommend([alone(), a_row("a", 1.9, 50), a_row("b", 3.0, 2048)], rounds=10)[0] == "b"
+
+
+def test_a_gain_that_needs_no_partner_is_none_of_the_federation() -> None:
+    control = alone("control", low=2.0)
+    label, reason = recommend([alone(), control, a_row("a", 3.0, lead=-0.5)], rounds=10)
+    assert label == "control"
+    assert "shares nothing and gains +3.0 [+2.0, +4.0] points" in reason
+    assert reason.endswith("do not federate")
+    label, reason = recommend([alone(), control, a_row("a", 3.0, lead=0.5)], rounds=10)
+    assert label == "a"
+    assert "(+0.0 [-1.0, +1.0] on test data, which do not confirm it)" in reason
+    assert reason.endswith("and +1.5 [+0.5, +2.5] over control, which shares nothing")
+
+
+def test_do_not_federate_unless_it_is_certain() -> None:
+    rows = [alone(), a_row("a", -0.8, test=50.0), a_row("b", -0.1)]
+    label, reason = recommend(rows, rounds=10)
+    assert label is None, "test data choose nothing"
+    assert "the largest gain, of b, is +0.9 [-0.1, +1.9] points over training alone" in reason
+    # Ahead of training alone, but perhaps not of a control, which is not certain itself.
+    rows = [alone(), alone("control", low=-0.1), a_row("a", 0.5, lead=-0.2)]
+    label, reason = recommend(rows, rounds=10)
+    assert label is None
+    assert "and +0.8 [-0.2, +1.8] over control" in reason
+    assert recommend([alone()], 10) == (None, "no method that exchanges something was rehearsed")
+
+
+def fake(path: Path, validation: list[float], test: list[float], totals: list[int]) -> RunFolder:
+    """A finished run with these scores in every round, and so many bytes after each."""
+    run = a_run(path)
+    for number, total in enumerate(totals, 1):
+        scores = {"accuracy_per_client": test, "evaluation_accuracy_per_client": validation}
+        run.append({"round": number, "accuracy": 0.5, "bytes_total": total, **scores})
+    return run
+
+
+def test_rows_worked_by_hand(tmp_path: Path) -> None:
+    labels = "standalone,standalone:reset_header=true,fedproto"
+    scores: dict[str, Any] = {  # validation, test, bytes after each round
+        "standalone": ([0.5, 0.5], [0.6, 0.6], [0, 0]),
+        "standalone:reset_header=true": ([0.6, 0.6], [0.5, 0.5], [0, 0]),
+        "fedproto": ([0.8, 0.6], [0.7, 0.9], [10, 40]),
+    }
+    trials = plan_comparison(
+        "demo", labels, [0], ["federation.clients=2", "data.classes_per_client=5"]
+    )
+    runs = [
+        (trial, fake(tmp_path / str(number), *scores[trial.label]))
+        for number, trial in enumerate(trials)
+    ]
+    _, control, fedproto = measure(Outcome(runs, {}), rounds=5)
+    assert (control.shares, fedproto.shares) == ("nothing", "class means")
+    assert control.validation_gain.mean == pytest.approx(0.1)
+    assert control.gain.mean == pytest.approx(-0.1)
+    assert fedproto.accuracy == pytest.approx(0.8)
+    assert fedproto.gain.mean == pytest.approx(0.2)  # 0.1 and 0.3
+    assert fedproto.gain.high == pytest.approx(min(1.0, 0.2 + 0.1 * 12.706), abs=1e-3)
+    assert fedproto.validation_gain.mean == pytest.approx(0.2)
+    assert fedproto.lead_over == "standalone:reset_header=true"  # best on validation data
+    assert fedproto.lead.mean == pytest.approx(0.1)
+    assert fedproto.bytes_per_client == (40 + 3 * 30) / 2
+    assert fedproto.global_accuracy is None
+
+
+def test_runs_of_other_clients_are_not_compared(tmp_path: Path) -> None:
+    trials = plan_comparison("demo", "standalone,fd", [0])
+    runs = [
+        (trials[0], fake(tmp_path / "a", [0.5, 0.5], [0.5, 0.5], [0])),
+        (trials[1], fake(tmp_path / "b", [0.5], [0.5], [0])),
+    ]
+    with pytest.raises(RunError, match="have no client in common"):
+        measure(Outcome(runs, {}), rounds=5)
+
+
+def test_bytes_are_those_of_the_whole_experiment(tmp_path: Path) -> None:
+    """FedProto's first round has nothing to send down, so its rounds differ."""
+    found = advise(config.load("demo", QUICK), methods="fedproto", rounds=2, out=tmp_path / "a")
+    sent = []
+    for seed in advice.USUAL_SEEDS:
+        whole = quick("method.name=fedproto", f"federation.seed={seed}")
+        records = loop.run(whole, tmp_path / f"whole-{seed}").records()
+        assert records[0]["bytes_down"] < records[1]["bytes_down"]
+        sent.append(records[-1]["bytes_total"] / 5)
+    assert found.rows[1].bytes_per_client == pytest.approx(sum(sent) / 3)
+
+
+@pytest.mark.parametrize("method", ["fedgh", "fedgh_plus"])
+def test_a_rehearsal_has_the_noise_of_the_whole_federation(method: str) -> None:
+    words = [f"method.name={method}", "privacy.protects=client", "privacy.epsilon=3.0"]
+    whole = quick(*words, "federation.rounds=10")
+    short = quick(*words, "federation.rounds=2").config
+    rehearsed = advice.with_whole_noise(Trial(method, 0, short), whole.config).config
+    found = replace(whole, config=rehearsed).privacy
+    assert whole.privacy is not None
+    assert found is not None
+    noise = whole.privacy.noise_multiplier
+    assert found.noise_multiplier == pytest.approx(noise, rel=1e-6)
+    open_trial = Trial("fedgh", 0, quick().config)
+    assert advice.with_whole_noise(open_trial, quick().config) is open_trial
+
+
+def test_advise_as_a_user_types_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["advise", *SET, "--methods", f"{SOME},fedavg", "--seeds", "0,1", "--rounds", "2"]
+    words += ["--out", str(tmp_path)]
+    assert inside(monkeypatch, *words, "--set", "run.global_accuracy=true") == 0
+    out = capsys.readouterr().out
+    rows = list(csv.DictReader((tmp_path / "advice.csv").open()))
+    document = json.loads((tmp_path / "advice.json").read_text())
+    assert [row["label"] for row in rows] == ["standalone", *SOME.split(",")]
+    assert rows[1]["gain_low"] == str(document["rows"][1]["gain"]["low"])
+    assert float(rows[1]["bytes_per_client"]) == 3 * (2 * (4 + 16 * 4) + (10 * 16 + 10) * 4)
+    assert "fedavg averages whole models" in document["missing"]["fedavg"]
+    recommended = document["recommendation"] or "do not federate"
+    assert f"recommended  {recommended}\nwhy          {document['reason']}\n" in out
+    for caveat in document["caveats"]:
+        assert f"but          {caveat}\n" in out
+    assert "2 of 3 rounds were rehearsed" in out
+    assert f"written to   {tmp_path / 'advice'}.csv and .json" in out
+    for row in rows:
+        finals = [
+            RunFolder(tmp_path / f"{row['label']}-seed{seed}".replace(":", ",")).records()[-1]
+            for seed in (0, 1)
+        ]
+        for key in ("accuracy", "global_accuracy"):
+            mean = sum(final[key] for final in finals) / 2
+            assert float(row[key]) == pytest.approx(mean)
+            assert f"{100 * mean:.1f}%" in out
+
+
+def test_a_rehearsal_that_was_stopped_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["advise", *SET, "-q", "--methods", "fedgh", "--seeds", "0", "--out"]
+    assert inside(monkeypatch, *words, str(tmp_path / "whole")) == 0
+    jobs: list[Job] = []
+    original = ClientHost.run
+
+    def counting(stop_after: int) -> Callable[[ClientHost, Job], Any]:
+        def run(host: ClientHost, job: Job) -> Any:
+            if len(jobs) == stop_after:
+                raise KeyboardInterrupt
+            jobs.append(job)
+            return original(host, job)
+
+        return run
+
+    part = str(tmp_path / "part")
+    monkeypatch.setattr(ClientHost, "run", counting(stop_after=22))  # of 2 methods, 3 rounds, 5
+    assert inside(monkeypatch, *words, part) == 130
+    assert capsys.readouterr().err == "\nstopped; the same command goes on from here\n"
+    jobs.clear()
+    monkeypatch.setattr(ClientHost, "run", counting(stop_after=100))
+    assert inside(monkeypatch, *words, part) == 0
+    assert len(jobs) == 2 * 5  # the two rounds that were not complete
+    jobs.clear()
+    assert inside(monkeypatch, *words, part) == 0
+    assert jobs == []
+    one, two = (
+        json.loads((tmp_path / name / "advice.json").read_text()) for name in ("whole", "part")
+    )
+    assert one["rows"] == two["rows"]
+    assert one["reason"] == two["reason"]
+    assert "the intervals of one seed are too narrow" in " ".join(one["caveats"])
+
+
+def test_in_python_with_a_file_and_in_the_usual_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.toml").write_text(config.load("demo", QUICK).to_toml())
+    found = fedgh.advise("my.toml", methods="fd", seeds=[0])
+    assert isinstance(found, fedgh.Advice)
+    assert found.folder == Path("runs/advise-my")
+    assert [row.label for row in found.rows] == ["standalone", "fd"]
+    assert found == fedgh.advise("my.toml", methods="standalone, fd", seeds=[0])
+    assert fedgh.advise(fedgh.load("my.toml"), methods="fd", seeds=[0], rounds=1).folder == Path(
+        "runs/advise-digits"
+    )
+
+
+def test_the_usual_methods_are_there_and_the_experiments_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert advice.USUAL_METHODS[:5] == ["standalone", "fedproto", "fedgh", "fd", "lg_fedavg"]
+    assert {label.partition(":")[0] for label in advice.USUAL_METHODS} <= METHODS.keys()
+    demo, other = config.load("demo"), config.load("demo", ["method.name=fml"])
+    assert advice._labels(None, demo) == ",".join(advice.USUAL_METHODS)
+    assert advice._labels(None, other) == ",".join([*advice.USUAL_METHODS, "fml"])
+    assert advice._labels("all", demo) == "all"
+    monkeypatch.setattr(advice, "USUAL_METHODS", ["standalone", "fedgh", "fedgh:server_lr=0"])
+    frozen = config.load("demo", ["method.server_lr=0"])
+    assert advice._labels(None, frozen) == "standalone,fedgh", "of two that are the same, one"
+
+
+def test_without_training_alone_there_is_no_gain(tmp_path: Path) -> None:
+    words = [*QUICK, "local.lr=1e30"]
+    with pytest.raises(RunError, match=r"training alone, .* failed: .*lower local\.lr"):
+        advise("demo", methods="fd", seeds=[0], rounds=1, overrides=words, out=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["dmeo"], 2, "no experiment or file 'dmeo'; did you mean 'demo'?"),
+        (["--methods", "fedghh"], 2, "did you mean 'fedgh'"),
+        (["--methods", "standalone,"], 2, "name at least one beside standalone"),
+        (["--rounds", "4"], 2, "4 rounds cannot be rehearsed: the experiment has 3"),
+        (["--rounds", "0"], 2, "Invalid value for '--rounds'"),
+        (["--seeds", "one"], 2, "expected whole numbers"),
+        (["--seeds", ","], 2, "there is nothing to run"),
+        (["--set", "federation.seed=1"], 2, "seeds are given with --seeds"),
+        (["--methods", "fedavg"], 1, "there is nothing to advise on; fedavg: fedavg averages"),
+    ],
+)
+def test_mistakes(
+    words: list[str],
+    code: int,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert inside(monkeypatch, "advise", *words, *SET, "-q") == code
+    captured = capsys.readouterr()
+    assert says in captured.err
+    assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("global_accuracy", "high"),
+        ("accuracy_per_client", [7.0] * 5),
+        ("evaluation_accuracy_per_client", [-1.0] * 5),
+        ("bytes_total", 10**400),
+    ],
+)
+def test_a_run_with_numbers_that_cannot_be_is_refused(
+    key: str, value: object, finished: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished, tmp_path / "copy")
+    run = tmp_path / "copy" / "fd-seed0"
+    shutil.rmtree(run / "checkpoint")  # which knows better
+    record = json.loads((run / "rounds.jsonl").read_text())
+    (run / "rounds.jsonl").write_text(json.dumps({**record, key: value}) + "\n")
+    with pytest.raises(RunError, match=rf"is not what a run writes \(0\.{key}"):
+        advise("demo", out=tmp_path / "copy", **SHORT)

@@ -1,0 +1,177 @@
+"""`fedgh reproduce` as a user types it: every study with the smallest budget."""
+
+import csv
+import json
+from html import escape
+from pathlib import Path
+
+import pytest
+
+from fedgh.runs.folder import RunFolder
+from fedgh.studies.study import study
+from tests.support.commands import inside
+
+# Where a study has many settings, some of each kind.
+SOME = {
+    "table-homo": ["cifar10-homo", "cifar100-homo"],
+    "noniid": ["cifar10-hetero-e1", "cifar10-hetero-s10", "cifar100-hetero-s100"],
+    "participation": ["cifar10-hetero-n100-c10", "cifar100-hetero-n100-c100"],
+    "header-lr": ["cifar10-hetero-lr0.1"],
+    "pays": ["pays-cifar10-s2-m50", "pays-cifar100-dir0.3-m1000", "standalone", "fedgh_plus"],
+    "poisoning": ["poison-none", "poison-flip-3-defended", "poison-everything-3"],
+    "privacy": ["cifar10-hetero-e1", "cifar10-hetero-sample-eps1", "cifar10-hetero-client-eps8"],
+}
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all, since studies share runs."""
+    return tmp_path_factory.mktemp("reproduce")
+
+
+def reproduce(monkeypatch: pytest.MonkeyPatch, out: Path, *words: str) -> int:
+    words = ("reproduce", *words, "--budget", "smoke", "--out", str(out))
+    return inside(monkeypatch, *words)
+
+
+@pytest.mark.xdist_group("reproduce")
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("table-hetero", "table-homo", "models", "curves-n10", "noniid", "participation"),
+        *("header-lr", "convergence", "cost", "ablation", "overlap", "pays", "poisoning"),
+        "privacy",
+    ],
+)
+def test_smoke(
+    name: str, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only = ["--only", ",".join(SOME[name])] if name in SOME else []
+    assert reproduce(monkeypatch, out, name, *only) == 0
+    said = capsys.readouterr().out
+    assert ("not run: " in said) == (name in SOME)
+    folder = out / "smoke"
+    with (folder / f"{name}.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert rows
+    text = (folder / f"{name}.md").read_text(encoding="utf-8")
+    assert f"- command: fedgh reproduce {name} --budget smoke --seeds 0\n" in text
+    assert escape(study(name).title) in (folder / f"{name}.html").read_text(encoding="utf-8")
+    if study(name).cases:
+        assert "data.name cifar10 → digits" in said
+        assert "data.name cifar10 → digits" in text
+
+
+@pytest.mark.xdist_group("reproduce")
+def test_what_is_missing_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("ablation", "--only", "cifar10-hetero")
+    assert reproduce(monkeypatch, tmp_path, *words, "--no-run") == 0
+    assert "not run: cifar10-hetero: standalone, seed 0; " in capsys.readouterr().out
+    assert not (tmp_path / "smoke" / "cifar10-hetero").exists()
+
+    # A method that cannot work here is refused, and that is remembered without the data.
+    words = ("table-hetero", "--only", "cifar10-hetero,fedavg,standalone")
+    assert reproduce(monkeypatch, tmp_path, *words) == 0
+    assert reproduce(monkeypatch, tmp_path, *words, "--no-run") == 0
+    said = capsys.readouterr().out
+    assert said.count("[1/1] cifar10-hetero: standalone") == 1
+    assert (
+        said.count("no result: cifar10-hetero: fedavg, seed 0: fedavg averages whole models") == 2
+    )
+    text = (tmp_path / "smoke" / "table-hetero.md").read_text(encoding="utf-8")
+    assert "## Without a result" in text
+
+    run = RunFolder.open(tmp_path / "smoke" / "cifar10-hetero" / "standalone-seed0")
+    assert (run.summary() or {})["data"] == "digits"
+    assert reproduce(monkeypatch, tmp_path, *words, "--set", "local.lr=0.5") == 1
+    assert "is another run: local.lr is 0.01 there, 0.5 asked for" in capsys.readouterr().err
+
+
+def test_settings_of_one_method_and_two_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["header-lr", "--only", "cifar10-hetero-lr0.1,fedgh:server_lr=0.01"]
+    words += ["--seeds", "0,1", "--set", "method.server_batch=client"]
+    assert reproduce(monkeypatch, tmp_path, *words) == 0
+    said = capsys.readouterr().out
+    assert "method.server_batch pair → client" in said
+    assert "2 of 2" in said
+    place = tmp_path / "smoke" / "cifar10-hetero-lr0.1"
+    damaged = place / "fedgh,server_lr=0.01-seed1"
+
+    (damaged / "summary.json").unlink()
+    assert reproduce(monkeypatch, tmp_path, *words, "--no-run") == 0
+    said = capsys.readouterr().out
+    assert "1 of 2" in said
+    assert "cifar10-hetero-lr0.1: fedgh:server_lr=0.01, seed 1" in said
+
+    # What is damaged is refused in a line, and never counted.
+    whole = (place / "fedgh,server_lr=0.01-seed0" / "summary.json").read_text(encoding="utf-8")
+    (damaged / "summary.json").write_text(whole, encoding="utf-8")
+    assert reproduce(monkeypatch, tmp_path, *words, "--no-run") == 1
+    assert "summary.json is not what the rounds say" in capsys.readouterr().err
+    rounds = (damaged / "rounds.jsonl").read_text(encoding="utf-8")
+    for summary, lines in [
+        ("{}", rounds),
+        ("[1, 2]", rounds),
+        (whole, rounds.splitlines()[0] + "\n"),
+        (whole, '{"round": 1}\n'),
+        (whole, "[" * 100_000),
+    ]:
+        (damaged / "summary.json").write_text(summary, encoding="utf-8")
+        (damaged / "rounds.jsonl").write_text(lines, encoding="utf-8")
+        assert reproduce(monkeypatch, tmp_path, *words, "--no-run") == 1
+        err = capsys.readouterr().err
+        assert err.startswith(f"error: {damaged}")
+        assert "delete it, and it is run again" in err
+
+
+def test_a_run_without_what_is_measured_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reproduce(monkeypatch, tmp_path, "cost", "--only", "cifar10-hetero") == 0
+    run = tmp_path / "smoke" / "cifar10-hetero" / "fedgh-seed0"
+    data = json.loads((run / "data.json").read_text(encoding="utf-8"))
+    del data["shape"]  # as in a run of an earlier version
+    (run / "data.json").write_text(json.dumps(data), encoding="utf-8")
+    capsys.readouterr()
+    assert reproduce(monkeypatch, tmp_path, "cost", "--no-run") == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {run} does not hold what this study measures (KeyError: 'shape'")
+
+
+def test_a_study_that_is_stopped_has_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedgh.studies.reproduce.run_study", stopped)
+    assert reproduce(monkeypatch, tmp_path, "overlap") == 130
+    said = capsys.readouterr()
+    assert "not run: cifar10-hetero-n50-all: standalone, seed 0; " in said.out
+    assert "the same command goes on from here" in said.err
+    assert (tmp_path / "smoke" / "overlap.md").exists()
+
+
+def test_without_the_packages_for_charts_there_are_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fedgh.extras.find_spec", lambda _: None)
+    assert reproduce(monkeypatch, tmp_path, "models") == 0
+    assert "pip install '.[report]'" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "smoke").iterdir()} == {"models.md", "models.csv"}
+
+
+def test_mistakes_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reproduce(monkeypatch, tmp_path, "table-heter") == 2
+    assert "did you mean 'table-hetero'" in capsys.readouterr().err
+    assert reproduce(monkeypatch, tmp_path, "table-hetero", "--only", "fedhg") == 2
+    assert "did you mean 'fedgh'" in capsys.readouterr().err
+    assert reproduce(monkeypatch, tmp_path, "models", "--set", "local.lr=1") == 2
+    assert "models trains nothing" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())

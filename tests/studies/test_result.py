@@ -1,0 +1,250 @@
+"""From runs to "paper, ours, difference" and to what holds, worked by hand."""
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedgh.runs.folder import RunFolder
+from fedgh.studies import statistics
+from fedgh.studies.result import communication, lines, main_sheet, verdicts
+from fedgh.studies.study import Study
+from fedgh.studies.sweep import NOT_RUN, Outcome, Trial, plan_comparison
+from fedgh.tables import Column, Sheet
+from tests.support.tiny import a_run
+
+STUDY = Study.model_validate(
+    {
+        "title": "A study",
+        "source": "",
+        "about": "",
+        "methods": ["standalone", "fd", "fedgh"],
+        "claim": [
+            {"text": "FedGH is best", "highest": "fedgh"},
+            {"text": "nothing matters", "alike": ["standalone", "fedgh", "fd"]},
+        ],
+        "case": [
+            {
+                "name": "here",
+                "title": "Here",
+                "experiment": "demo",
+                "published": {
+                    "standalone": {"accuracy": 60.0},
+                    "fd": {},
+                    "fedgh": {
+                        "accuracy": 75.0,
+                        "kb_per_client_round": 2.0,
+                        "rounds_to_target": 4,
+                        "kb_to_target": 8.0,
+                    },
+                },
+            },
+            {"name": "there", "title": "There", "experiment": "demo"},
+        ],
+    }
+)
+
+
+def made(path: Path, accuracies: list[float]) -> RunFolder:
+    """A finished run of two rounds, of which the first was better."""
+    run = a_run(path)
+    for number, each in enumerate([[1.0] * len(accuracies), accuracies], 1):
+        mean = sum(each) / len(each)
+        run.append(
+            {
+                "round": number,
+                "accuracy": mean,
+                "accuracy_per_client": each,
+                "evaluation_accuracy_per_client": each,
+            }
+        )
+    run.write_summary(
+        {
+            "rounds_to_target": 1,
+            "bytes_to_target": 3072,
+            "bytes_per_client_round": 1536.0,
+            "paper_bytes_per_client_round": 2048.0,
+            "seconds": 2.0,
+        }
+    )
+    return run
+
+
+@pytest.fixture
+def outcome(tmp_path: Path) -> Outcome:
+    """FedGH is a tenth better for each of eight clients."""
+    (trial,) = plan_comparison("demo", "fedgh", [0])
+    trial = replace(trial, place="here")
+    alone = [0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85]
+    runs: list[tuple[Trial, RunFolder]] = [
+        (replace(trial, label="standalone"), made(tmp_path / "a", alone)),
+        (trial, made(tmp_path / "b", [each + 0.1 for each in alone])),
+    ]
+    return Outcome(runs, {"here: fd, seed 0": NOT_RUN, "there: fedgh, seed 0": "training diverged"})
+
+
+def test_paper_ours_difference(outcome: Outcome) -> None:
+    table = main_sheet(lines(STUDY, outcome, 1))
+    titles = [column.title for column in table.columns]
+    rows = [dict(zip(titles, row, strict=True)) for row in table.rows]
+    assert [row["method"] for row in rows] == STUDY.methods * 2
+    alone, fd, fedgh = rows[:3]
+    assert alone["ours, %"] == pytest.approx(67.5)  # of the last round
+    assert alone["difference"] == pytest.approx(7.5)
+    assert fedgh["difference"] == pytest.approx(77.5 - 75.0)
+    assert (fd["ours, %"], fd["difference"], fd["seeds"]) == ("not run", None, "0 of 1")
+    assert rows[5]["ours, %"] == "no result"
+
+
+def test_costs_where_the_paper_prints_them(outcome: Outcome) -> None:
+    (row,) = communication(lines(STUDY, outcome, 1)).rows
+    assert row == ["Here", "fedgh", 2.0, 2.0, 1.5, 4, 1, "1 of 1", 8.0, 3.0]
+
+
+def test_what_holds(outcome: Outcome) -> None:
+    rows = {(str(row[0]), str(row[1])): list(row[2:]) for row in verdicts(STUDY, outcome).rows}
+    word, because, points, p = rows["FedGH is best", "Here"]
+    assert word == "yes, of those run"
+    assert because == "least surely of standalone; 1 of 2 rivals have no result"
+    assert points == pytest.approx(10)
+    assert p == pytest.approx(2 / 2**8, abs=0.002)  # both ways of flipping eight alike signs
+    word, because, points, _ = rows["nothing matters", "Here"]
+    assert word == "no"
+    assert points == pytest.approx(10)
+    assert because == "lowest standalone, highest fedgh; 1 of 3 have no result"
+    assert rows["FedGH is best", "There"][0] == "no result"
+    assert rows["nothing matters", "There"][0] == "no result"
+
+
+def test_the_rival_that_decides_is_named(tmp_path: Path, outcome: Outcome) -> None:
+    """A small and steady lead says more than a large and erratic one; p is multiplied by two."""
+    trial = outcome.runs[1][0]
+    scores = [0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85]
+    erratic = [each + more for each, more in zip(scores, [0.3, -0.2] * 4, strict=True)]
+    runs = [
+        (replace(trial, label="standalone"), made(tmp_path / "s", [x + 0.01 for x in scores])),
+        (replace(trial, label="fd"), made(tmp_path / "e", erratic)),
+        (trial, made(tmp_path / "f", scores)),
+    ]
+    word, because, points, p = list(verdicts(STUDY, Outcome(runs, {})).rows[0])[2:]
+    assert (word, because) == ("no", "standalone is ahead")
+    assert points == pytest.approx(-1)
+    assert p == pytest.approx(2 * 2 / 2**8, abs=0.004)
+
+
+def test_a_verdict_does_not_wait_for_rivals_to_be_run(tmp_path: Path, outcome: Outcome) -> None:
+    """Five clients give p = 1/16 at best: by itself, by two rivals, and where one is impossible."""
+    trial = outcome.runs[1][0]
+    runs = [
+        (replace(trial, label="standalone"), made(tmp_path / "s", [0.6] * 5)),
+        (trial, made(tmp_path / "f", [0.5] * 5)),
+    ]
+
+    def p(**missing: str) -> object:
+        gone = {f"here: {label}, seed 0": why for label, why in missing.items()}
+        return verdicts(STUDY, Outcome(runs, gone)).rows[0][5]
+
+    assert p(fd=NOT_RUN) == pytest.approx(2 / 16, abs=0.01)
+    assert p(fd="cannot") == pytest.approx(1 / 16, abs=0.005)
+
+
+def test_a_claim_names_its_rivals(tmp_path: Path, outcome: Outcome) -> None:
+    table = STUDY.model_dump(by_alias=True)
+    table["claim"] = [{"text": "ahead of alone", "highest": "fedgh", "over": ["standalone"]}]
+    better = (replace(outcome.runs[0][0], label="fd"), made(tmp_path / "fd", [1.0] * 8))
+    runs = Outcome([*outcome.runs, better], {})
+    word, because, *_ = list(verdicts(Study.model_validate(table), runs).rows[0])[2:]
+    assert (word, because) == ("yes", "least surely of standalone")
+
+
+def test_a_claim_that_fails(outcome: Outcome) -> None:
+    swapped = Outcome(
+        [
+            (replace(trial, label="fedgh" if trial.label == "standalone" else "standalone"), run)
+            for trial, run in outcome.runs
+        ],
+        {},
+    )
+    word, _, points, _ = list(verdicts(STUDY, swapped).rows[0])[2:]
+    assert word == "no"
+    assert points == pytest.approx(-10)
+
+
+def test_noise_is_called_noise(tmp_path: Path, outcome: Outcome) -> None:
+    trial = outcome.runs[1][0]
+    runs = [
+        (replace(trial, label="standalone"), made(tmp_path / "c", [0.5, 0.7, 0.5, 0.7])),
+        (trial, made(tmp_path / "d", [0.7, 0.5, 0.6, 0.7])),
+    ]
+    words = [row[2] for row in verdicts(STUDY, Outcome(runs, {})).rows]
+    assert words == ["ahead, within noise", "not run", "within noise", "not run"]
+
+
+def test_tables_for_people_and_programs() -> None:
+    sheet = Sheet(
+        "t",
+        "T",
+        [Column("name"), Column("size", 1), Column("gain", signed=True)],
+        [["a|b", 1234.56, 0.126], ["c", None, None]],
+        "A note.",
+    )
+    assert sheet.markdown() == (
+        "| name | size | gain |\n| --- | --: | --: |\n"
+        "| a\\|b | 1,234.6 | +0.13 |\n| c | - | - |\n\nA note.\n"
+    )
+    assert Column("size", 4, significant=True).show(0.000012345) == "1.234e-05"
+    assert Column("size", 4, significant=True).show(12.0) == "12"
+    assert list(csv.reader(io.StringIO(sheet.csv()))) == [
+        ["name", "size", "gain"],
+        ["a|b", "1234.56", "0.126"],
+        ["c", "", ""],
+    ]
+
+
+def test_a_seed_without_a_result_is_said(tmp_path: Path, outcome: Outcome) -> None:
+    trial, run = outcome.runs[1]
+    two = Outcome([(trial, run)], {"here: fedgh, seed 1": "training diverged"})
+    line = lines(STUDY, two, 2)[2]
+    assert (line.method, line.why_not) == ("fedgh", "training diverged")
+    assert main_sheet([line]).rows[0][-1] == "1 of 2"
+
+
+def test_only_shared_seeds_are_compared(tmp_path: Path, outcome: Outcome) -> None:
+    """FedGH has a second seed that went very well; Standalone has not, so it does not count."""
+    trial = outcome.runs[1][0]
+    lucky = (replace(trial, seed=1), made(tmp_path / "lucky", [1.0] * 8))
+    judged = verdicts(STUDY, Outcome([*outcome.runs, lucky], {}))
+    assert [row[4] for row in judged.rows[::2]] == [pytest.approx(10), pytest.approx(10)]
+    apart = Outcome([outcome.runs[0], lucky], {})
+    assert [row[2] for row in verdicts(STUDY, apart).rows] == ["not run"] * 4
+    because = [row[3] for row in verdicts(STUDY, apart).rows[::2]]
+    assert because == ["no rival has a seed in common", "they have no seed in common"]
+
+
+def test_many_methods_that_are_alike_are_called_alike() -> None:
+    """Comparing the lowest of eight with the highest would say "different" far too often."""
+    rng = np.random.default_rng(0)
+    p = [statistics.range_test(rng.normal(0, 1, (8, 10))) for _ in range(40)]
+    assert np.mean(np.array(p) < 0.05) < 0.2
+    assert 0.3 < np.mean(p) < 0.7
+    one_is_better = rng.normal(0, 1, (8, 10)) + np.eye(8)[:, :1] * 3
+    assert statistics.range_test(one_is_better) < 0.01
+    assert statistics.range_test(np.ones((3, 4))) == 1.0
+    assert statistics.range_test(np.ones((3, 0))) == 1.0
+
+
+def test_rivals_are_many(tmp_path: Path, outcome: Outcome) -> None:
+    """Rivals are a little ahead: one by itself would count, one among many does not."""
+    trial = outcome.runs[1][0]
+    base = [0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
+    ahead = [0.52, 0.52, 0.52, 0.52, 0.52, 0.52, 0.52, 0.51]
+    study = STUDY.model_copy(update={"methods": ["fedgh", *"abcdefgh"]})
+    runs = [(trial, made(tmp_path / "fedgh", base))]
+    runs += [(replace(trial, label=x), made(tmp_path / f"run-{x}", ahead)) for x in "abcdefgh"]
+    word, _, points, p = list(verdicts(study, Outcome(runs, {})).rows[0])[2:]
+    assert word == "not ahead, within noise"
+    assert points == pytest.approx(-1.875)
+    assert p == pytest.approx(8 * 2 / 2**8, abs=0.01)

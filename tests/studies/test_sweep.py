@@ -1,0 +1,420 @@
+"""Comparisons and searches: fair, resumable, and counted right."""
+
+import csv
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedgh.core.types import Job
+from fedgh.errors import ConfigError, RunError
+from fedgh.methods import METHODS
+from fedgh.report.terminal import comparison
+from fedgh.runs.folder import RunFolder
+from fedgh.studies import statistics, sweep
+from fedgh.studies.sweep import Outcome, Trial, plan_comparison, plan_search, run_trials
+from fedgh.training import experiment
+from fedgh.training.callbacks import Callback
+from tests.support.commands import SET, inside
+from tests.support.tiny import QUICK, a_run, numbers, quick
+
+
+def plan(methods: str, seeds: tuple[int, ...] = (0, 1), *overrides: str) -> list[Trial]:
+    return plan_comparison("demo", methods, seeds, [*QUICK, *overrides])
+
+
+def test_all_means_all_and_settings_follow_a_colon() -> None:
+    trials = plan_comparison("demo", "all", [0, 1])
+    assert [t.label for t in trials] == [*METHODS, *METHODS]
+    trials = plan("fedgh,fedgh:server_lr=0:server_batch=client,standalone:reset_header=true", (3,))
+    assert [trial.config.to_table()["method"] for trial in trials] == [
+        {"name": "fedgh", "server_lr": 0.01, "server_batch": "pair", "server_epochs": 1},
+        {"name": "fedgh", "server_lr": 0.0, "server_batch": "client", "server_epochs": 1},
+        {"name": "standalone", "reset_header": True, "networks": 1},
+    ]
+    assert {trial.config.federation.seed for trial in trials} == {3}
+
+
+def test_methods_train_on_the_same_batches_from_the_same_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What each method's client really trains on in its first two rounds, batch by batch."""
+    from fedgh.core import local
+    from fedgh.core.batches import shuffled
+
+    seen: dict[str, list[tuple[float, float]]] = {}
+    weights: dict[str, float] = {}
+    for name in METHODS:
+        words = ["model.zoo=tests.support.tiny:mlp", "local.augment=flip,crop,erase"]
+        if name in ("fml", "fedkd"):
+            words.append("method.shared=tests.support.tiny:mlp")
+        prepared = quick(f"method.name={name}", *words)
+        client, server = prepared.blueprint().make(0), prepared.initial_server()
+        weights[name] = client.model.extractor[1].weight.sum().item()  # type: ignore[index]
+        batches: list[tuple[float, float]] = []
+
+        def recorded(*words: Any, batches: list[tuple[float, float]] = batches) -> Any:
+            for x, y in shuffled(*words):
+                batches.append((float(x.sum()), float(y.sum())))
+                yield x, y
+
+        monkeypatch.setattr(local, "shuffled", recorded)
+        for client.round in (1, 2):
+            prepared.config.method.client_update(
+                client, prepared.config.method.broadcast(server, 0)
+            )
+        seen[name] = batches
+    assert len(seen["fedgh"]) > 50
+    assert all(batches == seen["fedgh"] for batches in seen.values())
+    assert len(set(weights.values())) == 1
+
+
+def test_a_sweep_runs_what_is_missing_resumes_what_was_stopped_and_skips_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedgh.engines.host import ClientHost
+
+    jobs: list[Job] = []
+    original = ClientHost.run
+
+    def counting(host: ClientHost, job: Job) -> Any:
+        jobs.append(job)
+        return original(host, job)
+
+    monkeypatch.setattr(ClientHost, "run", counting)
+    trials = plan("fedgh,standalone", (0,))
+    whole = run_trials(trials, tmp_path / "whole")
+    assert len(jobs) == 2 * 3 * 5
+
+    from tests.support.runs import interrupted
+
+    interrupted(experiment.prepare(trials[0].config), tmp_path / "part" / "fedgh-seed0", after=2)
+    jobs.clear()
+    part = run_trials(trials, tmp_path / "part")
+    assert len(jobs) == (1 + 3) * 5  # one round left of the first run, three of the second
+    for (_, a), (_, b) in zip(whole.runs, part.runs, strict=True):
+        assert numbers(a) == numbers(b)
+    jobs.clear()
+    run_trials(trials, tmp_path / "part")
+    assert jobs == []
+
+
+def test_other_settings_are_not_mixed_into_an_old_sweep(tmp_path: Path) -> None:
+    run_trials(plan("standalone", (0,)), tmp_path)
+    with pytest.raises(RunError, match=r"local\.lr is 0\.01 there, 0\.5 asked for"):
+        run_trials(plan("standalone", (0,), "local.lr=0.5"), tmp_path)
+    # How it is computed is another matter, and so is what else is measured.
+    run_trials(plan("standalone", (0,), "run.workers=1"), tmp_path)
+    run_trials(plan("standalone", (0,), "run.global_accuracy=every"), tmp_path)
+
+
+def test_a_run_from_before_all_classes_were_asked_about_has_a_dash(tmp_path: Path) -> None:
+    (folder,) = (run for _, run in run_trials(plan("standalone", (0,)), tmp_path).runs)
+    text = folder.config.read_text()
+    folder.config.write_text(text.replace('global_accuracy = "last"', "global_accuracy = false"))
+    assert folder.config.read_text() != text
+    old = [{k: v for k, v in each.items() if "global_" not in k} for each in folder.records()]
+    lines = "".join(json.dumps(record) + "\n" for record in old)
+    (folder.path / "rounds.jsonl").write_text(lines)
+    summary = folder.summary() or {}
+    del summary["final_global_accuracy"]
+    (folder.path / "summary.json").write_text(json.dumps(summary))
+    shutil.rmtree(folder.checkpoint)  # as in the results of the repository
+    outcome = run_trials(plan("standalone", (0,)), tmp_path)
+    (row,) = statistics.rows(outcome)
+    assert row.accuracy is not None
+    assert (row.global_accuracy, row.global_accuracy_std) == (None, None)
+    table = comparison([row], {}, None)
+    assert {column.header: list(column.cells) for column in table.columns}["global %"] == ["-"]
+
+
+def test_other_settings_are_not_mixed_into_a_run_that_was_begun_meanwhile(tmp_path: Path) -> None:
+    other = quick("method.name=standalone", "run.eval_every=3")
+
+    @contextmanager
+    def begin_it_first(line: str) -> Iterator[Callback]:
+        a_run(
+            tmp_path / "standalone-seed0",
+            config=other.config.to_toml(),
+            identity=other.identity(),
+            clients=other.clients(),
+        )
+        yield Callback()
+
+    outcome = run_trials(plan("standalone", (0,)), tmp_path, begin_it_first)
+    assert "run.eval_every is 3 there, 1 asked for" in outcome.missing["standalone, seed 0"]
+
+
+def test_a_comparison_of_nothing_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", *SET, "-q", "--methods", "standalone", "--seeds", "0"]
+    folder = tmp_path / "standalone-seed0"
+    folder.mkdir()
+    with RunFolder(folder).locked():
+        assert inside(monkeypatch, *words, "--out", str(tmp_path)) == 1
+    assert capsys.readouterr().err == (
+        f"error: there is nothing to compare; standalone, seed 0: {folder} is in use by another "
+        "process\n"
+    )
+
+
+def test_other_data_are_not_mixed_in_either(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    rng = np.random.default_rng(0)
+    words = ["data.name=npz", f"data.path={path}", "data.partition=iid"]
+    for fill in (0.0, 1.0):
+        np.savez(path, x=rng.normal(fill, 1, (60, 4)), y=np.arange(60) % 3)
+        if fill:
+            with pytest.raises(RunError, match="its data are not the ones there now"):
+                run_trials(plan("standalone,fedgh", (0,), *words), tmp_path / "out")
+        else:
+            run_trials(plan("standalone", (0,), *words), tmp_path / "out")
+
+
+def test_what_is_impossible_is_noted_or_refused_before_anything_runs(tmp_path: Path) -> None:
+    trials = plan("standalone,fedavg", (0,))
+    with pytest.raises(ConfigError, match="differ"):
+        run_trials(trials, tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    outcome = run_trials(trials, tmp_path / "noted", skip_impossible=True)
+    assert [trial.label for trial, _ in outcome.runs] == ["standalone"]
+    assert "clients 1, 3 differ" in outcome.missing["fedavg"]
+    with pytest.raises(ConfigError, match="cannot hold all 10 classes"):  # no method's fault
+        run_trials(plan("all", (0,), "federation.clients=2"), tmp_path, skip_impossible=True)
+    outcome = run_trials(plan("fedavg", (0,)), tmp_path / "none", skip_impossible=True)
+    assert (outcome.runs, list(outcome.missing)) == ([], ["fedavg"])
+
+
+def test_what_is_left_is_judged_by_what_is_alike(tmp_path: Path) -> None:
+    """Half the rounds of a method that took 8 s here, and one that is not known: 6 s a run."""
+
+    def done(label: str, seconds: float, *words: str, place: str = "here") -> Any:
+        (trial,) = plan(label, (0,), "federation.rounds=4", *words)
+        folder = a_run(tmp_path / f"{place}-{label}")
+        folder.write_summary({"seconds": seconds})
+        return replace(trial, place=place), folder
+
+    (known, _), (other, _), *_ = runs = [done("fedgh", 8.0), done("fd", 4.0)]
+    shorter = replace(known, config=plan("fedgh", (1,), "federation.rounds=2")[0].config)
+    elsewhere = done("fedgh", 16.0, place="there")
+    assert sweep._forecast([*runs, elsewhere], [shorter]).endswith("0:00:04")
+    assert sweep._forecast([*runs, elsewhere], [replace(other, place="there")]).endswith("0:00:04")
+    assert sweep._forecast(runs, [replace(other, label="fedproto")]).endswith("0:00:06")
+    assert sweep._forecast([], [known]) == ""
+
+
+def test_a_run_that_diverges_is_a_result_and_the_sweep_goes_on(tmp_path: Path) -> None:
+    trials = plan_search("demo", ["local.lr=0.01,1e30,0.02"], [0], QUICK)
+    for _ in range(2):  # also when it is started again
+        outcome = run_trials(trials, tmp_path)
+        assert [t.label for t, _ in outcome.runs] == ["local.lr=0.01", "local.lr=0.02"]
+        assert "lower local.lr" in outcome.missing["local.lr=1e+30, seed 0"]
+
+
+def test_the_reason_of_one_seed_is_not_that_of_another(tmp_path: Path) -> None:
+    trials = [
+        replace(trial, label="fedgh")
+        for seed, lr in enumerate(("1e30", "0.01"))
+        for trial in plan("fedgh", (seed,), f"local.lr={lr}")
+    ]
+    outcome = run_trials(trials, tmp_path)
+    assert list(outcome.missing) == ["fedgh, seed 0"]
+    assert not outcome.runs, "a mean over the seeds that went well would flatter"
+
+
+def test_grids_may_have_lists() -> None:
+    trials = plan_search("demo", ['local.augment=["flip", "crop"],[]', "data.partition=iid"], [0])
+    assert [trial.config.local.augment for trial in trials] == [["flip", "crop"], []]
+    assert {trial.config.data.partition for trial in trials} == {"iid"}
+
+
+def test_bad_plans() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'fedproto'"):
+        plan("fedgh,fedprot")
+    with pytest.raises(ConfigError, match="'fedgh' and 'fedgh', seed 0, are the same"):
+        plan("fedgh,fedgh")
+    with pytest.raises(ConfigError, match="are the same"):
+        plan("fedgh,fedgh:server_lr=0.01")
+    with pytest.raises(ConfigError, match="are the same"):
+        plan_search("demo", ["local.lr=0.1,0.10"], [0])
+    with pytest.raises(ConfigError, match=r"expected method:setting=value"):
+        plan("fedgh:server_lr")
+    with pytest.raises(ConfigError, match="known: reset_header"):
+        plan("standalone:qqq=1")
+    with pytest.raises(ConfigError, match="nothing to run"):
+        plan("fedgh", ())
+    with pytest.raises(ConfigError, match=r"expected section\.key=value"):
+        plan_search("demo", ["local.lr"], [0])
+    with pytest.raises(ConfigError, match=r"local\.ephocs"):
+        plan_search("demo", ["local.ephocs=1,2"], [0])
+    with pytest.raises(ConfigError, match="has a --grid already"):
+        plan_search("demo", ["local.lr=1,2", "local.lr=3"], [0])
+    with pytest.raises(ConfigError, match="given with --seeds"):
+        plan_search("demo", ["federation.seed=1,2"], [0])
+    with pytest.raises(ConfigError, match="given with --seeds"):
+        plan("fedgh", (0,), "federation.seed=7")
+
+
+def fake_run(path: Path, rounds: list[list[float]], reached: int | None = None) -> RunFolder:
+    """A finished run with these accuracies per round and client."""
+    run = a_run(path)
+    for number, accuracies in enumerate(rounds, 1):
+        run.append(
+            {
+                "round": number,
+                "accuracy": float(np.mean([a for a in accuracies if a is not None])),
+                "accuracy_per_client": accuracies,
+                "evaluation_accuracy_per_client": accuracies,
+            }
+        )
+    run.write_summary(
+        {
+            "rounds_to_target": reached,
+            "bytes_to_target": reached and reached * 100,
+            "bytes_per_client_round": 50.0,
+            "paper_bytes_per_client_round": None,
+            "seconds": 2.0,
+        }
+    )
+    return run
+
+
+def test_a_table_worked_by_hand(tmp_path: Path) -> None:
+    config = plan("fedgh", (0,))[0].config
+    runs = [
+        (Trial("fedgh", 0, config), fake_run(tmp_path / "a", [[1.0, 1.0], [0.8, 0.6]], 1)),
+        (Trial("fedgh", 1, config), fake_run(tmp_path / "b", [[1.0, 1.0], [0.9, 0.9]], 2)),
+        (Trial("fd", 0, config), fake_run(tmp_path / "c", [[0.0, 0.0], [0.7, 0.5]])),
+        (Trial("fd", 1, config), fake_run(tmp_path / "d", [[0.0, 0.0], [0.8, 0.8]], 2)),
+    ]
+    fedgh, fd = statistics.rows(Outcome(runs, {}), reference="fedgh")
+    assert fedgh.accuracy == pytest.approx((0.7 + 0.9) / 2)  # the last round, not the best
+    assert fedgh.accuracy_std == pytest.approx(np.std([0.7, 0.9], ddof=1))
+    assert (fedgh.difference, fedgh.p_value) == (None, None)
+    assert (fedgh.reached, fedgh.rounds_to_target, fedgh.bytes_to_target) == (2, 1.5, 150)
+    assert fedgh.rounds_to_target_std == pytest.approx(np.std([1, 2], ddof=1))
+    assert fedgh.bytes_to_target_std == pytest.approx(100 * np.std([1, 2], ddof=1))
+    assert (fedgh.seconds, fedgh.seconds_std) == (2.0, 0.0)
+    assert fd.difference == pytest.approx(-0.1)  # all four pairs differ by a tenth
+    # Of the 16 ways to flip four equal differences, two are as extreme: all one way, or the other.
+    assert fd.p_value == pytest.approx(2 / 16, abs=0.01)
+    assert (fd.reached, fd.rounds_to_target) == (1, 2)
+    assert statistics.rows(Outcome(runs, {}), last=2)[0].accuracy == pytest.approx(0.9)
+    one = statistics.rows(Outcome(runs[:1], {}))[0]
+    assert one.accuracy_std is None
+    assert statistics.rows(Outcome(runs, {}))[1].difference is None  # nothing to compare with
+
+
+def test_scores_that_nobody_took_are_left_out(tmp_path: Path) -> None:
+    config = plan("fedgh", (0,))[0].config
+    hole: Any = [[0.2, None], [0.4, None]]
+    runs = [
+        (Trial("fedgh", 0, config), fake_run(tmp_path / "a", [[1.0, 1.0], [0.8, 0.6]])),
+        (Trial("fd", 0, config), fake_run(tmp_path / "b", hole)),
+    ]
+    outcome = Outcome(runs, {})
+    table = statistics.rows(outcome, reference="fedgh")
+    assert table[1].accuracy == table[1].evaluation_accuracy == pytest.approx(0.4)
+    assert table[1].difference == pytest.approx(-0.4)
+    statistics.write(table, outcome, tmp_path / "table", {})
+    assert json.loads((tmp_path / "table.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_a_label_is_no_formula_to_a_spreadsheet(tmp_path: Path) -> None:
+    trial = Trial("=1+1", 0, plan("fedgh", (0,))[0].config)
+    outcome = Outcome([(trial, fake_run(tmp_path / "a", [[1.0, 1.0]]))], {})
+    statistics.write(statistics.rows(outcome), outcome, tmp_path / "table", {})
+    (row,) = csv.DictReader((tmp_path / "table.csv").open())
+    assert (row["label"], row["accuracy"], row["p_value"]) == ("'=1+1", "1.0", "")
+
+
+def test_the_test_finds_what_is_there_and_nothing_else() -> None:
+    rng = np.random.default_rng(0)
+    assert statistics.paired_test(rng.normal(0.02, 0.02, 30)) < 0.01
+    assert statistics.paired_test(np.zeros(30)) == 1.0
+    assert statistics.paired_test(np.array([0.5])) == 1.0
+    noise = [statistics.paired_test(rng.normal(0, 1, 20)) for _ in range(60)]
+    assert 0.3 < np.mean(noise) < 0.7  # uniform under the null hypothesis
+    assert np.mean(np.array(noise) < 0.05) < 0.2
+
+
+def test_compare_as_a_user_types_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    words = ["compare", *SET, "--seeds", "0,1", "--rounds", "2", "--out", str(tmp_path)]
+    small = "shared=tests.support.tiny:mlp"
+    methods = f"standalone,lg_fedavg,fd,fedproto,fedgh,fml:{small},fedkd:{small}"
+    assert inside(monkeypatch, *words, "--methods", methods + ",fedavg") == 2  # named, so refused
+    assert "fedavg averages whole models" in capsys.readouterr().err
+    assert inside(monkeypatch, *words, "--methods", methods) == 0
+    out = capsys.readouterr().out
+    assert "…" not in out  # every number whole
+    rows = list(csv.DictReader((tmp_path / "comparison.csv").open()))
+    document = json.loads((tmp_path / "comparison.json").read_text())
+    assert [row["label"] for row in rows] == [row["label"] for row in document["rows"]]
+    assert len(rows) == 7
+    for row in rows:
+        assert f"{100 * float(row['accuracy']):.2f}" in out
+        assert f"{100 * float(row['global_accuracy']):.2f}" in out
+        summaries = [
+            json.loads((tmp_path / folder / "summary.json").read_text())
+            for folder in (f"{row['label']}-seed{seed}".replace(":", ",") for seed in (0, 1))
+        ]
+        finals = [summary["final_accuracy"] for summary in summaries]
+        assert float(row["accuracy"]) == pytest.approx(np.mean(finals))
+        assert float(row["accuracy_std"]) == pytest.approx(np.std(finals, ddof=1))
+        finals = [summary["final_global_accuracy"] for summary in summaries]
+        assert float(row["global_accuracy"]) == pytest.approx(np.mean(finals))
+        assert float(row["global_accuracy_std"]) == pytest.approx(np.std(finals, ddof=1))
+
+
+def test_tune_chooses_on_the_evaluation_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["tune", *SET, "--grid", "local.lr=0.0001,0.05", "--grid", "local.epochs=1,2"]
+    words += ["--set", "method.name=lg_fedavg", "--out", str(tmp_path)]
+    assert inside(monkeypatch, *words) == 0
+    out = capsys.readouterr().out
+    rows = json.loads((tmp_path / "search.json").read_text())["rows"]
+    assert len(rows) == 4
+    judged = [row["evaluation_accuracy"] for row in rows]
+    assert judged == sorted(judged, reverse=True)
+    assert f"best: {rows[0]['label']};" in out
+    assert "lr = 0.05" in (tmp_path / "best.toml").read_text()
+    # Make the worst point look perfect on test data: the choice must not change.
+    for row in rows[1:]:
+        folder = tmp_path / f"{row['label']}-seed0"
+        lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+        for line in lines:
+            line["accuracy_per_client"] = [1.0] * 5
+        (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        shutil.rmtree(folder / "checkpoint")  # which knows better
+    assert inside(monkeypatch, *words) == 0
+    assert f"best: {rows[0]['label']};" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["tune"], "nothing to search"),
+        (["tune", "--grid", "local.epochs"], "expected section.key=value"),
+        (["compare", "--seeds", "one"], "expected whole numbers"),
+        (["compare", "--methods", "fedghh"], "did you mean 'fedgh'"),
+    ],
+)
+def test_mistakes(
+    words: list[str],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert inside(monkeypatch, *words) == 2
+    assert says in capsys.readouterr().err

@@ -1,0 +1,131 @@
+"""Small parts for tests: networks that train in milliseconds, a client, an experiment."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedgh import config
+from fedgh.core import wire
+from fedgh.core.types import Client, ClientData, Examples, LocalTraining, Payload, SplitModel, Task
+from fedgh.runs.folder import Record, RunFolder
+from fedgh.runs.sealed import unpack
+from fedgh.training import experiment
+from fedgh.training.experiment import Experiment
+
+
+def mlp(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
+    """The smallest useful extractor."""
+    size = torch.Size(shape).numel()
+    return nn.Sequential(nn.Flatten(), nn.Linear(size, rep_dim), nn.ReLU())
+
+
+def noisy(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
+    """An extractor with state beside its weights (batch norm) and randomness (dropout)."""
+    size = torch.Size(shape).numel()
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(size, rep_dim), nn.BatchNorm1d(rep_dim), nn.Dropout(0.5), nn.ReLU()
+    )
+
+
+class Failing(nn.Module):
+    """Fails in training, as a participant's own code may."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            raise ValueError("out of [memory]")
+        out: Tensor = self.inner(x)
+        return out
+
+
+def failing(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
+    return Failing(mlp(shape, rep_dim))
+
+
+class Infinite(nn.Module):
+    """Learns nothing but nonsense: every representation is infinite."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(x) + torch.inf
+        return out
+
+
+def infinite(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
+    return Infinite(mlp(shape, rep_dim))
+
+
+def wrong_width(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
+    return mlp(shape, rep_dim + 1)
+
+
+def a_client(
+    x: Tensor,
+    y: Tensor,
+    extractor: nn.Module | None = None,
+    *,
+    rep_dim: int = 4,
+    num_classes: int = 3,
+    **local: Any,
+) -> Client:
+    """A client that trains on x, y; its other splits hold something else altogether."""
+    other_x, other_y = x.flip(0) + 1, (y + 1) % num_classes
+    splits = [Examples(x, y, torch.arange(len(y)))]
+    splits += [Examples(other_x, other_y, torch.arange(n)) for n in (1, 2)]
+    model = SplitModel(
+        extractor or mlp(tuple(x.shape[1:]), rep_dim), nn.Linear(rep_dim, num_classes)
+    )
+    task = Task(num_classes, rep_dim, 1, rounds=1, seed=0, input_shape=tuple(x.shape[1:]))
+    return Client(0, task, model, ClientData(*splits), LocalTraining(**local))
+
+
+QUICK = [
+    "federation.clients=5",
+    "federation.rounds=3",
+    "model.zoo=tests.support.tiny:mlp,tests.support.tiny:noisy",
+    "model.rep_dim=16",
+    "run.engine=serial",
+]
+
+
+def quick(*overrides: str) -> Experiment:
+    """A federation on digits that runs in a second."""
+    return experiment.prepare(config.load("demo", [*QUICK, *overrides]))
+
+
+def a_run(
+    path: Path,
+    config: str = "",
+    identity: Record | None = None,
+    clients: list[Record] | None = None,
+    state: Payload | None = None,
+) -> RunFolder:
+    """A run folder before its first round, as nobody uses it any more."""
+    with RunFolder.create(path, config, identity or {}, clients or [], state or {}) as run:
+        return run
+
+
+def numbers(run: RunFolder) -> list[dict[str, Any]]:
+    """Everything a run has recorded except how long it took and what wrapping it took."""
+    return [
+        {k: v for k, v in record.items() if k not in ("seconds", "wire_bytes")}
+        for record in run.records()
+    ]
+
+
+def states(run: RunFolder) -> dict[str, bytes]:
+    """Every state the run has left, to the bit."""
+    return {path.name: tensors(path) for path in Path(run.checkpoint).iterdir()}
+
+
+def tensors(path: Path) -> bytes:
+    """A state in a file without the words about it: which round it is of, how long that took."""
+    return wire.to_bytes(unpack(path.read_bytes())[1])

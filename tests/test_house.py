@@ -1,0 +1,23 @@
+"""The layout of the source: one class for each name, and no test that imports a test."""
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_a_class_name_means_one_class() -> None:
+    found = defaultdict(list)
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(path.name)
+    assert {name: files for name, files in found.items() if len(files) > 1} == {}
+
+
+def test_no_test_imports_a_test() -> None:
+    importing = re.compile(r"^(?:from|import) tests\.(?:\w+\.)*(?:test_|conftest)", re.MULTILINE)
+    tests = (ROOT / "tests").rglob("*.py")
+    assert [path.name for path in tests if importing.search(path.read_text())] == []

@@ -1,0 +1,113 @@
+"""Callbacks are told of everything in order, can stop a run, and are closed whatever happens."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from fedgh.core.types import Reply
+from fedgh.errors import ConfigError
+from fedgh.runs.folder import Record, RunFolder
+from fedgh.training import loop
+from fedgh.training.callbacks import Callback, StopTraining
+from fedgh.training.experiment import Experiment
+from tests.support.commands import SET, inside
+from tests.support.tiny import numbers, quick
+
+HEARD: list[str] = []
+"""What the callbacks below were told."""
+
+
+class Listener(Callback):
+    def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
+        HEARD.append(f"started after {len(done)}")
+
+    def replied(self, reply: Reply) -> None:
+        HEARD.append("replied")
+
+    def finished_round(self, record: Record) -> None:
+        HEARD.append(f"finished {record['round']}")
+
+    def close(self) -> None:
+        HEARD.append("closed")
+
+
+def stop_after_two(record: Record) -> bool:
+    HEARD.append(f"asked {record['round']}")
+    return bool(record["round"] == 2)
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    HEARD.clear()
+
+
+def test_a_callback_is_told_of_everything_in_order(tmp_path: Path) -> None:
+    loop.run(quick("federation.rounds=2"), tmp_path / "run", [Listener()])
+    clients = ["replied"] * 5
+    assert [heard for heard in HEARD if heard != "replied"] == [
+        *("started after 0", "finished 1", "finished 2", "closed")
+    ]
+    assert HEARD[1:6] == clients
+
+
+def test_a_callback_is_closed_after_an_error(tmp_path: Path) -> None:
+    class Failing(Callback):
+        def finished_round(self, record: Record) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(quick(), tmp_path / "run", [Listener(), Failing()])
+    assert HEARD[-1] == "closed"
+
+
+def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    name = f"{__name__}:stop_after_two"
+    experiment = quick(f"run.callbacks={name}", "run.checkpoint_every=3")
+    run = loop.run(experiment, tmp_path / "run")
+    assert run.summary() is None
+    assert [record["round"] for record in run.records()] == [1, 2]
+    resumed = loop.resume(tmp_path / "run")  # the function is shown round 2 again
+    assert resumed.summary() is None
+    assert HEARD == ["asked 1", "asked 2", "asked 2"]
+    resumed = loop.resume(tmp_path / "run", overrides=["run.callbacks=[]"])
+    straight = loop.run(quick(), tmp_path / "straight")
+    assert numbers(resumed) == numbers(straight)
+
+
+def test_a_stop_in_the_last_round_is_the_end(tmp_path: Path) -> None:
+    class Last(Callback):
+        def finished_round(self, record: Record) -> None:
+            if record["round"] == 3:
+                raise StopTraining
+
+    run = loop.run(quick(), tmp_path / "run", [Last(), Listener()])
+    assert run.summary() is not None
+    assert "finished 3" in HEARD, "the others are told all the same"
+
+
+def test_a_command_says_that_a_callback_has_stopped_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", *SET, "--set", f"run.callbacks={__name__}:stop_after_two"]
+    assert inside(monkeypatch, *words, "--out", str(tmp_path / "run")) == 0
+    out = capsys.readouterr().out
+    assert f"a callback has stopped the run; go on with: fedgh resume {tmp_path / 'run'}" in out
+
+
+def test_what_is_no_callback_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run\.callbacks: expected a callback or a function"):
+        loop.run(quick(f"run.callbacks={__name__}:HEARD"), tmp_path / "run")
+
+
+def test_the_log_tells_rounds_and_failures(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="fedgh")
+    settings = ["federation.rounds=1", "model.zoo=mlp,tests.support.tiny:failing"]
+    run = loop.run(quick(*settings), tmp_path / "run")
+    (record,) = run.records()
+    lines = [log.getMessage() for log in caplog.records]
+    assert lines[0] == f"fedgh: 5 clients, rounds 1 to 1, {tmp_path / 'run'}"
+    assert sum("failed" in line for line in lines) == len(record["failed"]) > 0
+    assert lines[-1].startswith("round 1 is done: accuracy ")
