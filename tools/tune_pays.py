@@ -4,7 +4,7 @@
 
 Trains every client alone at each point of a grid, on seeds that the study does not use. What is
 there already is not run again. Writes every point tried to a CSV file, and prints for each setting
-the line `tuned = …` for `src/fedgh/paper/studies/pays.toml`. Test data choose nothing.
+the line `tuned = …` for `src/fedgh/studies/definitions/pays.toml`. Test data choose nothing.
 """
 
 import argparse
