@@ -7,7 +7,8 @@ from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
 from fedgh.core import batches
-from fedgh.core.local import accuracy, class_means, gradient, sgd_epochs
+from fedgh.core.local import class_means, gradient, judge, sgd_epochs
+from fedgh.core.metrics import accuracy
 from fedgh.core.types import Client
 from tests.support.tiny import a_client, noisy
 
@@ -102,7 +103,7 @@ def test_accuracy_counts_every_sample_in_eval_mode(data: tuple[Tensor, Tensor]) 
 
     wrong = int((data[0][:, 1] > 1).sum())
     assert 0 < wrong < 101
-    assert accuracy(client, predict, client.data.train) == pytest.approx(1 - wrong / 101)
+    assert accuracy(judge(client, predict, client.data.train)) == pytest.approx(1 - wrong / 101)
 
 
 def test_a_model_that_blew_up_in_its_last_step_is_not_accepted(

@@ -265,7 +265,7 @@ HOSTILE: dict[str, tuple[Callable[[Head], Head], str]] = {
     ),
     "wonderful scores": (
         lambda head: {**head, "metrics": {"accuracy": 7.0, "evaluation_accuracy": 1.0}},
-        "an accuracy that is none",
+        "an impossible accuracy",
     ),
     "many scores": (
         lambda head: {**head, "metrics": {f"m{chr(97 + k)}": 0.0 for k in range(20)}},

@@ -9,6 +9,7 @@ import torch
 from fedgh.core import wire
 from fedgh.core.defence import Defence
 from fedgh.core.method import Method
+from fedgh.core.metrics import own_metrics
 from fedgh.core.moments import Moments
 from fedgh.core.rng import isolated, stream
 from fedgh.core.server import Server
@@ -21,7 +22,7 @@ from tests.support.tiny import mlp
 CLIENTS = 4
 HOSTILE = 1
 NORM = 1000.0  # the default of run.largest_norm
-METRICS = ("accuracy", "evaluation_accuracy")
+METRICS = own_metrics()
 TASK = Task(num_classes=4, rep_dim=3, num_clients=CLIENTS, rounds=9, seed=0, input_shape=(2,))
 
 

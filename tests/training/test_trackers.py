@@ -8,6 +8,7 @@ import pytest
 from fedgh import extras
 from fedgh.errors import ConfigError
 from fedgh.runs.folder import Record, RunFolder
+from fedgh.runs.summary import RECORDED
 from fedgh.training import loop
 from fedgh.training.callbacks import Callback
 from fedgh.training.trackers import scalars as scalars_of
@@ -28,9 +29,7 @@ def scalars(run: RunFolder) -> dict[str, list[tuple[int, float]]]:
 def expected(run: RunFolder) -> dict[str, list[tuple[int, Any]]]:
     out: dict[str, list[tuple[int, Any]]] = {}
     for record in run.records():
-        values = {name: record.get(name) for name in ("accuracy", "evaluation_accuracy")}
-        values |= {name: record.get(name) for name in ("global_accuracy", "train_loss")}
-        values["bytes_total"] = record["bytes_total"]
+        values = {name: record.get(name) for name in (*RECORDED, "train_loss", "bytes_total")}
         values |= {f"seconds/{phase}": spent for phase, spent in record["seconds"].items()}
         for name, value in values.items():
             if value is not None:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from fedgh.core.batches import in_order, shuffled
+from fedgh.core.metrics import Judged
 from fedgh.core.types import Client, Examples, Payload
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -176,25 +178,15 @@ Predict = Callable[[Client, Tensor], Tensor]
 
 
 @torch.inference_mode()
-def accuracy(client: Client, predict: Predict, on: Examples) -> float:
-    """The share of `on` that the client's model gets right."""
-    right = sum(int((said == y).sum()) for said, y in _predictions(client, predict, on))
-    return right / len(on)
-
-
-@torch.inference_mode()
-def confusion(client: Client, predict: Predict, on: Examples) -> Tensor:
-    """How often the client's model takes a sample of each class for which: [true, predicted]."""
+def judge(client: Client, predict: Predict, on: Examples) -> Judged:
+    """Let the client's model classify samples."""
     classes = client.task.num_classes
     counts = torch.zeros(classes * classes, dtype=torch.int64)
-    for said, y in _predictions(client, predict, on):
-        counts += (y * classes + said).cpu().bincount(minlength=len(counts))
-    return counts.view(classes, classes)
-
-
-def _predictions(client: Client, predict: Predict, on: Examples) -> Iterator[tuple[Tensor, Tensor]]:
-    """What the client's model takes each sample for, and what it is, batch by batch."""
+    total = 0.0
     eval_mode(client)
     with client.timed("evaluate"):
         for x, y in in_order(on, client.device):
-            yield predict(client, x).argmax(1), y
+            logits, labels = predict(client, x).cpu(), y.cpu()
+            counts += (labels * classes + logits.argmax(1)).bincount(minlength=len(counts))
+            total += float(cross_entropy(logits.double(), labels, reduction="sum"))
+    return Judged(counts.view(classes, classes), total / len(on))

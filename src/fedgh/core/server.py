@@ -12,6 +12,7 @@ from torch import Tensor
 from fedgh.core import wire
 from fedgh.core.defence import Defence, Dropped
 from fedgh.core.method import Method
+from fedgh.core.metrics import METRICS, NEEDED, own_metrics, spread
 from fedgh.core.rng import stream
 from fedgh.core.types import GlobalRounds, Job, Payload, Reply, Task, Upload, part, prefixed
 from fedgh.errors import RunError, WireError
@@ -19,9 +20,6 @@ from fedgh.errors import RunError, WireError
 MOST_EMPTY_ROUNDS = 3
 """Rounds in a row whose few participants all fail; a client's bad day should not end a run."""
 
-
-METRICS = ("accuracy", "evaluation_accuracy")
-"""How clients are judged on their own data."""
 
 GLOBAL = "global_accuracy"
 """How they are judged on all classes."""
@@ -100,7 +98,7 @@ class Server:
         self.most_strikes = strikes  # rejected uploads after which a client is set aside; 0 = never
         self.server = part(state, "server.")
         self.bytes_total = int(state["bytes_total"])
-        self._scores = {name: state[f"scores.{name}"].clone() for name in METRICS}
+        self._scores = {name: state[f"scores.{name}"].clone() for name in own_metrics()}
         self._stale = state["stale"].clone()  # whose model has changed since they were taken
         self._trained = state["trained"].clone()  # the last round in which each client trained
         # On all classes, by the model that a client has now; unknown where that was not judged.
@@ -115,7 +113,7 @@ class Server:
         """The state before the first round."""
         return {
             **prefixed("server.", server),
-            **{f"scores.{name}": _unknown(task) for name in METRICS},
+            **{f"scores.{name}": _unknown(task) for name in own_metrics()},
             "stale": torch.ones(task.num_clients, dtype=torch.bool),
             "trained": torch.zeros(task.num_clients, dtype=torch.int64),
             "bytes_total": torch.tensor(0),
@@ -312,17 +310,17 @@ class Server:
 
     def _note_numbers(self, reply: Reply, received: Received) -> None:
         """What a client says of itself, if nothing that it sent was rejected."""
-        if self._scores.keys() <= reply.metrics.keys():
+        if reply.metrics.keys() >= set(NEEDED):
             self._stale[reply.client_id] = False
             for name, scores in self._scores.items():
-                scores[reply.client_id] = reply.metrics[name]
+                scores[reply.client_id] = reply.metrics.get(name, torch.nan)
         if GLOBAL in reply.metrics and (reply.up is not None or self._trained[reply.client_id]):
             self._global[reply.client_id] = reply.metrics[GLOBAL]
         measured = reply.metrics if reply.up is not None else {}  # else nothing was trained
         for name, value in measured.items():
             if name == "train_loss":
                 received.losses.append(value)
-            elif name not in (*METRICS, GLOBAL):
+            elif name not in METRICS:
                 received.measured.setdefault(name, []).append(value)
         for phase, seconds in reply.seconds.items():
             received.seconds[phase] = received.seconds.get(phase, 0.0) + seconds
@@ -338,6 +336,8 @@ class Server:
             known = judged and not bool(scores.isnan().all())
             out[name] = float(scores.nanmean()) if known else None
             out[f"{name}_per_client"] = _json_numbers(scores) if judged else None
+        if evaluated:
+            out |= {f"accuracy_{key}": n for key, n in spread(self._scores["accuracy"]).items()}
         return out
 
     def _too_large(self) -> str | None:

@@ -10,8 +10,9 @@ import torch
 
 from fedgh.core import wire
 from fedgh.core.attack import Attack
-from fedgh.core.local import accuracy
+from fedgh.core.local import judge
 from fedgh.core.method import RELEASE, Method
+from fedgh.core.metrics import NEEDED, scores
 from fedgh.core.rng import isolated
 from fedgh.core.types import (
     CPU,
@@ -242,11 +243,12 @@ class ClientHost:
         return up
 
     def _evaluate(self, client: Client) -> None:
-        predict = self.blueprint.method.predict
-        client.metrics |= {
-            "accuracy": accuracy(client, predict, client.data.test),
-            "evaluation_accuracy": accuracy(client, predict, client.data.evaluation),
-        }
+        predict, data = self.blueprint.method.predict, client.data
+        found = scores(judge(client, predict, data.test), "test")
+        found |= scores(judge(client, predict, data.evaluation), "evaluation")
+        if self.blueprint.reticent:
+            found = {name: found[name] for name in NEEDED}
+        client.metrics |= found
 
     def _evaluate_globally(self, client: Client) -> None:
         sample = self.blueprint.global_sample
@@ -254,7 +256,7 @@ class ClientHost:
             (pool,) = self.blueprint.sources
             all_classes = Examples(pool.x, pool.y, sample.indices(client.id))
             predict = self.blueprint.method.predict_global
-            client.metrics["global_accuracy"] = accuracy(client, predict, all_classes)
+            client.metrics |= scores(judge(client, predict, all_classes), "all classes")
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:

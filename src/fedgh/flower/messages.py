@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from fedgh.core.metrics import METRICS
 from fedgh.core.types import Job, Reply
 from fedgh.errors import LONGEST_TEXT, WireError, printable
 from fedgh.flower._flwr import get_all_nested_objects
@@ -20,7 +21,7 @@ _HEAD, _BODY, _FORMAT = "fedgh", "payload", "safetensors"
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Finite = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]  # sums stay finite too
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
-Key = Annotated[str, Field(pattern=r"^[a-z_]{1,40}$")]
+Key = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,39}$")]
 Few = Field(max_length=16)
 
 LONGEST_HEAD = 2**20
@@ -99,8 +100,9 @@ def read_answer(content: RecordDict, job: Job) -> Reply:
         raise WireError("an upload that was not asked for")
     if up is None and job.down is not None and found.error is None:
         raise WireError("neither an upload nor a reason")
-    if any(not 0 <= score <= 1 for name, score in found.metrics.items() if "accuracy" in name):
-        raise WireError("an accuracy that is none")
+    for name, score in found.metrics.items():
+        if name in METRICS and not METRICS[name].possible(score):
+            raise WireError(f"an impossible {name}")
     fields = {**asdict(found), "error": found.error and printable(found.error)}
     return Reply(**fields, up=up)
 

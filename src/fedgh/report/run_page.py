@@ -13,6 +13,7 @@ from fedgh.report.page import Cell, Figure, Fold, Page, Part, Section, Table, Va
 from fedgh.report.terminal import PROTECTED
 from fedgh.runs.folder import RunFolder
 from fedgh.runs.read import NamedRun, Round
+from fedgh.runs.summary import RECORDED
 from fedgh.trained.confusion import MOST_CLIENTS, Confusion
 
 MOST_PROBLEMS = 200
@@ -102,7 +103,20 @@ def _summary(runs: Sequence[NamedRun]) -> Section:
         "class alike, over the clients that have trained. Bytes are those of the tensors that "
         "crossed, up and down (1 KB = 1024 B)."
     )
-    return Section("summary", "Summary", text + (goal if targets else ""), [Table(header, rows)])
+    tables = [Table(header, rows), *_metrics(runs)]
+    return Section("summary", "Summary", text + (goal if targets else ""), tables)
+
+
+def _metrics(runs: Sequence[NamedRun]) -> list[Table]:
+    """All metrics of the last evaluated round, where a run has more than accuracy."""
+    names = [name for name in RECORDED if any(f"final_{name}" in run.result for run in runs)]
+    if not set(names) - {"accuracy", "evaluation_accuracy", "global_accuracy"}:
+        return []
+    rows: list[list[Value]] = [
+        [run.label, *(_cell(run.result.get(f"final_{name}"), "{:.3f}".format) for name in names)]
+        for run in runs
+    ]
+    return [Table(["run", *(name.replace("_", " ") for name in names)], rows)]
 
 
 def _problems(runs: Sequence[NamedRun]) -> Section | None:

@@ -74,6 +74,7 @@ def closing_lines(run: RunFolder) -> str:
     lines = [
         f"accuracy   {percent(summary['final_accuracy'])} after round {summary['rounds']}, "
         f"mean over {whose}, each on its own test data",
+        *_spread_lines(summary),
         *_global_line(run, summary),
         f"sent       {human_bytes(summary['bytes_total'])} in all, "
         f"{human_bytes(summary['bytes_per_client_round'])} per client and round",
@@ -95,6 +96,19 @@ def closing_lines(run: RunFolder) -> str:
         lines.append(f"privacy    {privacy_line(summary['privacy'])}")
     lines.append(f"run folder {run.path}")
     return "\n".join(lines)
+
+
+def _spread_lines(summary: Record) -> list[str]:
+    """Metrics that count every class alike, and how clients differ, where they were measured."""
+    if summary.get("final_balanced_accuracy") is None:
+        return []
+    std, p10, worst = (summary[f"final_accuracy_{name}"] for name in ("std", "p10", "worst"))
+    lines = [
+        f"clients    worst {percent(worst)}, 10th percentile {percent(p10)}, std {percent(std)}"
+    ]
+    balanced, f1 = summary["final_balanced_accuracy"], summary["final_macro_f1"]
+    known = "" if summary["final_loss"] is None else f", loss {summary['final_loss']:.3f}"
+    return [*lines, f"balanced   accuracy {percent(balanced)}, macro-F1 {percent(f1)}{known}"]
 
 
 def _global_line(run: RunFolder, summary: Record) -> list[str]:
@@ -130,7 +144,8 @@ def comparison(table: list[Row], missing: dict[str, str], target: float | None) 
     """Methods side by side; below each mean its standard deviation over seeds."""
     goal = "" if target is None else f"to {percent(target)}"
     out = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    titles = ["method", "accuracy %", "diff", "p", "global %", goal, "bytes", "B/c/r"]
+    titles = ["method", "accuracy %", "diff", "p", "bal. %", "worst %", "global %", goal]
+    titles += ["bytes", "B/c/r"]
     for title in (*titles, "paper's", "s"):
         out.add_column(title, justify="left" if title == "method" else "right", no_wrap=True)
     for row in table:
@@ -142,6 +157,8 @@ def comparison(table: list[Row], missing: dict[str, str], target: float | None) 
             _spread([row.accuracy, row.accuracy_std], _percentage),
             "" if row.difference is None else f"{100 * row.difference:+.2f}",
             "" if row.p_value is None else f"{row.p_value:.3f}",
+            _spread([row.final["balanced_accuracy"], None], _percentage),
+            _spread([row.final["accuracy_worst"], None], _percentage),
             _spread([row.global_accuracy, row.global_accuracy_std], _percentage),
             _spread(rounds, "{:.3g} r".format) + some if goal else "",
             _spread(sent, human_bytes) if goal else "",

@@ -15,9 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from fedgh import config as configs
 from fedgh.choices import Protected
+from fedgh.core.metrics import METRICS
 from fedgh.errors import ConfigError, RunError
 from fedgh.runs.folder import Record, RunFolder
-from fedgh.runs.summary import so_far
+from fedgh.runs.summary import RECORDED, so_far
 
 T = TypeVar("T")
 Bytes = Annotated[int, Field(ge=0, lt=2**63)]
@@ -51,11 +52,8 @@ class Round(_Checked):
 
     round: int
     participants: list[int]
-    accuracy: float | None
-    accuracy_per_client: list[float | None] | None
-    evaluation_accuracy: float | None = None
-    global_accuracy: float | None = None
-    global_accuracy_per_client: list[float | None] | None = None
+    scores: dict[str, float | None]  # by metric: the mean over clients; None: not measured
+    per_client: dict[str, list[float | None] | None]  # by metric
     train_loss: float | None
     bytes_up: Bytes
     bytes_down: Bytes
@@ -69,15 +67,31 @@ class Round(_Checked):
     seconds: dict[str, Seconds]
     epsilon: float | None = None  # the highest of all clients so far, where uploads are private
 
+    @model_validator(mode="before")
+    @classmethod
+    def _gathered(cls, record: Any) -> Any:
+        """The scores, which are single keys of the record, by metric."""
+        if not isinstance(record, dict) or "accuracy" not in record:
+            return record  # which is refused, with the first thing that it lacks
+        return {
+            **record,
+            "scores": {name: record.get(name) for name in RECORDED},
+            "per_client": {name: record.get(f"{name}_per_client") for name in METRICS},
+        }
+
     @model_validator(mode="after")
     def _whole(self) -> "Round":
         if "total" not in self.seconds:
             raise ValueError("seconds has no total")
-        if self.accuracy is not None and self.accuracy_per_client is None:
-            raise ValueError("accuracy without accuracy_per_client")
-        if self.global_accuracy is not None and self.global_accuracy_per_client is None:
-            raise ValueError("global_accuracy without global_accuracy_per_client")
+        for name, scores in self.per_client.items():
+            if self.scores[name] is not None and scores is None:
+                raise ValueError(f"{name} without {name}_per_client")
         return self
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean accuracy of the clients on their own test data."""
+        return self.scores["accuracy"]
 
 
 class ClientInfo(_Checked):
@@ -155,13 +169,13 @@ class NamedRun:
     @property
     def accuracies(self) -> dict[int, float]:
         """The last accuracy of every client that was judged, by its number."""
-        last = self.evaluated[-1].accuracy_per_client if self.evaluated else None
+        last = self.evaluated[-1].per_client["accuracy"] if self.evaluated else None
         return {client: score for client, score in enumerate(last or []) if score is not None}
 
     @property
     def global_accuracies(self) -> dict[int, float]:
         """The same on all classes; empty when the last evaluated round did not measure it."""
-        last = self.evaluated[-1].global_accuracy_per_client if self.evaluated else None
+        last = self.evaluated[-1].per_client["global_accuracy"] if self.evaluated else None
         return {client: score for client, score in enumerate(last or []) if score is not None}
 
     @cached_property

@@ -14,9 +14,13 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedgh.config import Config
+from fedgh.core.metrics import METRICS, SPREADS
 from fedgh.core.types import Task
 from fedgh.errors import RunError
 from fedgh.runs.folder import Record, RunFolder
+
+RECORDED = (*METRICS, *(f"accuracy_{name}" for name in SPREADS))
+"""Numbers of a round that a summary has of the last one, where it measured them."""
 
 
 def summarise(
@@ -61,8 +65,8 @@ def so_far(records: list[Record], target: float | None) -> dict[str, Any]:
         "judged_clients": sum(score is not None for score in last["accuracy_per_client"]),
         "final_accuracy": last.get("accuracy"),
         "final_evaluation_accuracy": last.get("evaluation_accuracy"),
+        **{f"final_{name}": last[name] for name in RECORDED if name in last},
         "best_accuracy": max((record["accuracy"] for record in evaluated), default=None),
-        **({"final_global_accuracy": last["global_accuracy"]} if "global_accuracy" in last else {}),
         "target": target,
         "rounds_to_target": reached and reached["round"],
         "bytes_to_target": reached and reached["bytes_total"],

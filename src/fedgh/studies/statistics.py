@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fedgh.errors import RunError
 from fedgh.files import write_atomic
 from fedgh.runs.folder import RunFolder
+from fedgh.runs.summary import RECORDED
 from fedgh.studies.sweep import Outcome
 from fedgh.tables import Cell, csv_text
 
@@ -37,6 +38,7 @@ class Row:
     evaluation_accuracy_std: float | None
     global_accuracy: float | None  # on all classes; None where no run has measured it
     global_accuracy_std: float | None
+    final: dict[str, float | None]  # all metrics of the last evaluated round, and their spread
     difference: float | None  # to the reference, over clients and seeds
     p_value: float | None
     reached: int  # how many seeds reached the target; the next four are over these
@@ -258,6 +260,9 @@ def _row(label: str, runs: Runs, compared: Runs, last: int) -> Row:
             f"{name}_std": float(np.std(known, ddof=1)) if len(known) > 1 else None,
         }
 
+    def final(name: str) -> list[float | None]:
+        return [summary.get(f"final_{name}") for summary in summaries]
+
     paper = over_seeds("paper_bytes_per_client_round")
     return Row(
         label=label,
@@ -265,6 +270,7 @@ def _row(label: str, runs: Runs, compared: Runs, last: int) -> Row:
         **over_seeds("accuracy", [_mean(each) for each in accuracy]),
         **over_seeds("evaluation_accuracy", others["evaluation_accuracy"]),
         **over_seeds("global_accuracy", others["global_accuracy"]),
+        final={name: over_seeds(name, final(name))[name] for name in RECORDED},
         difference=float(differences.mean()) if len(differences) else None,
         p_value=paired_test(differences) if len(differences) else None,
         reached=sum(summary["rounds_to_target"] is not None for summary in summaries),

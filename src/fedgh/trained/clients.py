@@ -25,6 +25,7 @@ from fedgh.data.own import inputs_of
 from fedgh.errors import ConfigError, DataError, FedghError, RunError, unknown
 from fedgh.runs.folder import RunFolder
 from fedgh.runs.read import ClientInfo, NamedRun
+from fedgh.runs.summary import RECORDED
 from fedgh.training import restore
 from fedgh.training.participant import Participant
 from fedgh.training.restore import Checkpoint
@@ -286,14 +287,15 @@ class Trained:
         import pandas as pd  # slow to import, and only needed here
 
         rounds = self._files.rounds
-        scores = ("accuracy", "evaluation_accuracy", "global_accuracy", "train_loss")
-        as_they_are = ("round", *scores, "bytes_up", "bytes_down", "bytes_total")
+        as_they_are = ("train_loss", "bytes_up", "bytes_down", "bytes_total")
         return pd.DataFrame(
             {
+                "round": [round.round for round in rounds],
+                **{name: [round.scores[name] for round in rounds] for name in RECORDED},
                 **{name: [getattr(round, name) for round in rounds] for name in as_they_are},
                 "seconds": [round.seconds["total"] for round in rounds],
                 "participants": [len(round.participants) for round in rounds],
                 "failed": [len(round.failed) for round in rounds],
                 "rejected": [len(round.rejected) for round in rounds],
             }
-        ).astype(dict.fromkeys(scores, float))  # also where no round has one
+        ).astype(dict.fromkeys((*RECORDED, "train_loss"), float))  # also where no round has one

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from pydantic import TypeAdapter
 
-from fedgh.core.local import confusion
+from fedgh.core.local import judge
 from fedgh.core.rng import stream
 from fedgh.core.threads import one_thread
 from fedgh.errors import RunError
@@ -75,7 +75,7 @@ def _measure(left: Checkpoint) -> Confusion:
     tested: list[int] = []
     for number in clients:
         client = left.client(number)
-        own = confusion(client, left.blueprint.method.predict, client.data.test)
+        own = judge(client, left.blueprint.method.predict, client.data.test).counts
         right.append(int(own.trace()))
         tested.append(int(own.sum()))
         counts += own

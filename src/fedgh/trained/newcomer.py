@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from fedgh import config as configs
 from fedgh.config import PLACES, Config
 from fedgh.core import wire
-from fedgh.core.local import accuracy
+from fedgh.core.local import judge
 from fedgh.core.method import Method
+from fedgh.core.metrics import accuracy
 from fedgh.core.rng import isolated
 from fedgh.core.threads import one_thread
 from fedgh.core.types import Client, Payload, Task, Upload, part
@@ -199,7 +200,7 @@ def _learn(method: Method, client: Client, round: int, down: Payload) -> Upload:
 
 def _score(method: Method, client: Client) -> float:
     try:
-        return accuracy(client, method.predict, client.data.test)
+        return accuracy(judge(client, method.predict, client.data.test))
     except Exception as problem:  # somebody's network may raise anything
         raise RunError(f"the newcomer cannot be judged: {one_line(problem)}") from None
 

@@ -7,6 +7,7 @@ W&B run are in the run folder; MLflow and W&B are set up by their own environmen
 from collections.abc import Sequence
 from typing import Any
 
+from fedgh.core.metrics import METRICS, SPREADS
 from fedgh.errors import ConfigError, import_object, unknown
 from fedgh.extras import need
 from fedgh.files import check_no_link, explaining
@@ -14,7 +15,7 @@ from fedgh.runs.folder import Record, RunFolder
 from fedgh.training.callbacks import Callback, as_callback
 from fedgh.training.experiment import Experiment
 
-SCALARS = ("accuracy", "evaluation_accuracy", "global_accuracy", "train_loss", "bytes_total")
+SCALARS = (*METRICS, *(f"accuracy_{name}" for name in SPREADS), "train_loss", "bytes_total")
 
 
 def scalars(record: Record) -> dict[str, float]:
