@@ -56,7 +56,7 @@ def main() -> None:
     asked = parser.parse_args()
     run = RunFolder.open(asked.run)
     liars = round(asked.liars * len(run.clients()))
-    num_classes = len(run.identity()["classes"])
+    num_classes = len(run.identity().classes)
     kinds = {"none": 0, "flip": liars, "noise": liars, "everything": liars}
     table = Table("round", *(f"{kind}, {liars} lie" for kind, liars in kinds.items()))
     for number, means in run.means().items():

@@ -14,12 +14,11 @@ from fedgh.config import Config, parse
 from fedgh.core.method import Method
 from fedgh.data import own
 from fedgh.data.partition import SMALLEST, each_its_own
-from fedgh.errors import ConfigError, DataError, RunError
-from fedgh.runs.folder import RunFolder
+from fedgh.errors import ConfigError, DataError
 from fedgh.trained.clients import Trained
-from fedgh.training import loop, restore
 from fedgh.training.callbacks import Callback, OnRound, as_callback
 from fedgh.training.experiment import Experiment, checked
+from fedgh.training.loop import run_or_resume
 from fedgh.training.participant import Participant
 from fedgh.training.progress import Live
 
@@ -144,9 +143,8 @@ class Federation:
         path = Path(scratch.name) / "run" if scratch else Path(out or "")
         told = [as_callback(callback) for callback in callbacks]
         with Live(Console(quiet=not progress), kept=scratch is None) as live:
-            _train(experiment, path, [live, *told])
-        folder = RunFolder.open(path)
-        trained = Trained(folder, lambda: restore.load_with(folder, experiment))
+            run = run_or_resume(experiment, path, [live, *told])
+        trained = Trained(run, lambda: run.left)
         if scratch:
             finalize(trained, scratch.cleanup)
         return trained
@@ -171,22 +169,6 @@ class Federation:
         if isinstance(self._method, Method):
             config = config.model_copy(update={"method": self._method})
         return config
-
-
-def _train(experiment: Experiment, path: Path, callbacks: Sequence[Callback]) -> None:
-    """Begin, or go on with what was begun in that folder."""
-    if not (path / "config.toml").exists():
-        loop.run(experiment, path, callbacks)
-        return
-    folder = RunFolder.open(path)
-    same = folder.identity()["fingerprint"] == experiment.fingerprint()
-    if not same or folder.clients() != experiment.clients():
-        raise RunError(
-            f"{path} holds another run: other rounds, settings, data, names, networks, or first "
-            "weights of these (torch.manual_seed before they are made keeps them); choose another "
-            "`out`"
-        )
-    loop.resume_with(experiment, path, callbacks)
 
 
 def _checked(participants: object) -> tuple[Participant, ...]:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from fedgh.config import DataSection
+from fedgh.data.sources import Source
 from fedgh.runs.folder import RunFolder
-from fedgh.training import loop
+from fedgh.training import experiment, loop
 from tests.support.commands import PATIENCE, ROOT, SET, fedgh, inside
 from tests.support.tiny import numbers, quick, states
 
@@ -320,3 +322,20 @@ def test_a_bar_is_drawn_where_there_is_a_terminal(tmp_path: Path) -> None:
     assert "━" in text
     assert "3/3" in text
     assert "round 3:" not in text
+
+
+def test_a_run_and_its_report_load_the_data_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = []
+    load = experiment.load_source
+
+    def counted(data: DataSection) -> Source:
+        loaded.append(data.name)
+        return load(data)
+
+    monkeypatch.setattr(experiment, "load_source", counted)
+    words = ["run", *SET, "--set", "run.engine=serial", "--out", str(tmp_path / "run")]
+    assert inside(monkeypatch, *words) == 0
+    assert (tmp_path / "run" / "confusion.json").exists()
+    assert loaded == ["digits"]

@@ -113,7 +113,7 @@ def test_what_does_not_change_the_result_may_be_changed_on_resuming(
     straight: RunFolder, tmp_path: Path
 ) -> None:
     interrupted(quick(*EVERYTHING), tmp_path / "run", 2)
-    with pytest.raises(RunError, match="other data or settings"):
+    with pytest.raises(RunError, match="holds another run: its data, settings"):
         loop.resume(tmp_path / "run", overrides=["local.lr=0.5"])
     run = loop.resume(tmp_path / "run", overrides=["run.memory=0.001", "run.workers=1"])
     assert numbers(run) == numbers(straight)
@@ -327,7 +327,7 @@ def test_other_data_or_settings_are_not_resumed(tmp_path: Path) -> None:
     other = Source("other", source.x.flip(0), source.y.flip(0), source.class_names)
     with pytest.raises(KeyboardInterrupt):
         loop.run(prepare(quick().config, source=other), tmp_path / "own", [StopAfter(1)])
-    with pytest.raises(RunError, match="other data or settings"):
+    with pytest.raises(RunError, match="holds another run: its data, settings"):
         loop.resume(tmp_path / "own")
     run = loop.resume(tmp_path / "own", prepare=lambda c: prepare(c, source=other))
     assert (run.summary() or {})["data"] == "other"
@@ -335,7 +335,7 @@ def test_other_data_or_settings_are_not_resumed(tmp_path: Path) -> None:
     interrupted(quick(), tmp_path / "edited", after=1)
     path = tmp_path / "edited" / "config.toml"
     path.write_text(path.read_text().replace("server_lr = 0.01", "server_lr = 0.5"))
-    with pytest.raises(RunError, match="other data or settings"):
+    with pytest.raises(RunError, match="holds another run: its data, settings"):
         loop.resume(tmp_path / "edited")
 
 

@@ -5,6 +5,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from fedgh import __version__, config
 from fedgh.config import Config
 from fedgh.core import wire
@@ -71,6 +73,7 @@ def participant(settings: list[str]) -> Act:
         answers = json.loads(file.read_text()) if file.exists() else []
         for round in range(len(answers) + 1, 4):
             ask = messages.Request(
+                torch=torch.__version__,
                 version=__version__,
                 experiment="e",
                 start=1,

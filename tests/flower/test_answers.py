@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import Message, MessageType
 
 from fedgh import __version__
@@ -51,6 +52,7 @@ def ask(tmp_path: Path) -> Ask:
     ) -> Reply:
         usual: dict[str, Any] = {
             "version": __version__,
+            "torch": torch.__version__,
             "experiment": "e",
             "client": 0,
             "trained": round - 1,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
@@ -35,6 +36,7 @@ ANSWER: dict[str, Any] = {
 }
 REQUEST: dict[str, Any] = {
     "version": __version__,
+    "torch": torch.__version__,
     "experiment": "demo",
     "start": 1,
     "client": 2,

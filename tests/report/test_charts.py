@@ -12,7 +12,8 @@ from fedgh.report.client_charts import MANY_CLASSES, client_name
 from fedgh.report.means_chart import _plane, means_chart, project
 from fedgh.report.page import Figure
 from fedgh.report.run_page import run_page
-from fedgh.runs.read import ClientInfo, NamedRun, name_runs
+from fedgh.runs.read import NamedRun, name_runs
+from fedgh.runs.records import ClientInfo
 from fedgh.trained import confusion
 from fedgh.trust import OWN
 from tests.report.parts import cut, rewrite, rows

@@ -67,7 +67,7 @@ def test_of_many_clients_some(
         ("checkpoint", "has no checkpoint/"),
         ("client", "lacks the state of client 0"),
         ("flower.json", "with the participants"),
-        ("data.json", "not the ones that its configuration names"),
+        ("data.json", "holds another run: its data, settings"),
         ("npz", "does not exist"),
         ("cifar10", "is not on this machine (fedgh data fetch cifar10)"),
         ("private", "with the participants"),
@@ -94,7 +94,7 @@ def test_a_reason_is_given_when_it_cannot_be(
         next(run.checkpoint.glob("client-000000*")).unlink()
     elif damage == "data.json":
         file = run.path / damage
-        file.write_text(file.read_text().replace(run.identity()["fingerprint"], "0"))
+        file.write_text(file.read_text().replace(run.identity().fingerprint, "0"))
     elif damage == "npz":
         run.config.write_text(text.replace("data.npz", "gone.npz"))
     elif damage == "cifar10":

@@ -192,7 +192,7 @@ def test_a_page_says_why_a_chart_is_missing(folders: list[Path], tmp_path: Path)
     [
         ("rounds.jsonl", '{"round": 1}\n', "rounds.jsonl is not what a run writes: 0.participants"),
         ("clients.json", "[[]]", "clients.json is not what a run writes"),
-        ("data.json", "{}", "data.json is not what a run writes: name"),
+        ("data.json", "{}", "data.json has format version None"),
         ("config.toml", "[federation]\nclients = 'x'", "config.toml is not what a run writes"),
         ("config.toml", "?", "is not valid TOML"),
     ],

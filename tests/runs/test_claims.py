@@ -11,11 +11,14 @@ from fedgh.errors import RunError
 from fedgh.files import write_atomic
 from fedgh.runs import folder
 from fedgh.runs.folder import RunFolder
+from fedgh.runs.records import Identity
 
 
 def claim(path: Path, name: str) -> AbstractContextManager[RunFolder]:
     """Begin a run all of whose files say whose it is."""
-    return RunFolder.create(path, name, {"of": name}, [{"of": name}], {})
+    return RunFolder.create(
+        path, name, Identity(name=name, classes=[], fingerprint=""), [{"of": name}], {}
+    )
 
 
 def owners(path: Path) -> set[str]:
@@ -23,7 +26,7 @@ def owners(path: Path) -> set[str]:
     about = json.loads((path / "data.json").read_bytes())
     (client,) = json.loads((path / "clients.json").read_bytes())
     RunFolder(path).committed()  # refuses a state of another than data.json is of
-    return {(path / "config.toml").read_text(), about["of"], client["of"]}
+    return {(path / "config.toml").read_text(), about["name"], client["of"]}
 
 
 @pytest.mark.parametrize("pair", range(10))

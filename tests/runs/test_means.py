@@ -35,7 +35,7 @@ def test_what_the_server_received_is_kept(tmp_path: Path, method: str, width: in
     pictures = run.means()[3]
     assert pictures["means"].shape == (20, width)
     assert pictures["clients"].tolist() == [client for client in range(4) for _ in range(5)]
-    names = run.identity()["classes"]
+    names = run.identity().classes
     assert [
         {names[int(c)] for c in pictures["classes"][pictures["clients"] == client]}
         for client in range(4)

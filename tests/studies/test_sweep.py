@@ -172,7 +172,7 @@ def test_other_data_are_not_mixed_in_either(tmp_path: Path) -> None:
     for fill in (0.0, 1.0):
         np.savez(path, x=rng.normal(fill, 1, (60, 4)), y=np.arange(60) % 3)
         if fill:
-            with pytest.raises(RunError, match="its data are not the ones there now"):
+            with pytest.raises(RunError, match="holds another run: its data"):
                 run_trials(plan("standalone,fedgh", (0,), *words), tmp_path / "out")
         else:
             run_trials(plan("standalone", (0,), *words), tmp_path / "out")

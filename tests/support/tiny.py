@@ -10,6 +10,7 @@ from fedgh import config
 from fedgh.core import wire
 from fedgh.core.types import Client, ClientData, Examples, LocalTraining, Payload, SplitModel, Task
 from fedgh.runs.folder import Record, RunFolder
+from fedgh.runs.records import Identity
 from fedgh.runs.sealed import unpack
 from fedgh.training import experiment
 from fedgh.training.experiment import Experiment
@@ -101,15 +102,18 @@ def quick(*overrides: str) -> Experiment:
     return experiment.prepare(config.load("demo", [*QUICK, *overrides]))
 
 
+NOTHING = Identity(name="nothing", classes=[], fingerprint="")
+
+
 def a_run(
     path: Path,
     config: str = "",
-    identity: Record | None = None,
+    identity: Identity | None = None,
     clients: list[Record] | None = None,
     state: Payload | None = None,
 ) -> RunFolder:
     """A run folder before its first round, as nobody uses it any more."""
-    with RunFolder.create(path, config, identity or {}, clients or [], state or {}) as run:
+    with RunFolder.create(path, config, identity or NOTHING, clients or [], state or {}) as run:
         return run
 
 

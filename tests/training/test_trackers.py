@@ -8,7 +8,7 @@ import pytest
 from fedgh import extras
 from fedgh.errors import ConfigError
 from fedgh.runs.folder import Record, RunFolder
-from fedgh.runs.summary import RECORDED
+from fedgh.runs.records import RECORDED
 from fedgh.training import loop
 from fedgh.training.callbacks import Callback
 from fedgh.training.trackers import scalars as scalars_of

@@ -61,7 +61,7 @@ class Victim:
 
     def about(self, labels: list[int], seed: int) -> dict[str, Any]:
         """What the result says of it, whatever the attack on these classes."""
-        names = self.folder.identity()["classes"]
+        names = self.folder.identity().classes
         train = self.client.data.train.labels.bincount(minlength=len(names))
         server = part(self.folder.committed()[1], "server.")
         return {

@@ -22,6 +22,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 
+import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -42,6 +43,8 @@ from fedgh.runs.sealed import MAX_STATE, pack, unpack
 from fedgh.training.experiment import Experiment, prepare
 from fedgh.trust import OWN, ForeignError, Trust
 from fedgh.version import __version__
+
+logger = logging.getLogger(__name__)
 
 MakeBlueprint = Callable[[Request, Path, NodeConfig], Blueprint]
 """From a request, the client's folder and the participant's settings to the client."""
@@ -254,6 +257,11 @@ def _at_home(request: Request, node: NodeConfig, bound: Bound) -> Iterator[Path]
     """The folder of this experiment and client, for this process alone, if it is its turn."""
     if request.version != __version__:
         raise PublicError(f"the server has fedgh {request.version}, here is {__version__}")
+    if request.torch != torch.__version__:
+        logger.warning(
+            "the server has torch %s, here is %s: results may differ in their last bits",
+            *(printable(request.torch), torch.__version__),
+        )
     if node.get("client") != request.client:
         raise PublicError(
             f"the server takes this node for client {request.client}, its own settings say "
@@ -310,7 +318,7 @@ def _discreet(problem: Exception) -> str:
 
 def log(problem: Exception) -> None:
     """Tell the participant all about it."""
-    logging.getLogger("fedgh").error("this client has failed", exc_info=problem)
+    logger.error("this client has failed", exc_info=problem)
 
 
 app = ClientApp()

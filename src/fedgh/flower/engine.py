@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
+import torch
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
@@ -152,6 +153,7 @@ class Flower:
         counted.append(job.trained)
         ask = Request(
             version=__version__,
+            torch=torch.__version__,
             experiment=self._experiment,
             start=self._start,
             client=job.client_id,

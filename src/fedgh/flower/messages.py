@@ -47,6 +47,7 @@ class Request:
     evaluate: bool
     evaluate_globally: bool
     deadline: Annotated[float, Field(gt=0, allow_inf_nan=False)]  # seconds
+    torch: Annotated[str, Field(max_length=40)]  # the version on the server
     settings: dict[str, Any]  # of the experiment; whoever uses them parses them
     fingerprint: str | None  # of the settings and data, where all participants can know them
 

@@ -23,8 +23,8 @@ from fedgh.flower.engine import Flower
 from fedgh.flower.keys import read_public_key
 from fedgh.flower.session import Session
 from fedgh.runs.folder import RunFolder
-from fedgh.training import loop
 from fedgh.training.experiment import Experiment, prepare
+from fedgh.training.loop import run_or_resume
 
 app = ServerApp()
 logger = logging.getLogger(__name__)
@@ -71,9 +71,7 @@ def serve(grid: Grid, run_id: int, settings: Mapping[str, Any]) -> RunFolder:
         )
 
     try:
-        if (out / "config.toml").exists():
-            return loop.resume_with(experiment, out, make_engine=engine)
-        return loop.run(experiment, out, make_engine=engine)
+        return run_or_resume(experiment, out, make_engine=engine)
     except FedghError as error:
         for session in begun:
             with suppress(RunError), RunFolder(out).locked():  # another server may have it by now

@@ -12,8 +12,8 @@ from fedgh.report.means_chart import means_chart, project
 from fedgh.report.page import Cell, Figure, Fold, Page, Part, Section, Table, Value
 from fedgh.report.terminal import PROTECTED
 from fedgh.runs.folder import RunFolder
-from fedgh.runs.read import NamedRun, Round
-from fedgh.runs.summary import RECORDED
+from fedgh.runs.read import NamedRun
+from fedgh.runs.records import RECORDED, Round
 from fedgh.trained.confusion import MOST_CLIENTS, Confusion
 
 MOST_PROBLEMS = 200

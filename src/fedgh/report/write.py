@@ -55,7 +55,8 @@ def write_report(trained: Trained, out: str | Path | None = None) -> Path:
 def report_after(run: RunFolder, trust: Trust = OWN) -> str:
     """Write the report of a finished run and say where, or why not: that never harms the run."""
     try:
-        return f"report     {write_page([run.path], trust=trust)}"
+        page = write_page([run.path], find_confusion=lambda _: measure(run, trust=trust))
+        return f"report     {page}"
     except FedghError as error:
         return f"report     not written: {error}"
     except KeyboardInterrupt:

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from fedgh.files import (
 from fedgh.runs.checkpoint import ClientFiles, ServerFile, discard_leftovers
 from fedgh.runs.history import History, Mark, to_json
 from fedgh.runs.history import Record as Record
+from fedgh.runs.records import Identity, check_format, checked
 from fedgh.runs.sealed import pack, unpack
 
 LOCKED = (
@@ -83,7 +85,7 @@ class RunFolder:
     @classmethod
     @contextmanager
     def create(
-        cls, path: Path, config: str, identity: Record, clients: list[Record], state: Payload
+        cls, path: Path, config: str, identity: Identity, clients: list[Record], state: Payload
     ) -> Iterator["RunFolder"]:
         """Hold a new run, locked, before its first round; refuse a folder that holds something."""
         run = cls(path)
@@ -95,7 +97,8 @@ class RunFolder:
                 _check_unborn(path)
                 make_folder(run.checkpoint)
                 name = secrets.token_hex(16)
-                write_atomic(path / "data.json", to_json({"run": name, **identity}))
+                about_it = identity.model_copy(update={"run": name, "versions": versions()})
+                write_atomic(path / "data.json", to_json(about_it.model_dump()))
                 about = to_json(clients)
                 if len(about) > MAX_JSON:
                     raise RunError(f"{len(clients):,} clients are too many for one run folder")
@@ -141,26 +144,16 @@ class RunFolder:
                 check_no_link(folder)
             yield
 
-    def identity(self) -> Record:
-        """Which data the run was started with: name, size, fingerprint."""
+    def identity(self) -> Identity:
+        """Which run it is, and which data it was started with."""
         found = self._read_json("data.json")
-        known: Record = found if isinstance(found, dict) else {}
-        for key, kind in (("name", str), ("classes", list), ("fingerprint", str)):
-            if not isinstance(known.get(key), kind):
-                raise RunError(f"{self.path / 'data.json'} is not what a run writes: {key}")
-        return known
+        check_format(found, self.path / "data.json")
+        return checked(Identity, found, self.path / "data.json")
 
     @cached_property
     def run_id(self) -> str:
         """The identity of the run, which every state and count of it carries."""
-        found = self._read_json("data.json")
-        name = found.get("run") if isinstance(found, dict) else None
-        if not isinstance(name, str):
-            raise RunError(
-                f"{self.path / 'data.json'} does not say which run it belongs to; an older fedgh "
-                "has made it: read it with that one, or run it again"
-            )
-        return name
+        return self.identity().run
 
     def clients(self) -> list[Record]:
         """Who the clients are."""
@@ -273,6 +266,11 @@ class RunFolder:
             raise RunError(
                 f"{self.path / name} cannot be read ({error}); put it back from a copy"
             ) from None
+
+
+def versions() -> dict[str, str]:
+    """Return the versions on which the bits of a run depend."""
+    return {package: version(package) for package in ("fedgh", "torch", "numpy")}
 
 
 def _parse_json(content: bytes) -> Any:

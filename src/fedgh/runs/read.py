@@ -9,121 +9,32 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
-
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from typing import Any
 
 from fedgh import config as configs
 from fedgh.choices import Protected
-from fedgh.core.metrics import METRICS
 from fedgh.errors import ConfigError, RunError
 from fedgh.runs.folder import Record, RunFolder
-from fedgh.runs.summary import RECORDED, so_far
-
-T = TypeVar("T")
-Bytes = Annotated[int, Field(ge=0, lt=2**63)]
-
-MAX_CLASSES = 10_000
-"""Classes of a run that is shown: each has a place in tables and charts."""
-
-Seconds = Annotated[float, Field(ge=0, le=1e12)]
+from fedgh.runs.records import Checked, ClientInfo, Identity, Round, checked
+from fedgh.runs.summary import so_far
 
 
-class _Checked(BaseModel):
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
-
-
-class Problem(_Checked):
-    """A client that failed, or whose upload was rejected."""
-
-    client: int
-    reason: str
-
-
-class LeftOut(_Checked):
-    """Class means of a client that were left out because they disagreed with the others'."""
-
-    client: int
-    classes: list[int]
-
-
-class Round(_Checked):
-    """What a report uses of a round's record."""
-
-    round: int
-    participants: list[int]
-    scores: dict[str, float | None]  # by metric: the mean over clients; None: not measured
-    per_client: dict[str, list[float | None] | None]  # by metric
-    train_loss: float | None
-    bytes_up: Bytes
-    bytes_down: Bytes
-    bytes_total: Bytes
-    wire_bytes: Bytes = 0
-    failed: list[Problem]
-    rejected: list[Problem]
-    discarded: str | None = None
-    dropped: list[LeftOut] = []
-    set_aside: list[int] = []
-    seconds: dict[str, Seconds]
-    epsilon: float | None = None  # the highest of all clients so far, where uploads are private
-
-    @model_validator(mode="before")
-    @classmethod
-    def _gathered(cls, record: Any) -> Any:
-        """The scores, which are single keys of the record, by metric."""
-        if not isinstance(record, dict) or "accuracy" not in record:
-            return record  # which is refused, with the first thing that it lacks
-        return {
-            **record,
-            "scores": {name: record.get(name) for name in RECORDED},
-            "per_client": {name: record.get(f"{name}_per_client") for name in METRICS},
-        }
-
-    @model_validator(mode="after")
-    def _whole(self) -> "Round":
-        if "total" not in self.seconds:
-            raise ValueError("seconds has no total")
-        for name, scores in self.per_client.items():
-            if self.scores[name] is not None and scores is None:
-                raise ValueError(f"{name} without {name}_per_client")
-        return self
-
-    @property
-    def accuracy(self) -> float | None:
-        """The mean accuracy of the clients on their own test data."""
-        return self.scores["accuracy"]
-
-
-class ClientInfo(_Checked):
-    """Who a client is."""
-
-    client: int
-    name: str | None = None
-    extractor: str
-    classes: dict[str, int]  # samples of each; empty when they are the participant's secret
-
-    @property
-    def called(self) -> str:
-        """Its number, and its name if it has one."""
-        return f"{self.client} {self.name}" if self.name else str(self.client)
-
-
-class _Federation(_Checked):
+class _Federation(Checked):
     clients: int
     rounds: int
     seed: int
     target: float | None = None
 
 
-class _Named(_Checked):
+class _Named(Checked):
     name: str
 
 
-class _Model(_Checked):
+class _Model(Checked):
     rep_dim: int = 500
 
 
-class _Privacy(_Checked):
+class _Privacy(Checked):
     protects: Protected = "nothing"
     epsilon: float = 0.0
     delta: float = 0.0
@@ -131,17 +42,11 @@ class _Privacy(_Checked):
     counts: str = ""
 
 
-class _Settings(_Checked):
+class _Settings(Checked):
     federation: _Federation
     method: _Named
     model: _Model = _Model()
     privacy: _Privacy = _Privacy()
-
-
-class _Identity(_Checked):
-    name: str
-    classes: Annotated[list[str], Field(max_length=MAX_CLASSES)]
-    shape: list[int] = []  # empty when clients have inputs of different shapes
 
 
 @dataclass(frozen=True)
@@ -159,7 +64,7 @@ class NamedRun:
     @cached_property
     def rounds(self) -> list[Round]:
         """Its rounds so far."""
-        return self._check(list[Round], self.records, "rounds.jsonl")
+        return checked(list[Round], self.records, self.folder.path / "rounds.jsonl")
 
     @property
     def evaluated(self) -> list[Round]:
@@ -181,12 +86,12 @@ class NamedRun:
     @cached_property
     def clients(self) -> list[ClientInfo]:
         """Who takes part."""
-        return self._check(list[ClientInfo], self.folder.clients(), "clients.json")
+        return checked(list[ClientInfo], self.folder.clients(), self.folder.path / "clients.json")
 
     @cached_property
-    def identity(self) -> _Identity:
+    def identity(self) -> Identity:
         """The name of its data, the names of the classes, the shape of an input."""
-        return self._check(_Identity, self.folder.identity(), "data.json")
+        return self.folder.identity()
 
     @cached_property
     def config_text(self) -> str:
@@ -203,7 +108,7 @@ class NamedRun:
     @cached_property
     def settings(self) -> _Settings:
         """The few settings that are shown beside results."""
-        return self._check(_Settings, self.config, "config.toml")
+        return checked(_Settings, self.config, self.folder.config)
 
     @property
     def finished(self) -> bool:
@@ -215,16 +120,6 @@ class NamedRun:
         """What has come out so far, in the terms of summary.json; after the last round, no best."""
         checked = self.records[: len(self.rounds)]
         return so_far(checked, self.settings.federation.target)
-
-    def _check(self, kind: type[T], value: object, file: str) -> T:
-        try:
-            return TypeAdapter(kind).validate_python(value)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise RunError(
-                f"{self.folder.path / file} is not what a run writes: {where}: {first['msg']}"
-            ) from None
 
 
 @contextmanager

@@ -7,20 +7,14 @@ comparison with papers that report it; it is chosen on test data and therefore f
 import os
 import platform
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from typing import Any
 
 from fedgh.config import Config
-from fedgh.core.metrics import METRICS, SPREADS
 from fedgh.core.types import Task
 from fedgh.errors import RunError
-from fedgh.runs.folder import Record, RunFolder
-
-RECORDED = (*METRICS, *(f"accuracy_{name}" for name in SPREADS))
-"""Numbers of a round that a summary has of the last one, where it measured them."""
+from fedgh.runs.folder import Record, RunFolder, versions
+from fedgh.runs.records import RECORDED, Round, Summary, checked
 
 
 def summarise(
@@ -43,7 +37,7 @@ def summarise(
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {
             "python": platform.python_version(),
-            **{package: version(package) for package in ("fedgh", "torch", "numpy")},
+            **versions(),
         },
         "machine": {
             "processor": processor(),
@@ -77,53 +71,12 @@ def so_far(records: list[Record], target: float | None) -> dict[str, Any]:
     }
 
 
-class _Summary(BaseModel):
-    """What is read of summary.json when runs are compared."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
-
-    rounds: int
-    target: float | None
-    rounds_to_target: int | None
-    bytes_to_target: int | None
-    bytes_per_client_round: float
-    paper_bytes_per_client_round: float | None
-    finished: str
-    seconds: Annotated[float, Field(ge=0, le=1e12)]
-    versions: dict[str, str]
-    machine: dict[str, str | int | None]
-
-
-Share = Annotated[float, Field(ge=0, le=1)]
-
-
-class _Seconds(BaseModel):
-    total: float
-
-
-class _Round(BaseModel):
-    """What is read of a round when runs are compared."""
-
-    participants: list[int]
-    bytes_total: Annotated[int, Field(ge=0, lt=2**63)]
-    seconds: _Seconds
-    accuracy: Share | None
-    accuracy_per_client: list[Share | None] | None
-    evaluation_accuracy_per_client: list[Share | None] | None
-    global_accuracy: Share | None = None
-
-
 def check_finished(run: RunFolder, rounds: int) -> None:
     """Refuse a run that says it is finished but is not what `rounds` rounds would have left."""
     try:
         records, said = run.records(), run.summary()
-        summary = _Summary.model_validate(said)
-        TypeAdapter(list[_Round]).validate_python(records)
-    except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"]))
-        raise RunError(
-            f"{run.path} is not what a run writes ({where}); delete it, and it is run again"
-        ) from None
+        summary = checked(Summary, said, run.path / "summary.json")
+        checked(list[Round], records, run.path / "rounds.jsonl")
     except RunError as error:
         raise RunError(f"{error} (or delete it, and it is run again)") from None
     if not len(records) == summary.rounds == rounds:

@@ -151,7 +151,7 @@ def poisoning_sheet(study: Study, outcome: Outcome) -> Sheet:
     rows: list[list[Cell]] = []
     for trial, run in outcome.runs:
         with readable(run):
-            attack, classes = trial.config.attack, len(run.identity()["classes"])
+            attack, classes = trial.config.attack, len(run.identity().classes)
             named = [
                 attack.names(number, len(client["classes"]), classes)
                 for number, client in enumerate(run.clients())
@@ -180,12 +180,12 @@ def poisoning_sheet(study: Study, outcome: Outcome) -> Sheet:
 def _measure(trial: Trial, run: RunFolder) -> cost.Cost:
     config, identity = trial.config, run.identity()
     task = Task(
-        num_classes=len(identity["classes"]),
+        num_classes=len(identity.classes),
         rep_dim=config.model.rep_dim,
         num_clients=config.federation.clients,
         rounds=config.federation.rounds,
         seed=config.federation.seed,
-        input_shape=tuple(identity["shape"]),
+        input_shape=tuple(identity.shape),
     )
     return cost.measure(run.records(), run.clients(), task, config.local.epochs)
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedgh.errors import RunError
 from fedgh.files import write_atomic
 from fedgh.runs.folder import RunFolder
-from fedgh.runs.summary import RECORDED
+from fedgh.runs.records import RECORDED
 from fedgh.studies.sweep import Outcome
 from fedgh.tables import Cell, csv_text
 

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from fedgh import config as configs
-from fedgh.config import PLACES, Config
+from fedgh.config import Config
 from fedgh.data.sources import Source
 from fedgh.errors import ConfigError, MethodError, RunError
 from fedgh.files import make_folder
@@ -26,24 +26,10 @@ from fedgh.runs.folder import RunFolder
 from fedgh.runs.summary import check_finished
 from fedgh.training.callbacks import Callback
 from fedgh.training.experiment import Experiment, load_source, prepare
-from fedgh.training.loop import resume_with, run
-from fedgh.trust import ForeignError
+from fedgh.training.loop import run_or_resume
+from fedgh.training.same import check_same, check_settings
 
 NOT_RUN = "not run"
-
-# To what a run learns, and how it is judged on the clients' own data.
-_IRRELEVANT = {
-    "engine",
-    "workers",
-    "address",
-    "memory",
-    "checkpoint_every",
-    "deadline",
-    "dir",
-    "path",
-    "callbacks",
-    "global_accuracy",  # where it was not measured, tables show a dash
-}
 
 Watch = Callable[[str], AbstractContextManager[Callback]]
 """Given a line about a run, a callback for it."""
@@ -206,7 +192,7 @@ def found(trials: Iterable[Trial], out: Path) -> Outcome:
     missing: dict[str, str] = {}
     for trial in trials:
         folder = folder_of(trial, out)
-        _check_config(folder, trial.config)
+        check_settings(folder, trial.config)
         if folder.summary() is not None:
             check_finished(folder, trial.config.federation.rounds)
             runs.append((trial, folder))
@@ -253,48 +239,17 @@ def _prepare(
                 raise
             impossible[trial.name] = str(error)
             continue
-        _check_same(folder_of(trial, out), prepared)
+        folder = folder_of(trial, out)
+        check_settings(folder, prepared.config)
+        if folder.config.exists():
+            check_same(folder, prepared)
         ready.append((trial, prepared))
     return ready
 
 
 def _run_or_resume(prepared: Experiment, folder: RunFolder, callback: Callback) -> RunFolder:
-    if folder.config.exists():
-        _check_same(folder, prepared)  # another process may have begun it since we looked
-        return resume_with(prepared, folder.path, [callback])
-    return run(prepared, folder.path, [callback])
-
-
-def _check_same(folder: RunFolder, prepared: Experiment) -> None:
-    """Refuse a run folder that holds another run than the one asked for."""
-    _check_config(folder, prepared.config)
-    if folder.config.exists() and folder.identity()["fingerprint"] != prepared.fingerprint():
-        raise RunError(
-            f"{folder.path} is another run: its data are not the ones there now. "
-            "Choose another --out"
-        )
-
-
-def _check_config(folder: RunFolder, config: Config) -> None:
-    if not folder.config.exists():
-        return
-    try:
-        found = configs.load_run(folder.config, trust=configs.names_in(config), ignoring=PLACES)
-    except ForeignError as error:
-        raise RunError(
-            f"{folder.path} is another run: {error.setting}. Choose another --out"
-        ) from None
-    there, wanted = found.to_table(), config.to_table()
-    differences = [
-        f"{section}.{key} is {there[section].get(key)} there, {wanted[section].get(key)} asked for"
-        for section in wanted
-        for key in sorted((there[section].keys() | wanted[section].keys()) - _IRRELEVANT)
-        if there[section].get(key) != wanted[section].get(key)
-    ]
-    if differences:
-        raise RunError(
-            f"{folder.path} is another run: {'; '.join(differences)}. Choose another --out"
-        )
+    check_settings(folder, prepared.config)  # another process may have begun it since we looked
+    return run_or_resume(prepared, folder.path, [callback])
 
 
 def _plan(

@@ -24,8 +24,8 @@ from fedgh.core.types import CPU, Client, Examples, SplitModel
 from fedgh.data.own import inputs_of
 from fedgh.errors import ConfigError, DataError, FedghError, RunError, unknown
 from fedgh.runs.folder import RunFolder
-from fedgh.runs.read import ClientInfo, NamedRun
-from fedgh.runs.summary import RECORDED
+from fedgh.runs.read import NamedRun
+from fedgh.runs.records import RECORDED, ClientInfo
 from fedgh.training import restore
 from fedgh.training.participant import Participant
 from fedgh.training.restore import Checkpoint
@@ -270,7 +270,7 @@ class Trained:
         client = left.client(number)
         client.to(CPU)
         eval_mode(client)
-        fingerprint = self.folder.identity()["fingerprint"]
+        fingerprint = self.folder.identity().fingerprint
         return Loaded(client, left.blueprint.method, fingerprint, left.round)
 
     def forget(self, key: int | str) -> "Forgotten":

@@ -17,6 +17,7 @@ from fedgh.errors import RunError
 from fedgh.files import read_bytes, write_atomic
 from fedgh.runs.folder import MAX_JSON, RunFolder
 from fedgh.training.restore import Checkpoint, load
+from fedgh.training.run import Run
 from fedgh.trust import Trust
 
 MOST_CLIENTS = 200
@@ -40,7 +41,7 @@ def read(folder: RunFolder) -> Confusion | None:
     path = _path(folder)
     if not path.exists():
         return None
-    classes = len(folder.identity()["classes"])
+    classes = len(folder.identity().classes)
     try:
         found = TypeAdapter(Confusion).validate_json(read_bytes(path, MAX_JSON))
         if [len(row) for row in found.counts] != [classes] * classes:
@@ -60,7 +61,8 @@ def measure(folder: RunFolder, left: Checkpoint | None = None, *, trust: Trust) 
         return known
     if folder.summary() is None:
         raise RunError("the run has not finished")
-    left = left or load(folder, trust=trust)
+    if left is None:
+        left = folder.left if isinstance(folder, Run) else load(folder, trust=trust)
     with one_thread():  # as in the run, so that the numbers are the same
         measured = _measure(left)
     write_atomic(_path(folder), json.dumps(asdict(measured)).encode() + b"\n")

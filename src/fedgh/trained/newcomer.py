@@ -30,7 +30,7 @@ from fedgh.files import make_folder, write_atomic
 from fedgh.methods.standalone import Standalone
 from fedgh.models import Extractor, check_extractor, extractor
 from fedgh.runs.folder import RunFolder
-from fedgh.runs.read import ClientInfo
+from fedgh.runs.records import ClientInfo
 from fedgh.trained.clients import Loaded, TrainedClient
 from fedgh.training.experiment import check_augment
 from fedgh.training.participant import Participant
@@ -95,7 +95,7 @@ def join(
     `trust` allows the configuration of the run to name a method outside fedgh.
     """
     folder = run if isinstance(run, RunFolder) else RunFolder.open(Path(run))
-    config, classes = _config(folder, trust), folder.identity()["classes"]
+    config, classes = _config(folder, trust), folder.identity().classes
     data = newcomer.source(classes)
     task = Task(
         num_classes=len(classes),
@@ -128,7 +128,7 @@ def join(
         extractor=network.name,
         classes={name: n for name, n in zip(classes, held, strict=True) if n},
     )
-    loaded = Loaded(taught, config.method, folder.identity()["fingerprint"], rounds)
+    loaded = Loaded(taught, config.method, folder.identity().fingerprint, rounds)
     client = TrainedClient(about, classes, scores[0][-1], lambda: loaded)
     return Joined(client, others, config.local.epochs, *scores)
 
@@ -138,7 +138,7 @@ def newcomer(
 ) -> Participant:
     """A newcomer with a network that is known by name, and data from a folder or file."""
     config = _config(folder, trust)
-    classes = folder.identity()["classes"]
+    classes = folder.identity().classes
     source = source_of(data, classes, image_size)
     make, width = extractor(network), config.model.rep_dim
     task = Task(len(classes), width, 1, 1, config.federation.seed, source.shape)

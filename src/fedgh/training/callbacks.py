@@ -28,6 +28,9 @@ class Callback:
     def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
         """Called when a run begins, or goes on after the rounds in `done`."""
 
+    def warned(self, text: str) -> None:
+        """Called with something that the user should know."""
+
     def replied(self, reply: Reply) -> None:
         """Called when a client has finished its job."""
 
@@ -48,6 +51,11 @@ class Callbacks(Callback):
         """Tell all."""
         for callback in self._all:
             callback.started(experiment, run, done)
+
+    def warned(self, text: str) -> None:
+        """Tell all."""
+        for callback in self._all:
+            callback.warned(text)
 
     def replied(self, reply: Reply) -> None:
         """Tell all."""
@@ -97,6 +105,10 @@ class Log(Callback):
         task, method = experiment.task, experiment.config.method.name
         text = "%s: %d clients, rounds %d to %d, %s"
         logger.info(text, method, task.num_clients, len(done) + 1, task.rounds, run.path)
+
+    def warned(self, text: str) -> None:
+        """Log it."""
+        logger.warning(text)
 
     def replied(self, reply: Reply) -> None:
         """Log a failure."""

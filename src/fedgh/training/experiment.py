@@ -23,6 +23,7 @@ from fedgh.models import Extractor, check_extractor, extractor, split_model
 from fedgh.privacy.accounting import Account, noise_multiplier
 from fedgh.privacy.mechanism import Privacy
 from fedgh.runs.folder import Record
+from fedgh.runs.records import Identity
 
 SEPARATE = ("private", "own")
 """Data of which each participant has its own."""
@@ -128,15 +129,15 @@ class Experiment:
             digest.update(tensor.numpy().data)
         return digest.hexdigest()
 
-    def identity(self) -> Record:
+    def identity(self) -> Identity:
         """Which data these are: name, size, classes, and the fingerprint."""
-        return {
-            "name": self.source.name,
-            "samples": sum(map(len, self.sources)),
-            "classes": list(self.source.class_names),
+        return Identity(
+            name=self.source.name,
+            samples=sum(map(len, self.sources)),
+            classes=list(self.source.class_names),
             **(_inputs(self.source) if len(self.sources) == 1 else {}),
-            "fingerprint": self.fingerprint(),
-        }
+            fingerprint=self.fingerprint(),
+        )
 
     def counts(self) -> Tensor:
         """How many samples of each class each client has, [clients, classes]."""

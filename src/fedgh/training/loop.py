@@ -1,6 +1,6 @@
 """From a prepared experiment to a run folder: run, resume."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +12,16 @@ from fedgh.core.threads import one_thread
 from fedgh.core.types import Payload
 from fedgh.engines.serial import Serial
 from fedgh.engines.workers import Workers
-from fedgh.errors import ConfigError, RunError
+from fedgh.errors import ConfigError, RunError, printable
 from fedgh.privacy.accounting import Account
-from fedgh.runs.folder import Record, RunFolder
+from fedgh.runs.folder import Record, RunFolder, versions
 from fedgh.runs.means import Album, worth_keeping
 from fedgh.runs.summary import summarise
 from fedgh.training.callbacks import Callback, Callbacks, Log, StopTraining
 from fedgh.training.experiment import Experiment, prepare
 from fedgh.training.restore import FORGETTING, interrupted
+from fedgh.training.run import Run
+from fedgh.training.same import check_same
 from fedgh.training.trackers import named_callbacks
 from fedgh.trust import OWN
 
@@ -33,7 +35,7 @@ def run(
     callbacks: Sequence[Callback] = (),
     *,
     make_engine: MakeEngine | None = None,
-) -> RunFolder:
+) -> Run:
     """Run a new experiment into the folder `out`, on the engine that its configuration names.
 
     A run that a callback has stopped has no summary; `resume` goes on with it.
@@ -49,7 +51,7 @@ def run(
         state=Server.initial_state(experiment.task, experiment.initial_server()),
     ) as folder:
         _train(experiment, folder, told, make_engine or local_engine)
-    return folder
+    return Run(out, experiment)
 
 
 def resume(
@@ -61,7 +63,7 @@ def resume(
     overrides: Iterable[str] = (),
     prepare: Callable[[Config], Experiment] = prepare,
     make_engine: MakeEngine | None = None,
-) -> RunFolder:
+) -> Run:
     """Go on with a run after its last completed round, perhaps on another engine.
 
     Imports the code and opens the data that its configuration names: only for a run of one's own.
@@ -80,7 +82,7 @@ def resume(
         except ConfigError as error:
             raise ConfigError(f"{path}: {'; '.join(str(error).splitlines())}") from None
         _go_on(experiment, folder, callbacks, make_engine)
-    return folder
+    return Run(path, experiment)
 
 
 def resume_with(
@@ -89,12 +91,24 @@ def resume_with(
     callbacks: Sequence[Callback] = (),
     *,
     make_engine: MakeEngine | None = None,
-) -> RunFolder:
+) -> Run:
     """Go on with the run of this experiment; what its folder names is neither read nor imported."""
     folder = RunFolder.open(path)
     with folder.locked():
         _go_on(experiment, folder, callbacks, make_engine)
-    return folder
+    return Run(path, experiment)
+
+
+def run_or_resume(
+    experiment: Experiment,
+    path: Path,
+    callbacks: Sequence[Callback] = (),
+    *,
+    make_engine: MakeEngine | None = None,
+) -> Run:
+    """Begin the run of this experiment in a folder, or go on with it if it is there."""
+    begun = (path / "config.toml").exists()
+    return (resume_with if begun else run)(experiment, path, callbacks, make_engine=make_engine)
 
 
 def _go_on(
@@ -103,7 +117,7 @@ def _go_on(
     callbacks: Sequence[Callback],
     make_engine: MakeEngine | None,
 ) -> None:
-    _check_same(experiment, folder)
+    check_same(folder, experiment)
     _train(experiment, folder, _told(experiment, callbacks), make_engine or local_engine)
 
 
@@ -120,6 +134,8 @@ def _train(
         stack.enter_context(closing(told))
         stack.enter_context(suppress(StopTraining))
         told.started(experiment, folder, folder.records()[:done])
+        for text in _other_versions(folder):
+            told.warned(text)
         account = _account(experiment, folder, done)
         if done == task.rounds:
             folder.rewind()
@@ -139,6 +155,17 @@ def _train(
         if account is not None:
             summary["privacy"] = account.summary()
         folder.write_summary(summary)
+
+
+def _other_versions(folder: RunFolder) -> Iterator[str]:
+    """Say which packages are not those with which the run was begun: bits may differ."""
+    begun, here = folder.identity().versions, versions()
+    for package in here:
+        if begun.get(package, here[package]) != here[package]:
+            yield (
+                f"{folder.path} was begun with {package} {printable(begun[package])}, here is "
+                f"{here[package]}: its last bits may differ from those of an undisturbed run"
+            )
 
 
 def _account(experiment: Experiment, folder: RunFolder, done: int) -> Account | None:
@@ -224,21 +251,6 @@ class _Rounds:
     def _save_and_commit(self, number: int) -> None:
         self.engine.save(number)
         self.folder.commit(number, self.server.state())
-
-
-def _check_same(experiment: Experiment, folder: RunFolder) -> None:
-    """Refuse to go on with other data or settings, or in a folder that was damaged."""
-    known = {key: value for key, value in folder.identity().items() if key != "run"}
-    if known["fingerprint"] != experiment.fingerprint():
-        raise RunError(
-            f"{folder.path} was started with other data or settings than are there now; put them "
-            "back (a run that was started from Python with its own data is resumed from Python)"
-        )
-    if known != experiment.identity() or folder.clients() != experiment.clients():
-        raise RunError(
-            f"{folder.path}: data.json or clients.json is not as the run wrote it; put it back "
-            "from a copy"
-        )
 
 
 def _check_data_are_here(experiment: Experiment) -> None:

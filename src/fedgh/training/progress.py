@@ -79,6 +79,10 @@ class Live(Callback):
             first = max(1, round(first * config.federation.participation))
         self._clients = self._bar.add_task("clients", total=first, note="")
 
+    def warned(self, text: str) -> None:
+        """Print it."""
+        self.console.print(text, style="yellow", markup=False)
+
     def replied(self, reply: Reply) -> None:
         """One client is done."""
         self._bar.update(self._clients, advance=1)

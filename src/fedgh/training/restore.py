@@ -18,10 +18,12 @@ from fedgh.engines.host import Blueprint
 from fedgh.errors import ConfigError, FedghError, RunError, one_line, printable
 from fedgh.models import EXTRACTORS, Extractor, extractor, parameters_of
 from fedgh.runs.checkpoint import ClientFiles
-from fedgh.runs.folder import Record, RunFolder
+from fedgh.runs.folder import RunFolder
+from fedgh.runs.records import ClientInfo, checked
 from fedgh.training import experiment as experiments
 from fedgh.training.experiment import Experiment
 from fedgh.training.participant import Participant
+from fedgh.training.same import check_same
 from fedgh.trust import Trust
 
 MAX_PARAMETERS = 2**24
@@ -89,10 +91,7 @@ def load(folder: RunFolder, *, trust: Trust, forgetting: bool = False) -> Checkp
 def load_with(folder: RunFolder, experiment: Experiment, *, forgetting: bool = False) -> Checkpoint:
     """Load the clients of a run of this experiment; nothing that its folder names is used."""
     _check_models_are_here(folder)
-    if experiment.fingerprint() != folder.identity()["fingerprint"]:
-        raise RunError("the data it was trained on are not the ones that its configuration names")
-    if folder.identity()["classes"] != list(experiment.source.class_names):
-        raise RunError(f"{folder.path / 'data.json'} is not as the run wrote it: classes")
+    check_same(folder, experiment)
     return _left(folder, experiment, forgetting=forgetting)
 
 
@@ -120,12 +119,9 @@ def _check_sizes(folder: RunFolder, config: Config, trust: Trust) -> None:
     if trust.limits is None:
         return
     identity = folder.identity()
-    try:
-        shape = tuple(map(int, identity["shape"]))
-    except (LookupError, TypeError, ValueError):
-        raise RunError(f"{folder.path / 'data.json'} is not what a run writes: shape") from None
+    shape = tuple(identity.shape)
     trust.limits.check_shape(f"{folder.path / 'data.json'}: shape", shape)
-    classes, rep_dim = len(identity["classes"]), config.model.rep_dim
+    classes, rep_dim = len(identity.classes), config.model.rep_dim
     for name in sorted(set(config.model.zoo) & EXTRACTORS.keys()):
         size = parameters_of(name, Task(classes, rep_dim, 1, 1, 0, shape))
         if size is None or size > MAX_PARAMETERS:
@@ -173,7 +169,8 @@ def _config(folder: RunFolder, trust: Trust, ignoring: Sequence[str] = ()) -> Co
 
 def _as_named(folder: RunFolder, config: Config) -> Experiment:
     """An experiment without samples, with the networks that its configuration names."""
-    source = _no_samples(folder, folder.identity(), "data.json")
+    known = folder.identity()
+    source = _no_samples(folder, known.shape, known.dtype, "data.json")
     networks = tuple(_when_needed(name) for name in config.model.zoo)
     return Experiment(config, (source,), partition.nothing(config.federation.clients), networks)
 
@@ -182,13 +179,15 @@ def _as_brought(
     folder: RunFolder, config: Config, participants: Sequence[Participant]
 ) -> Experiment:
     """The same with the networks of these participants."""
-    about = folder.clients()
+    about = checked(list[ClientInfo], folder.clients(), folder.path / "clients.json")
     if len(participants) != len(about):
         raise RunError(
             f"the networks of {folder.path} were given in Python; give all {len(about)} again: "
             "Trained.load(path, participants=[...])"
         )
-    sources = tuple(_no_samples(folder, client, "clients.json") for client in about)
+    sources = tuple(
+        _no_samples(folder, client.shape, client.dtype, "clients.json") for client in about
+    )
     networks = tuple(
         participant.extractor(source.shape, source.num_classes, config.model.rep_dim)
         for participant, source in zip(participants, sources, strict=True)
@@ -196,15 +195,15 @@ def _as_brought(
     return Experiment(config, sources, partition.nothing(len(about)), networks)
 
 
-def _no_samples(folder: RunFolder, known: Record, file: str) -> Source:
+def _no_samples(folder: RunFolder, shape: Sequence[int], dtype: str, file: str) -> Source:
     """Data of that shape and type, and none of them."""
     dtypes = {"uint8": torch.uint8, "float32": torch.float32}
     try:
-        none = torch.empty(0, *known["shape"], dtype=dtypes[known["dtype"]])
+        none = torch.empty(0, *shape, dtype=dtypes[dtype])
     except (KeyError, TypeError, ValueError, RuntimeError):
         raise RunError(f"{folder.path / file} is not what a run writes: shape, dtype") from None
-    classes = tuple(map(str, folder.identity()["classes"]))
-    return Source(folder.identity()["name"], none, torch.empty(0), classes)
+    known = folder.identity()
+    return Source(known.name, none, torch.empty(0), tuple(known.classes))
 
 
 def _when_needed(name: str) -> Extractor:

@@ -34,6 +34,7 @@ class Question:
         experiment = two(*PRIVATE, *self.overrides)
         fields = {
             "version": __version__,
+            "torch": torch.__version__,
             "experiment": "hostile",
             "start": 1,
             "client": client,
