@@ -10,7 +10,7 @@ from weakref import finalize
 from rich.console import Console
 
 from fedgh.choices import EngineName
-from fedgh.config import Config, parse
+from fedgh.config import DEFAULT_METHOD, Config, parse
 from fedgh.core.method import Method
 from fedgh.data import own
 from fedgh.data.partition import SMALLEST, each_its_own
@@ -22,7 +22,8 @@ from fedgh.training.loop import run_or_resume
 from fedgh.training.participant import Participant
 from fedgh.training.progress import Live
 
-DEFAULT_ROUNDS = 10
+USUAL = Config()
+"""The defaults of a configuration, which are those of a federation from Python."""
 
 
 class Federation:
@@ -51,16 +52,16 @@ class Federation:
     def __init__(
         self,
         participants: Sequence[Participant],
-        method: str | Method = "fedgh",
+        method: str | Method = DEFAULT_METHOD,
         *,
         classes: Sequence[str] | None = None,
         rep_dim: int | None = None,
-        epochs: int = 1,
-        batch_size: int = 64,
-        lr: float = 0.01,
-        momentum: float = 0.0,
-        participation: float = 1.0,
-        seed: int = 0,
+        epochs: int = USUAL.local.epochs,
+        batch_size: int = USUAL.local.batch_size,
+        lr: float = USUAL.local.lr,
+        momentum: float = USUAL.local.momentum,
+        participation: float = USUAL.federation.participation,
+        seed: int = USUAL.federation.seed,
         engine: EngineName = "serial",
         settings: Mapping[str, Any] | None = None,
     ) -> None:
@@ -109,7 +110,7 @@ class Federation:
             section, _, name = key.partition(".")
             table.setdefault(section, {})[name] = value
         self._table, self._method = table, method
-        self.config = self._config(DEFAULT_ROUNDS)
+        self.config = self._config(USUAL.federation.rounds)
 
     def __repr__(self) -> str:
         """Who takes part, and where each network's representation was found."""
@@ -127,7 +128,7 @@ class Federation:
 
     def run(
         self,
-        rounds: int = DEFAULT_ROUNDS,
+        rounds: int = USUAL.federation.rounds,
         *,
         out: Path | str | None = None,
         callbacks: Iterable[Callback | OnRound] = (),
@@ -149,7 +150,7 @@ class Federation:
             finalize(trained, scratch.cleanup)
         return trained
 
-    def experiment(self, rounds: int = DEFAULT_ROUNDS) -> Experiment:
+    def experiment(self, rounds: int = USUAL.federation.rounds) -> Experiment:
         """What `run` trains, checked: the same object that `fedgh.prepare` makes of a file."""
         labels = [source.y.numpy() for source in self._sources]
         return checked(

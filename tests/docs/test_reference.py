@@ -104,6 +104,18 @@ def test_the_readme_names_every_command_and_every_key() -> None:
             assert f"`{key}`" in row, f"{section}.{key}"
 
 
+@pytest.mark.parametrize("section", [name for name in SECTIONS if name != "attack"])
+def test_the_readme_shows_the_defaults(section: str) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^\| `{section}` \|(.*)\|$", readme, re.M)
+    shown = dict(re.findall(r"`(\w+)` ([^\s,;|(\\]+)", row))
+    for key, text in shown.items():
+        default = getattr(getattr(Config(), section), key, None)
+        if default is None or isinstance(default, list):
+            continue
+        assert type(default)(text) == default, f"{section}.{key}"
+
+
 def test_every_public_name_is_there() -> None:
     page = api.page()
     for name in fedgh.__all__:
