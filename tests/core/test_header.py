@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from fedgh.core.header import BLOCK, LinearSGD, _recur, linear_header
+from fedgh.core.header import BLOCK, LinearSGD, linear_header, recur
 from fedgh.core.rng import stream
 from fedgh.core.types import Payload, Task
 from tests.support.headers import by_autograd
@@ -55,7 +55,7 @@ def test_a_pull_to_the_edge_of_the_range_of_exp(offset: float) -> None:
     logits = np.stack([np.zeros(3), wanted.numpy() + 30 * first]).astype(np.float32)
     pull = np.array([[0, 0], [30, 0]], np.float32)
     grad = np.zeros((2, 3), np.float32)
-    _recur(logits, pull, grad, [0, 1])
+    recur(logits, pull, grad, [0, 1])
     expected = wanted.softmax(0) - torch.tensor([0.0, 1, 0])
     assert_close(torch.from_numpy(grad[1]), expected, atol=1e-4, rtol=0)
 

@@ -73,8 +73,8 @@ def read_names(path: Path) -> object:
         (".npz", lambda path: SOURCES["npz"](Where(path=path))),
         (".npy", read_npy),
         (".png", lambda path: read_image(path, (3, 8, 8))),
-        (".gz", lambda path: sources._idx(path, (3, 4))),
-        (".bin", lambda path: sources._cifar([path], [3], 1, classes=10)),
+        (".gz", lambda path: sources.read_idx(path, (3, 4))),
+        (".bin", lambda path: sources.read_cifar([path], [3], 1, classes=10)),
         (".txt", read_names),
     ],
 )
@@ -393,15 +393,15 @@ def test_official_files_are_read_up_to_their_size(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with path.open("wb") as file:
         file.truncate(2**36)  # takes no room on the disk
-    refused(lambda: sources._cifar([path], [3], 1, classes=10), "more than 9,219 bytes")
-    refused(lambda: sources._idx(path, (3, 4)), "more than 65,560 bytes")
+    refused(lambda: sources.read_cifar([path], [3], 1, classes=10), "more than 9,219 bytes")
+    refused(lambda: sources.read_idx(path, (3, 4)), "more than 65,560 bytes")
     refused(lambda: read_names(path), "more than 65,536 bytes.*fetch it again")
 
 
 def test_the_list_of_class_names_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "locate", lambda *_: tmp_path)
     some = (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.zeros(2))
-    monkeypatch.setattr(sources, "_cifar", lambda *_, **__: some)
+    monkeypatch.setattr(sources, "read_cifar", lambda *_, **__: some)
     with (tmp_path / "fine_label_names.txt").open("wb") as file:
         file.truncate(2**36)
     refused(lambda: SOURCES["cifar100"](Where()), "fine_label_names.txt cannot be read")
@@ -409,4 +409,4 @@ def test_the_list_of_class_names_is_short(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_an_idx_file_is_unpacked_as_far_as_it_should_go(tmp_path: Path) -> None:
     path = at(tmp_path / "bomb.gz", 60 * gzip.compress(bytes(MIB)))
-    refused(lambda: sources._idx(path, (3, 4)), "is not an idx file")
+    refused(lambda: sources.read_idx(path, (3, 4)), "is not an idx file")

@@ -92,7 +92,7 @@ def participant(settings: list[str]) -> Act:
                 messages.request(ask, down), dst_node_id=1, message_type=MessageType.TRAIN
             )
             node: dict[str, int | str] = {"client": 0, "state": str(place / "states")}
-            reply = client._answer(message, node, lambda *_: experiment.blueprint())
+            reply = client.answer(message, node, lambda *_: experiment.blueprint())
             if reply.up is None:
                 raise RunError(reply.error)
             answers.append(hashlib.sha256(reply.up).hexdigest())

@@ -74,7 +74,7 @@ def ask(tmp_path: Path) -> Ask:
             "max-epsilon": 100.0,
             "max-rounds-kept": 5,
         }
-        return client._answer(message, node, make)
+        return client.answer(message, node, make)
 
     return asked
 

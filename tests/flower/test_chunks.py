@@ -308,7 +308,7 @@ bomber = ClientApp()
 @bomber.train()
 def train(message: Message, context: Context) -> Message:
     """Client 1 answers with a bomb."""
-    reply = client.app_of(client._dealt)(message, context)
+    reply = client.app_of(client.dealt)(message, context)
     if context.node_config["client"] == 1:
         array = reply.content["payload"]["safetensors"]
         assert isinstance(array, Array)

@@ -9,7 +9,7 @@ import ray
 
 from fedgh.errors import RunError
 from fedgh.flower import node
-from fedgh.flower.deployment import Deployment, _free_ports, deployed, follow
+from fedgh.flower.deployment import Deployment, deployed, follow, free_ports
 from fedgh.flower.folder import FederationFolder
 from fedgh.runs.folder import RunFolder
 from fedgh.training import loop
@@ -76,7 +76,7 @@ def stranger(
     deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> FederationFolder:
     """A federation that is not this one; its participants knock at this one's door."""
-    for name, value in deployment._environment(FEDGH_NODE_PORT=_free_ports(1)[0]).items():
+    for name, value in deployment._environment(FEDGH_NODE_PORT=free_ports(1)[0]).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(node, "BACK_OFF", (0.1,))
     return federation(tmp_path / "stranger", two())

@@ -34,7 +34,7 @@ from fedgh.flower import (
     participant,
 )
 from fedgh.flower.engine import Flower
-from fedgh.flower.server import _shared
+from fedgh.flower.server import shared_settings
 from fedgh.runs.folder import RunFolder
 from fedgh.trained.forget import Forgotten, forget
 from fedgh.training import loop
@@ -150,7 +150,7 @@ def ask(house: House, **changes: Any) -> Reply:
         {},
         experiment=experiment,
         start=1,
-        settings=_shared(prepared),
+        settings=shared_settings(prepared),
         fingerprint=prepared.fingerprint(),
         deadline=60.0,
         trained={0: 3},
@@ -219,7 +219,7 @@ def test_two_processes_never_work_for_one_client(house: House) -> None:
 
 
 def test_paths_of_the_server_mean_nothing_to_a_participant(house: House) -> None:
-    settings = _shared(quick())
+    settings = shared_settings(quick())
     settings["data"]["path"] = "/etc/passwd"
     settings["data"]["dir"] = "/etc"
     assert ask(house, settings=settings).error is None
@@ -300,7 +300,7 @@ def taken_over(change: Callable[[Message, Message], Message]) -> ClientApp:
 
 def parts(message: Message) -> tuple[Head, bytes]:
     """The head and the payload of an answer."""
-    head, body = messages._unpack(message.content)
+    head, body = messages.unpack(message.content)
     assert body is not None
     return json.loads(head), body
 
@@ -338,7 +338,7 @@ def test_nobody_works_for_longer_than_there_is_time(tmp_path: Path) -> None:
     def boast(message: Message, honest: Message) -> Message:
         head, body = parts(honest)
         head["seconds"] = dict.fromkeys(head["seconds"], 1e9)
-        return Message(messages._pack(json.dumps(head).encode(), body), reply_to=message)
+        return Message(messages.pack(json.dumps(head).encode(), body), reply_to=message)
 
     for record in House(tmp_path, quick(*TWO_ROUNDS), [taken_over(boast)]).run().records():
         assert record["failed"] == record["rejected"] == []
@@ -353,7 +353,7 @@ def test_a_hostile_answer_costs_only_its_sender(
 
     def change(message: Message, honest: Message) -> Message:
         head, body = parts(honest)
-        content = messages._pack(json.dumps(mutate(head)).encode(), body)
+        content = messages.pack(json.dumps(mutate(head)).encode(), body)
         return Message(content, reply_to=message)
 
     assert_costs_only_its_sender(tmp_path, without_client_1, taken_over(change), reason)
@@ -364,30 +364,30 @@ def _no_content(message: Message, honest: Message) -> Message:
 
 
 def _no_json(message: Message, honest: Message) -> Message:
-    return Message(messages._pack(b"\xff\xfe", None), reply_to=message)
+    return Message(messages.pack(b"\xff\xfe", None), reply_to=message)
 
 
 def _no_safetensors(message: Message, honest: Message) -> Message:
     head, _ = parts(honest)
-    return Message(messages._pack(json.dumps(head).encode(), b"x"), reply_to=message)
+    return Message(messages.pack(json.dumps(head).encode(), b"x"), reply_to=message)
 
 
 def _neither_upload_nor_reason(message: Message, honest: Message) -> Message:
     head, _ = parts(honest)
-    return Message(messages._pack(json.dumps(head).encode(), None), reply_to=message)
+    return Message(messages.pack(json.dumps(head).encode(), None), reply_to=message)
 
 
 def _to_another_message(message: Message, honest: Message) -> Message:
     honest.metadata.__dict__["_reply_to_message_id"] = "somebody else's"
     head, body = parts(honest)
-    honest.content = messages._pack(json.dumps({**head, "client_id": 2}).encode(), body)
+    honest.content = messages.pack(json.dumps({**head, "client_id": 2}).encode(), body)
     return honest
 
 
 def _noise(message: Message, honest: Message) -> Message:
     head, _ = parts(honest)
     return Message(
-        messages._pack(json.dumps({**head, "error": NOISE}).encode(), None), reply_to=message
+        messages.pack(json.dumps({**head, "error": NOISE}).encode(), None), reply_to=message
     )
 
 
@@ -485,7 +485,7 @@ def test_a_lost_superlink_ends_the_run(
 def test_an_answer_without_scores_is_an_answer(tmp_path: Path) -> None:
     def change(message: Message, honest: Message) -> Message:
         head, body = parts(honest)
-        content = messages._pack(json.dumps({**head, "metrics": {"accuracy": 0.5}}).encode(), body)
+        content = messages.pack(json.dumps({**head, "metrics": {"accuracy": 0.5}}).encode(), body)
         return Message(content, reply_to=message)
 
     run = House(tmp_path / "house", quick("federation.rounds=2"), [taken_over(change)]).run()

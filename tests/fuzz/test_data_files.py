@@ -85,7 +85,7 @@ def test_cifar_files(place: Path, file: tuple[int, bytes]) -> None:
     width = label_bytes + 3072
 
     def load() -> Source:
-        x, y = sources._cifar([path], [IMAGES], label_bytes, classes=10)
+        x, y = sources.read_cifar([path], [IMAGES], label_bytes, classes=10)
         return Source("cifar", x, y, tuple("0123456789"))
 
     found = read(load, path)
@@ -105,7 +105,7 @@ def test_the_class_names_of_cifar100(
 ) -> None:
     monkeypatch.setattr(sources, "locate", lambda *_: place)
     some = (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.zeros(2))
-    monkeypatch.setattr(sources, "_cifar", lambda *_, **__: some)
+    monkeypatch.setattr(sources, "read_cifar", lambda *_, **__: some)
     path = place / "fine_label_names.txt"
     path.write_bytes(names)
     found = read(lambda: SOURCES["cifar100"](Where()), path)
@@ -146,7 +146,7 @@ def lying_idx_files(draw: DrawFn) -> bytes:
 def test_idx_files(place: Path, content: bytes) -> None:
     path = place / "images.gz"
     path.write_bytes(content)
-    found = read(lambda: sources._idx(path, SHAPE), path)
+    found = read(lambda: sources.read_idx(path, SHAPE), path)
     if found is not None:
         raw = gzip.decompress(content)
         assert (raw[:12], len(raw)) == (IDX[:12], len(IDX))
@@ -157,7 +157,7 @@ def test_an_idx_file_that_would_fill_the_memory_is_not_unpacked(place: Path) -> 
     path = place / "bomb.gz"
     path.write_bytes(gzip.compress(bytes(2**20)) * 2_000)  # two gigabytes
     with pytest.raises(DataError, match="bomb"):
-        sources._idx(path, SHAPE)
+        sources.read_idx(path, SHAPE)
 
 
 # A user's arrays
@@ -372,8 +372,8 @@ def test_images_that_claim_a_size(place: Path, drawn: tuple[int, int, bytes]) ->
 READERS: dict[str, Callable[[Path], object]] = {
     ".npy": read_npy,
     ".npz": lambda path: SOURCES["npz"](Where(path=path)),
-    ".gz": lambda path: sources._idx(path, SHAPE),
-    ".bin": lambda path: sources._cifar([path], [IMAGES], 1, classes=10),
+    ".gz": lambda path: sources.read_idx(path, SHAPE),
+    ".bin": lambda path: sources.read_cifar([path], [IMAGES], 1, classes=10),
     **dict.fromkeys(sorted(IMAGE_ENDINGS), lambda path: read_image(path, (3, 8, 8))),
 }
 TARGETS = ["pipe", "/dev/zero", "/dev/full", "/dev/tty", "/proc/self/mem", ".", "nothing", "loop"]

@@ -230,8 +230,8 @@ def test_a_participant_follows_no_name_of_a_server(
         {"fedgh": ConfigRecord({"json": _json({**REQUEST, "settings": settings})})}
     )
     with WATCH.watching() as seen:
-        reply = client._answer(
-            arrived(grid, content), {"client": 2, "state": str(home / "states")}, client._dealt
+        reply = client.answer(
+            arrived(grid, content), {"client": 2, "state": str(home / "states")}, client.dealt
         )
     assert reply.error is not None, "the fingerprint is not that of these data"
     assert [what for what in seen if "side_effect" in what or what.startswith("socket")] == []
@@ -245,7 +245,7 @@ def test_a_participant_answers_every_request_and_stays_in_its_folder(
     monkeypatch.setattr("faulthandler.dump_traceback_later", lambda *_, **__: None)
     monkeypatch.setattr(client, "log", lambda _: None)
     node: NodeConfig = {"client": 2, "state": str(home / "states")}
-    reply = client._answer(arrived(grid, content), node, _brings_nothing)
+    reply = client.answer(arrived(grid, content), node, _brings_nothing)
     assert reply.up is None
     assert reply.error is not None
     assert "secret" not in reply.error

@@ -9,7 +9,7 @@ import torch
 
 from fedgh.report import charts, client_charts
 from fedgh.report.client_charts import MANY_CLASSES, client_name
-from fedgh.report.means_chart import _plane, means_chart, project
+from fedgh.report.means_chart import best_plane, means_chart, project
 from fedgh.report.page import Figure
 from fedgh.report.run_page import run_page
 from fedgh.runs.read import NamedRun, name_runs
@@ -204,7 +204,7 @@ def test_class_means_are_projected_once_for_all_rounds(runs: list[NamedRun]) -> 
 
 
 def test_means_of_one_number_lie_on_a_line() -> None:
-    plane, centre, explained = _plane(torch.tensor([[1.0], [3.0]]))
+    plane, centre, explained = best_plane(torch.tensor([[1.0], [3.0]]))
     assert plane.tolist() == [[1.0, 0.0]]
     assert (centre.tolist(), explained) == ([2.0], 1.0)
 

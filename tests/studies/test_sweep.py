@@ -204,10 +204,10 @@ def test_what_is_left_is_judged_by_what_is_alike(tmp_path: Path) -> None:
     (known, _), (other, _), *_ = runs = [done("fedgh", 8.0), done("fd", 4.0)]
     shorter = replace(known, config=plan("fedgh", (1,), "federation.rounds=2")[0].config)
     elsewhere = done("fedgh", 16.0, place="there")
-    assert sweep._forecast([*runs, elsewhere], [shorter]).endswith("0:00:04")
-    assert sweep._forecast([*runs, elsewhere], [replace(other, place="there")]).endswith("0:00:04")
-    assert sweep._forecast(runs, [replace(other, label="fedproto")]).endswith("0:00:06")
-    assert sweep._forecast([], [known]) == ""
+    assert sweep.forecast([*runs, elsewhere], [shorter]).endswith("0:00:04")
+    assert sweep.forecast([*runs, elsewhere], [replace(other, place="there")]).endswith("0:00:04")
+    assert sweep.forecast(runs, [replace(other, label="fedproto")]).endswith("0:00:06")
+    assert sweep.forecast([], [known]) == ""
 
 
 def test_a_run_that_diverges_is_a_result_and_the_sweep_goes_on(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from fedgh.core.types import Job, Reply, Task
 from fedgh.flower import NodeConfig, Participant, client, client_app, engine, messages
 from fedgh.flower.bound import Bound
 from fedgh.flower.engine import Flower
-from fedgh.flower.server import _shared
+from fedgh.flower.server import shared_settings
 from fedgh.training import experiment
 from fedgh.training.experiment import Experiment
 from tests.flower.local import FIRST_NODE, House
@@ -64,7 +64,7 @@ def ask(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         prepared = experiment.prepare(
             config.load("demo", [*overrides, f"method.name={method}", *shared])
         )
-        settings = _shared(prepared)
+        settings = shared_settings(prepared)
         if section:
             settings.setdefault(section, {})[key] = value
         house = House(tmp_path / "house", prepared, [app])
@@ -80,7 +80,7 @@ def put(house: House, prepared: Experiment, **changes: Any) -> Reply:
         {},
         experiment="e",
         start=1,
-        settings=_shared(prepared),
+        settings=shared_settings(prepared),
         fingerprint=None if prepared.private else prepared.fingerprint(),
         deadline=60.0,
         trained={},

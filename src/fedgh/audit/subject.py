@@ -102,8 +102,7 @@ def summarised(method: Method, client: Client) -> Callable[[Tensor], Tensor]:
 
 def choose(folder: RunFolder, client: int | None, *, trust: Trust) -> Victim:
     """The victim `client` (else the first that took part) of a run; RunError says why not."""
-    if not folder.config.is_file():
-        raise RunError(f"{folder.path} is not a run folder (it has no config.toml)")
+    folder.check_there()
     if not folder.checkpoint.is_dir():
         raise RunError(f"{folder.path} has no checkpoint/, and the attacks need the models in it")
     left = restore.load(folder, trust=trust)

@@ -92,7 +92,7 @@ class LinearSGD:
         gram = x @ x.T + 1  # the 1 is the bias: a feature that is always one
         pull = gram.mul_(self.lr).tril_(-1)  # of each pair on the later ones
         grad = torch.zeros_like(logits)
-        _recur(logits.numpy(), pull.numpy(), grad.numpy(), y.tolist())
+        recur(logits.numpy(), pull.numpy(), grad.numpy(), y.tolist())
         self._apply(grad, x)
 
     def _apply(self, grad: Tensor, x: Tensor) -> None:
@@ -100,7 +100,7 @@ class LinearSGD:
         self._bias.sub_(grad.sum(0), alpha=self.lr)
 
 
-def _recur(logits: Matrix, pull: Matrix, grad: Matrix, labels: Sequence[int]) -> None:
+def recur(logits: Matrix, pull: Matrix, grad: Matrix, labels: Sequence[int]) -> None:
     """Fill `grad` row by row: softmax(logits - pull @ grad) - onehot(label).
 
     Rows of `grad` that are still to come are zero, and so are their weights. In numpy, because

@@ -127,7 +127,7 @@ def cifar10(where: Where) -> Source:
     """CIFAR-10 (Krizhevsky 2009): 60,000 colour images, 10 classes."""
     folder = locate("cifar10", where.dir)
     files = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
-    x, y = _cifar([folder / name for name in files], [10_000] * 6, label_bytes=1, classes=10)
+    x, y = read_cifar([folder / name for name in files], [10_000] * 6, label_bytes=1, classes=10)
     return Source("cifar10", x, y, CIFAR10_CLASSES)
 
 
@@ -135,7 +135,7 @@ def cifar100(where: Where) -> Source:
     """CIFAR-100 (Krizhevsky 2009): 60,000 colour images, 100 (fine) classes."""
     folder = locate("cifar100", where.dir)
     files = [folder / "train.bin", folder / "test.bin"]
-    x, y = _cifar(files, [50_000, 10_000], label_bytes=2, classes=100)
+    x, y = read_cifar(files, [50_000, 10_000], label_bytes=2, classes=100)
     listed = folder / "fine_label_names.txt"
     names = _bytes_of(listed, MAX_NAMES).decode("utf-8", errors="replace").split()
     if len(names) != 100:
@@ -148,8 +148,8 @@ def fashion_mnist(where: Where) -> Source:
     folder = locate("fashion-mnist", where.dir)
     images, labels = [], []
     for part, count in (("train", 60_000), ("t10k", 10_000)):
-        images.append(_idx(folder / f"{part}-images-idx3-ubyte.gz", (count, 28, 28)))
-        labels.append(_idx(folder / f"{part}-labels-idx1-ubyte.gz", (count,), below=10))
+        images.append(read_idx(folder / f"{part}-images-idx3-ubyte.gz", (count, 28, 28)))
+        labels.append(read_idx(folder / f"{part}-labels-idx1-ubyte.gz", (count,), below=10))
     x = pad(torch.from_numpy(np.concatenate(images))[:, None], [2, 2, 2, 2])
     return Source(
         "fashion-mnist", x, torch.from_numpy(np.concatenate(labels)).long(), FASHION_CLASSES
@@ -243,7 +243,7 @@ def _own_path(where: Where, name: str, what: str) -> Path:
     return path
 
 
-def _cifar(
+def read_cifar(
     paths: list[Path], counts: list[int], label_bytes: int, classes: int
 ) -> tuple[Tensor, Tensor]:
     """The official binary layout: per image its label bytes (the last is the fine one), pixels."""
@@ -264,7 +264,7 @@ def _cifar(
     )
 
 
-def _idx(path: Path, shape: tuple[int, ...], below: int = 256) -> NDArray[np.uint8]:
+def read_idx(path: Path, shape: tuple[int, ...], below: int = 256) -> NDArray[np.uint8]:
     """An idx file of bytes: zero, zero, type 8, number of dimensions, sizes, values."""
     header = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
     size = len(header) + int(np.prod(shape))

@@ -62,13 +62,13 @@ def app_of(make_blueprint: MakeBlueprint) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        reply = _answer(message, context.node_config, make_blueprint)
+        reply = answer(message, context.node_config, make_blueprint)
         return Message(messages.answer(reply), reply_to=message)
 
     return app
 
 
-def _dealt(request: Request, _: Path, node: NodeConfig) -> Blueprint:
+def dealt(request: Request, _: Path, node: NodeConfig) -> Blueprint:
     """A client of an experiment with public data: for rehearsals and research."""
     config = parse_settings(request, node)
     if config.data.name == "private":
@@ -121,7 +121,7 @@ def parse_settings(
     return config.parse(table, OWN)  # what the server named has been accepted
 
 
-def _answer(message: Message, node: NodeConfig, make_blueprint: MakeBlueprint) -> Reply:
+def answer(message: Message, node: NodeConfig, make_blueprint: MakeBlueprint) -> Reply:
     """Whatever goes wrong here is an answer; what the server may know of it, `_discreet` says."""
     client = round = 0
     try:
@@ -329,7 +329,7 @@ def train(message: Message, context: Context) -> Message:
     """Hand a message to the participant's own app, or to that of dealt data."""
     name = context.node_config.get("app")
     if name is None:
-        return app_of(_dealt)(message, context)
+        return app_of(dealt)(message, context)
     try:
         with _watchdog(_seconds(message, context.node_config)):
             return _import_app(str(name))(message, context)

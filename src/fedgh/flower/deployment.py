@@ -48,7 +48,7 @@ class Deployment:
         self.processes = Processes(folder.processes, folder.logs)
         self._clients = clients
         self._say = say
-        self._port, *self._node_ports = _free_ports(1 + clients)
+        self._port, *self._node_ports = free_ports(1 + clients)
         self._next_start: dict[int, float] = {}  # of a node that has ended: when it is due
         self._wait = dict.fromkeys(range(clients), SOONEST_RESTART)
 
@@ -254,7 +254,8 @@ def _raise_error_of(run: int, session: Session | None) -> None:
         raise RunError(session.error)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Return ports of 127.0.0.1 that nothing listens on."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [one.getsockname()[1] for one in sockets]
     for one in sockets:

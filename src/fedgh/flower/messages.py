@@ -72,12 +72,12 @@ _ANSWER = TypeAdapter(_Answer)
 
 def request(ask: Request, down: bytes | None) -> RecordDict:
     """The message that asks."""
-    return _pack(_REQUEST.dump_json(ask), down)
+    return pack(_REQUEST.dump_json(ask), down)
 
 
 def read_request(content: RecordDict) -> tuple[Request, bytes | None]:
     """What the server asks, and the payload to train on; WireError when it is not understood."""
-    head, down = _unpack(content)
+    head, down = unpack(content)
     return _parse(_REQUEST, head), down
 
 
@@ -86,12 +86,12 @@ def answer(reply: Reply) -> RecordDict:
     error = reply.error and reply.error[:LONGEST_TEXT]
     fields = asdict(replace(reply, up=None, error=error))
     del fields["up"], fields["invalid"], fields["wire_bytes"]
-    return _pack(_ANSWER.dump_json(_Answer(**fields)), reply.up)
+    return pack(_ANSWER.dump_json(_Answer(**fields)), reply.up)
 
 
 def read_answer(content: RecordDict, job: Job) -> Reply:
     """What the participant of a job has answered; WireError when it is not an answer to it."""
-    head, up = _unpack(content)
+    head, up = unpack(content)
     found = _parse(_ANSWER, head)
     if (found.client_id, found.round) != (job.client_id, job.round):
         if found.error is not None and up is None:  # it has not even understood the question
@@ -113,7 +113,8 @@ def wire_bytes(message: Message) -> int:
     return sum(len(item.deflate()) for item in get_all_nested_objects(message).values())
 
 
-def _pack(head: bytes, body: bytes | None) -> RecordDict:
+def pack(head: bytes, body: bytes | None) -> RecordDict:
+    """Return a message: JSON, and perhaps a payload."""
     content = RecordDict({_HEAD: ConfigRecord({"json": head})})
     if body is not None:
         array = Array(dtype="uint8", shape=(len(body),), stype=_FORMAT, data=body)
@@ -121,7 +122,8 @@ def _pack(head: bytes, body: bytes | None) -> RecordDict:
     return content
 
 
-def _unpack(content: RecordDict) -> tuple[bytes, bytes | None]:
+def unpack(content: RecordDict) -> tuple[bytes, bytes | None]:
+    """Return the JSON and the payload of a message; WireError when it is none."""
     record, body = content.get(_HEAD), content.get(_BODY)
     head = record.get("json") if isinstance(record, ConfigRecord) else None
     if not isinstance(head, bytes) or len(head) > LONGEST_HEAD:

@@ -61,7 +61,7 @@ def serve(grid: Grid, run_id: int, settings: Mapping[str, Any]) -> RunFolder:
             participants,
             experiment=session.experiment,
             start=session.starts,
-            settings=_shared(experiment),
+            settings=shared_settings(experiment),
             fingerprint=None if experiment.private else experiment.fingerprint(),
             deadline=experiment.config.run.deadline,
             trained=dict(enumerate(state["trained"].tolist())),
@@ -95,7 +95,7 @@ def read_participants(folder: Path, clients: int) -> dict[int, bytes]:
     return keys
 
 
-def _shared(experiment: Experiment) -> dict[str, Any]:
+def shared_settings(experiment: Experiment) -> dict[str, Any]:
     """The settings that every participant is sent."""
     section = experiment.config.run
     run = {"global_accuracy": section.global_accuracy, "largest_norm": section.largest_norm}

@@ -48,7 +48,7 @@ def project(run: NamedRun) -> Projection | None:
     widths = {means["means"].shape[1] for means in kept.values()}
     if len(widths) > 1:
         raise RunError(f"{run.folder.path / 'means'} holds means of different widths")
-    plane, centre, explained = _plane(torch.cat([means["means"] for means in kept.values()]))
+    plane, centre, explained = best_plane(torch.cat([means["means"] for means in kept.values()]))
     rows: Rows = []
     most = 0
     for round in _spread_out(list(kept)):
@@ -107,7 +107,7 @@ def _checked(means: Payload, run: NamedRun) -> Payload:
     return means
 
 
-def _plane(means: Tensor) -> tuple[Tensor, Tensor, float]:
+def best_plane(means: Tensor) -> tuple[Tensor, Tensor, float]:
     """The two directions of largest variance [width, 2], the mean, the share they explain."""
     means = means.double()
     centre = means.mean(0)

@@ -116,14 +116,18 @@ class RunFolder:
     def open(cls, path: Path) -> "RunFolder":
         """A run that is there."""
         run = cls(path)
-        if not run.config.is_file():
-            raise RunError(f"{path} is not a run folder (it has no config.toml)")
+        run.check_there()
         if not run.checkpoint.is_dir():
             raise RunError(
                 f"{path} has no checkpoint/ to go on from; to start anew, choose another folder or "
                 "delete this one"
             )
         return run
+
+    def check_there(self) -> None:
+        """Raise RunError unless a run was begun here."""
+        if not self.config.is_file():
+            raise RunError(f"{self.path} is not a run folder (it has no config.toml)")
 
     @contextmanager
     def locked(self) -> Iterator[None]:

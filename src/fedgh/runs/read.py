@@ -137,8 +137,7 @@ def name_runs(paths: Sequence[Path]) -> list[NamedRun]:
     for path, place in zip(paths, places, strict=True):
         if places.count(place) > 1:
             raise RunError(f"{path} is named twice")
-        if not (path / "config.toml").is_file():
-            raise RunError(f"{path} is not a run folder (it has no config.toml)")
+        RunFolder(path).check_there()
     length = 1
     while len({place.parts[-length:] for place in places}) < len(places):
         length += 1

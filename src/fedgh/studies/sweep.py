@@ -159,7 +159,7 @@ def run_trials(
             continue
         left = [trial for trial, _ in ready[number - 1 :] if trial.folder not in runs]
         line = f"[{number}/{len(ready)}] {trial.run}"
-        line += _forecast(runs.values(), left)
+        line += forecast(runs.values(), left)
         with watch(line) if watch else nullcontext(Callback()) as callback:
             try:
                 folder = _run_or_resume(prepared, folder_of(trial, out), callback)
@@ -201,7 +201,7 @@ def found(trials: Iterable[Trial], out: Path) -> Outcome:
     return Outcome(runs, missing)
 
 
-def _forecast(done: Iterable[tuple[Trial, RunFolder]], left: Iterable[Trial]) -> str:
+def forecast(done: Iterable[tuple[Trial, RunFolder]], left: Iterable[Trial]) -> str:
     """How long the rest may take, judged by what is done: by runs as much alike as there are."""
     rates: dict[tuple[str, ...], list[float]] = {}
     for trial, folder in done:

@@ -212,8 +212,7 @@ class Trained:
         `trust` allows its configuration to name code to import and files to open.
         """
         folder = RunFolder(Path(path))
-        if not folder.config.is_file():
-            raise RunError(f"{folder.path} is not a run folder (it has no config.toml)")
+        folder.check_there()
         far = how_far(trust)
         if not data:
             models = partial(restore.load_models, folder, participants, trust=far)

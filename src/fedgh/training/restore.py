@@ -152,8 +152,7 @@ def _left(folder: RunFolder, experiment: Experiment, *, forgetting: bool = False
 
 
 def _check_models_are_here(folder: RunFolder) -> None:
-    if not folder.config.is_file():
-        raise RunError(f"{folder.path} is not a run folder (it has no config.toml)")
+    folder.check_there()
     if (folder.path / "flower.json").exists():
         raise RunError("the models and their test data are with the participants")
     if not folder.checkpoint.is_dir():
