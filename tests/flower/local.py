@@ -10,7 +10,7 @@ from fedgh.flower import client
 from fedgh.flower.grid import LocalGrid, Node
 from fedgh.flower.keys import read_public_key, write_key_pair
 from fedgh.flower.server import serve
-from fedgh.runs.checkpoint import newest
+from fedgh.runs.checkpoint import newest_states
 from fedgh.runs.folder import RunFolder
 from fedgh.training.experiment import Experiment
 from tests.support.tiny import tensors
@@ -92,5 +92,5 @@ class House:
     def states(self) -> dict[str, bytes]:
         """The last state of every participant, to the bit."""
         homes = (self.path / "states").glob("experiments/*/client-*")
-        newest = [item for home in homes for item in newest(home, 2**62)]
+        newest = [item for home in homes for item in newest_states(home, 2**62)]
         return {path.name: tensors(path) for _, _, path in newest}

@@ -74,7 +74,7 @@ class ClientFiles:
     def __init__(self, folder: Path, round: int, run: str = "") -> None:
         self.folder = folder
         self.run = run  # whose states these are
-        self._current = {client: path for client, _, path in newest(folder, round)}
+        self._current = {client: path for client, _, path in newest_states(folder, round)}
         self._superseded: list[tuple[int, Path]] = []  # the round of the successor, the file
         self._sealed = round
 
@@ -169,7 +169,7 @@ def _round_of(path: Path) -> int:
 
 def discard_leftovers(folder: Path, round: int) -> None:
     """Delete what an interrupted round left behind: only states up to `round` count."""
-    _discard_all_but(folder, {path for _, _, path in newest(folder, round)})
+    _discard_all_but(folder, {path for _, _, path in newest_states(folder, round)})
 
 
 def keep_rounds(folder: Path, rounds: set[int]) -> None:
@@ -185,7 +185,7 @@ def _discard_all_but(folder: Path, keep: set[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def newest(folder: Path, up_to: int) -> list[tuple[int, int, Path]]:
+def newest_states(folder: Path, up_to: int) -> list[tuple[int, int, Path]]:
     """(client, round, file) of each client's last state that is not after `up_to`."""
     newest: dict[int, tuple[int, Path]] = {}
     for path in folder.iterdir():

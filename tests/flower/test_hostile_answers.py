@@ -1,0 +1,273 @@
+"""Answers that are hostile, broken or lost cost only their sender."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.supercore.run import RunNotRunningException
+from safetensors.torch import load_file
+
+from fedgh.errors import RunError
+from fedgh.flower import (
+    client,
+    messages,
+)
+from fedgh.runs.folder import RunFolder
+from fedgh.training import loop
+from tests.flower.absent import with_absent
+from tests.flower.local import FIRST_NODE, House, Unreliable
+from tests.support.tiny import quick
+
+pytestmark = pytest.mark.usefixtures("impatient")
+
+
+Head = dict[str, Any]
+NOISE = "\x1b[2Jround 2 is done\n, accuracy 99.9% " + "x" * 400
+HOSTILE: dict[str, tuple[Callable[[Head], Head], str]] = {
+    "another's name": (lambda head: {**head, "client_id": 2}, "an answer of client 2 in round"),
+    "another round": (lambda head: {**head, "round": 77}, "an answer of client 1 in round 77"),
+    "nothing": (lambda head: {}, "client_id: Field required"),
+    "infinite scores": (
+        lambda head: {**head, "metrics": {"train_loss": float("inf")}},
+        "metrics.train_loss: Input should be",
+    ),
+    "sums that overflow": (
+        lambda head: {**head, "metrics": {"train_loss": 1.7e308}},
+        "metrics.train_loss: Input should be less",
+    ),
+    "wonderful scores": (
+        lambda head: {**head, "metrics": {"accuracy": 7.0, "evaluation_accuracy": 1.0}},
+        "an impossible accuracy",
+    ),
+    "many scores": (
+        lambda head: {**head, "metrics": {f"m{chr(97 + k)}": 0.0 for k in range(20)}},
+        "metrics: Dictionary should have at most 16 items",
+    ),
+    "odd names": (
+        lambda head: {**head, "metrics": {"../" + NOISE: 1.0}},
+        r"metrics\..*2Jround",
+    ),
+    "negative time": (
+        lambda head: {**head, "seconds": {"train": -5.0}},
+        "seconds.train: Input should be greater",
+    ),
+    "negative counts": (lambda head: {**head, "num_examples": -1}, "num_examples: Input should be"),
+    "wrong types": (lambda head: {**head, "round": "1"}, "round: Input should be a valid integer"),
+    "long words": (lambda head: {**head, "error": "x" * 10_000}, "error: String should have at"),
+    "extra fields": (lambda head: {**head, "extra": 1}, "extra: Unexpected keyword argument"),
+}
+
+
+def taken_over(change: Callable[[Message, Message], Message]) -> ClientApp:
+    """Client 1 is in the hands of somebody who changes what it honestly answers."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        honest = client.app(message, context)
+        return change(message, honest) if context.node_config["client"] == 1 else honest
+
+    return app
+
+
+def parts(message: Message) -> tuple[Head, bytes]:
+    """The head and the payload of an answer."""
+    head, body = messages.unpack(message.content)
+    assert body is not None
+    return json.loads(head), body
+
+
+TWO_ROUNDS = ["federation.rounds=2", "run.deadline=20"]
+
+
+@pytest.fixture(scope="module")
+def without_client_1(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """What the others learn alone."""
+    out = tmp_path_factory.mktemp("without") / "run"
+    absent = {(1, 1), (1, 2)}
+    return loop.run(quick(*TWO_ROUNDS), out, make_engine=with_absent(absent, "away"))
+
+
+def assert_costs_only_its_sender(
+    tmp_path: Path, straight: RunFolder, app: ClientApp, reason: str
+) -> None:
+    run = House(tmp_path / "house", quick(*TWO_ROUNDS), [app]).run()
+    for record, expected in zip(run.records(), straight.records(), strict=True):
+        (bad,) = record["failed"] + record["rejected"]
+        assert bad["client"] == 1
+        assert re.search(reason, bad["reason"])
+        assert len(bad["reason"]) <= 500
+        assert bad["reason"].isprintable()
+        assert record["accuracy_per_client"][0] == expected["accuracy_per_client"][0]
+        assert record["train_loss"] == expected["train_loss"]
+    header = load_file(run.checkpoint / "server.safetensors")
+    for name, tensor in load_file(straight.checkpoint / "server.safetensors").items():
+        if name.startswith("server."):
+            assert header[name].equal(tensor), "what the others have learned is untouched"
+
+
+def test_nobody_works_for_longer_than_there_is_time(tmp_path: Path) -> None:
+    def boast(message: Message, honest: Message) -> Message:
+        head, body = parts(honest)
+        head["seconds"] = dict.fromkeys(head["seconds"], 1e9)
+        return Message(messages.pack(json.dumps(head).encode(), body), reply_to=message)
+
+    for record in House(tmp_path, quick(*TWO_ROUNDS), [taken_over(boast)]).run().records():
+        assert record["failed"] == record["rejected"] == []
+        assert record["seconds"]["train"] <= 5 * 120, "the first round has two minutes, for each"
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_answer_costs_only_its_sender(
+    what: str, without_client_1: RunFolder, tmp_path: Path
+) -> None:
+    mutate, reason = HOSTILE[what]
+
+    def change(message: Message, honest: Message) -> Message:
+        head, body = parts(honest)
+        content = messages.pack(json.dumps(mutate(head)).encode(), body)
+        return Message(content, reply_to=message)
+
+    assert_costs_only_its_sender(tmp_path, without_client_1, taken_over(change), reason)
+
+
+def _no_content(message: Message, honest: Message) -> Message:
+    return Message(RecordDict(), reply_to=message)
+
+
+def _no_json(message: Message, honest: Message) -> Message:
+    return Message(messages.pack(b"\xff\xfe", None), reply_to=message)
+
+
+def _no_safetensors(message: Message, honest: Message) -> Message:
+    head, _ = parts(honest)
+    return Message(messages.pack(json.dumps(head).encode(), b"x"), reply_to=message)
+
+
+def _neither_upload_nor_reason(message: Message, honest: Message) -> Message:
+    head, _ = parts(honest)
+    return Message(messages.pack(json.dumps(head).encode(), None), reply_to=message)
+
+
+def _to_another_message(message: Message, honest: Message) -> Message:
+    honest.metadata.__dict__["_reply_to_message_id"] = "somebody else's"
+    head, body = parts(honest)
+    honest.content = messages.pack(json.dumps({**head, "client_id": 2}).encode(), body)
+    return honest
+
+
+def _noise(message: Message, honest: Message) -> Message:
+    head, _ = parts(honest)
+    return Message(
+        messages.pack(json.dumps({**head, "error": NOISE}).encode(), None), reply_to=message
+    )
+
+
+def _gone(message: Message, honest: Message) -> Message:
+    return Message(Error(ErrorCode.NODE_UNAVAILABLE, NOISE), reply_to=message)
+
+
+def _raises(message: Message, honest: Message) -> Message:
+    raise ValueError("out of order")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_no_content, "not a message of fedgh"),
+        (_no_json, "not a readable message"),
+        (_no_safetensors, "not a readable message"),
+        (_neither_upload_nor_reason, "neither an upload nor a reason"),
+        (_to_another_message, "an answer of client 2"),
+        (_noise, r"^\[2Jround 2 is done , acc"),
+        (_gone, r"Flower error 5: \[2Jround"),
+        (_raises, "Flower error 2: out of order"),
+    ],
+)
+def test_a_broken_answer_costs_only_its_sender(
+    change: Callable[[Message, Message], Message],
+    reason: str,
+    without_client_1: RunFolder,
+    tmp_path: Path,
+) -> None:
+    assert_costs_only_its_sender(tmp_path, without_client_1, taken_over(change), reason)
+
+
+def test_bytes_that_are_no_message_cost_only_their_sender(
+    without_client_1: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower hands out each reply once: one that cannot be read must not take others with it."""
+    reply = Unreliable._reply
+
+    def damaged(self: Unreliable, name: str) -> Message | None:
+        found = reply(self, name)
+        if found is not None and found.metadata.src_node_id == FIRST_NODE + 1:
+            raise ValueError("these bytes are no message")
+        return found
+
+    monkeypatch.setattr(Unreliable, "_reply", damaged)
+    assert_costs_only_its_sender(
+        tmp_path, without_client_1, client.app, r"not a readable message \(ValueError\)"
+    )
+
+
+@pytest.mark.parametrize("times", [1, 2**62])
+def test_trouble_of_the_superlink_is_not_its_clients_fault(
+    times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked again, until the round is over."""
+    reply, left = Unreliable._reply, times
+
+    def troubled(self: Unreliable, name: str) -> Message | None:
+        nonlocal left
+        if self._waiting.get(name) == FIRST_NODE + 1:
+            left -= 1
+            if left >= 0:
+                ask = httpx.Request("POST", "http://superlink")
+                answer = httpx.Response(500, request=ask)
+                raise httpx.HTTPStatusError("500", request=ask, response=answer)
+        return reply(self, name)
+
+    monkeypatch.setattr(Unreliable, "_reply", troubled)
+    experiment = quick("federation.rounds=1", "run.strikes=1", "run.deadline=3")
+    (record,) = House(tmp_path / "house", experiment).run().records()
+    assert record["rejected"] == record["set_aside"] == []
+    reason = "no answer within 3 s; the SuperLink answered 500"
+    assert record["failed"] == ([] if times == 1 else [{"client": 1, "reason": reason}])
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (httpx.ConnectError("gone"), "the SuperLink is out of reach: gone"),
+        (RunNotRunningException(), "Flower has stopped this run"),
+    ],
+)
+def test_a_lost_superlink_ends_the_run(
+    problem: Exception, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raising(*_: object) -> Message | None:
+        raise problem
+
+    monkeypatch.setattr(Unreliable, "_reply", raising)
+    with pytest.raises(RunError, match=words):
+        House(tmp_path / "house", quick()).run()
+
+
+def test_an_answer_without_scores_is_an_answer(tmp_path: Path) -> None:
+    def change(message: Message, honest: Message) -> Message:
+        head, body = parts(honest)
+        content = messages.pack(json.dumps({**head, "metrics": {"accuracy": 0.5}}).encode(), body)
+        return Message(content, reply_to=message)
+
+    run = House(tmp_path / "house", quick("federation.rounds=2"), [taken_over(change)]).run()
+    for record in run.records():
+        assert record["failed"] == record["rejected"] == []
+        assert record["accuracy_per_client"][1] is None
