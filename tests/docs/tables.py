@@ -32,6 +32,8 @@ NOT_RUN = {
     "make setup": A_MACHINE,
     "make test": "runs this test",
     "make test-slow": MINUTES,
+    "make test-quick": "runs a part of these tests",
+    "make help": "prints the comments of the Makefile",
     "make test-faults": MINUTES,
     "make fuzz": MINUTES,
     "make check": A_MACHINE,

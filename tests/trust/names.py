@@ -31,6 +31,7 @@ HOSTILE = {
     ],
     Names.PATH: ["/elsewhere_evil/data.npz"],
     Names.MACHINE: ["elsewhere-evil.invalid:6379", "auto"],
+    Names.CALLBACK: ["elsewhere_evil:log", "wandb"],
 }
 
 

@@ -12,13 +12,19 @@ import pytest
 import typer
 
 from fedgh import cli, config
+from fedgh.core.names import Names
 from fedgh.errors import ConfigError
 from fedgh.methods import METHODS
 from fedgh.trust import FOREIGN, OWN, ForeignError
 from tests.trust.commands import NO_RUN_FOLDER, READERS, RUN_CODE, Place, make
-from tests.trust.names import CASES, FIRST, followed, texts
+from tests.trust.names import CASES, FIRST, HOSTILE, followed, texts
 from tests.trust.plugin import Plugin
 from tests.trust.watch import WATCH
+
+
+def test_every_kind_of_name_is_tried() -> None:
+    of_three_methods = {*HOSTILE, Names.FEATURES, Names.NOTHING}  # features: of fedgh_plus
+    assert set(Names) == of_three_methods
 
 
 def test_every_text_declares_what_it_names() -> None:
@@ -58,7 +64,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[st
 
 
 def hostile(place: Place, section: str, key: str, value: str) -> None:
-    if (section, key) == ("model", "zoo"):
+    if key in ("zoo", "callbacks"):
         place.settings(section, key, [value])
     elif section == "data":
         place.settings("data", "name", "npz" if key == "path" else "cifar10")
@@ -103,7 +109,7 @@ def test_what_runs_code_by_its_purpose_is_seen_to_do_so(
 @pytest.mark.parametrize(("method", "section", "key", "value"), CASES)
 def test_the_decision_itself(method: str, section: str, key: str, value: str) -> None:
     table = config.load("demo", [f"method.name={method}"]).to_table()
-    table[section][key] = [value] if key == "zoo" else value
+    table[section][key] = [value] if key in ("zoo", "callbacks") else value
     with pytest.raises(ForeignError, match=f"{section}.{key} = '.*' names .* outside fedgh"):
         config.parse(table, FOREIGN)
     if (section, key) == ("method", "name"):

@@ -105,7 +105,7 @@ def test_no_name_of_a_server_is_followed(
     ask: Ask, method: str, section: str, key: str, value: str
 ) -> None:
     with WATCH.watching() as seen:
-        reply = ask(method, section, key, [value] if key == "zoo" else value)
+        reply = ask(method, section, key, [value] if key in ("zoo", "callbacks") else value)
     assert followed(seen) == []
     own = section == "data" or (key == "zoo" and reply.error is None)  # replaced by its own
     assert own or "is not part of fedgh, and this participant does not allow it" in str(reply.error)
