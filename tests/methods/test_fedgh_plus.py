@@ -159,14 +159,11 @@ def test_a_client_is_forgotten_exactly(words: list[str], tmp_path: Path) -> None
 def _never_with(client: int, experiment: Experiment, path: Path) -> RunFolder:
     """A run in which a client was taken out before the first round."""
 
-    class StopError(Exception):
-        pass
-
     class Stopping(Callback):
         def started(self, *_: object) -> None:
-            raise StopError
+            raise RuntimeError("before the first round")
 
-    with pytest.raises(StopError):
+    with pytest.raises(RunError, match="the callback Stopping has failed: RuntimeError: before"):
         loop.run(experiment, path, [Stopping()])
     forget(path, client, trust=True)
     return loop.resume(path)

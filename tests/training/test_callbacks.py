@@ -111,3 +111,19 @@ def test_the_log_tells_rounds_and_failures(
     assert lines[0] == f"fedgh: 5 clients, rounds 1 to 1, {tmp_path / 'run'}"
     assert sum("failed" in line for line in lines) == len(record["failed"]) > 0
     assert lines[-1].startswith("round 1 is done: accuracy ")
+
+
+def broken(record: Record) -> None:
+    raise ZeroDivisionError("by zero")
+
+
+def test_a_callback_that_fails_is_named_and_the_run_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", *SET, "--set", f"run.callbacks={__name__}:broken"]
+    assert inside(monkeypatch, *words, "--out", str(tmp_path / "run")) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: the callback broken has failed: ZeroDivisionError: by zero")
+    assert "Traceback" not in err
+    resumed = loop.resume(tmp_path / "run", overrides=["run.callbacks=[]"])
+    assert numbers(resumed) == numbers(loop.run(quick(), tmp_path / "straight"))

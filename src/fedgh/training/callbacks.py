@@ -1,11 +1,11 @@
 """Callbacks: what is told of a run while it goes on, and the log."""
 
 import logging
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 
 from fedgh.core.types import Reply
-from fedgh.errors import ConfigError
+from fedgh.errors import ConfigError, FedghError, RunError, one_line
 from fedgh.formats import human_bytes, percent
 from fedgh.runs.folder import Record, RunFolder
 from fedgh.training.experiment import Experiment
@@ -25,6 +25,11 @@ class StopTraining(Exception):  # noqa: N818
 class Callback:
     """Base class: override the hooks that you need."""
 
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        return type(self).__name__
+
     def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
         """Called when a run begins, or goes on after the rounds in `done`."""
 
@@ -42,7 +47,7 @@ class Callback:
 
 
 class Callbacks(Callback):
-    """Several callbacks as one, told in turn."""
+    """Several callbacks as one, told in turn; RunError names one that fails."""
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self._all = tuple(callbacks)
@@ -50,24 +55,28 @@ class Callbacks(Callback):
     def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
         """Tell all."""
         for callback in self._all:
-            callback.started(experiment, run, done)
+            with _naming(callback):
+                callback.started(experiment, run, done)
 
     def warned(self, text: str) -> None:
         """Tell all."""
         for callback in self._all:
-            callback.warned(text)
+            with _naming(callback):
+                callback.warned(text)
 
     def replied(self, reply: Reply) -> None:
         """Tell all."""
         for callback in self._all:
-            callback.replied(reply)
+            with _naming(callback):
+                callback.replied(reply)
 
     def finished_round(self, record: Record) -> None:
         """Tell all, then stop if one of them wants to."""
         stop = False
         for callback in self._all:
             try:
-                callback.finished_round(record)
+                with _naming(callback):
+                    callback.finished_round(record)
             except StopTraining:
                 stop = True
         if stop:
@@ -80,11 +89,27 @@ class Callbacks(Callback):
                 stack.callback(callback.close)
 
 
+@contextmanager
+def _naming(callback: Callback) -> Iterator[None]:
+    """Say which callback has failed: it may be anybody's code."""
+    try:
+        yield
+    except (StopTraining, FedghError):
+        raise
+    except Exception as error:
+        raise RunError(f"the callback {callback.name} has failed: {one_line(error)}") from error
+
+
 class EachRound(Callback):
     """A function as a callback."""
 
     def __init__(self, function: OnRound) -> None:
         self._function = function
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return getattr(self._function, "__qualname__", "") or super().name
 
     def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
         """Show the last round again: a run that the function has stopped does not go on."""
