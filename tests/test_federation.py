@@ -239,3 +239,13 @@ def test_the_type_of_an_error_stays() -> None:
         Federation([Participant(net(5), points(4))])
     with pytest.raises(DataError):
         Federation([Participant(net(4), (points(4)[0], [1]))])
+
+
+def test_after_a_client_is_forgotten_the_models_are_read_again() -> None:
+    some = [Participant(net(4, seed=k), points(4, seed=k)) for k in range(3)]
+    trained = Federation(some, "fedgh_plus").run(rounds=2, progress=False)
+    before = trained.left.client(1).memory
+    trained.forget(0)
+    after = trained.left.client(1).memory
+    changed = [name for name in before if not before[name].equal(after[name])]
+    assert changed, "the header is another without the client"

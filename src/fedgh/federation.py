@@ -145,7 +145,7 @@ class Federation:
         told = [as_callback(callback) for callback in callbacks]
         with Live(Console(quiet=not progress), kept=scratch is None) as live:
             run = run_or_resume(experiment, path, [live, *told])
-        trained = Trained(run, lambda: run.left)
+        trained = Trained(run, run.load)
         if scratch:
             finalize(trained, scratch.cleanup)
         return trained

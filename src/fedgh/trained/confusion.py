@@ -62,7 +62,7 @@ def measure(folder: RunFolder, left: Checkpoint | None = None, *, trust: Trust) 
     if folder.summary() is None:
         raise RunError("the run has not finished")
     if left is None:
-        left = folder.left if isinstance(folder, Run) else load(folder, trust=trust)
+        left = folder.load() if isinstance(folder, Run) else load(folder, trust=trust)
     with one_thread():  # as in the run, so that the numbers are the same
         measured = _measure(left)
     write_atomic(_path(folder), json.dumps(asdict(measured)).encode() + b"\n")

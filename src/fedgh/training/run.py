@@ -1,6 +1,5 @@
 """A run, and the experiment that was run."""
 
-from functools import cached_property
 from pathlib import Path
 
 from fedgh.runs.folder import RunFolder
@@ -16,7 +15,6 @@ class Run(RunFolder):
         super().__init__(path)
         self.experiment = experiment
 
-    @cached_property
-    def left(self) -> Checkpoint:
-        """The clients after the last committed round."""
+    def load(self) -> Checkpoint:
+        """Load the clients as the last committed round has left them."""
         return restore.load_with(self, self.experiment)
