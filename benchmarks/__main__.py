@@ -68,8 +68,8 @@ def _difference(bench: Bench) -> float:
         _server_lr(experiment.config.method),
     )
     in_header = max(float((ours[name] - header[name]).abs().max()) for name in header)
-    pairs = zip(run.records()[0]["accuracy_per_client"], accuracies, strict=True)
-    return float(max(in_header, *(abs(a - b) for a, b in pairs)))
+    pairs = zip(run.records()[0].accuracies, accuracies, strict=True)
+    return float(max(in_header, *(abs((a or 0) - b) for a, b in pairs)))
 
 
 def _server_lr(method: object) -> float:

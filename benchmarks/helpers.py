@@ -20,7 +20,7 @@ class Helpers:
     def __enter__(self) -> "Helpers":
         context = worker_context()
         self.count = available_cores()
-        self._processes: list[Any] = []
+        self.processes: list[Any] = []
         self._connections: list[Connection] = []
         with no_interrupts():
             for _ in range(self.count):
@@ -28,12 +28,12 @@ class Helpers:
                 process = context.Process(target=_help, args=(theirs,), daemon=True)
                 process.start()
                 theirs.close()
-                self._processes.append(process)
+                self.processes.append(process)
                 self._connections.append(ours)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process, connection in zip(self._processes, self._connections, strict=True):
+        for process, connection in zip(self.processes, self._connections, strict=True):
             connection.close()
             process.terminate()
             process.join()

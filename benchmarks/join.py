@@ -152,11 +152,11 @@ def main() -> None:
     for seed, newcomer in track(todo, "newcomers"):
         found, trained = case(source, seed, newcomer)
         cases.append(found)
-    about = trained.folder.summary() or {}
+    about = trained.folder.summary()
     document = {
         "command": shlex.join(["python", "-m", "benchmarks.join", *sys.argv[1:]]),
         "seeds": [int(seed) for seed in asked.seeds.split(",")],
-        **{key: about[key] for key in ("finished", "versions", "machine")},
+        **about.model_dump(include={"finished", "versions", "machine"}),
         "summary": summary(cases),
         "cases": cases,
     }

@@ -11,11 +11,11 @@ import torch
 
 from fedgh import config
 from fedgh.core.batches import shuffled
+from fedgh.core.records import Round
 from fedgh.core.rng import stream
 from fedgh.core.types import Augmentation, Examples
 from fedgh.data.sources import Source
 from fedgh.models.cost import forward_flops, training_flops
-from fedgh.runs.folder import Record
 from fedgh.training import loop
 from fedgh.training.callbacks import Callback
 from fedgh.training.experiment import Experiment, prepare
@@ -32,7 +32,7 @@ class Timed:
 
     seconds: float
     around: float
-    record: Record
+    record: Round
 
 
 class Stopwatch(Callback):
@@ -43,7 +43,7 @@ class Stopwatch(Callback):
         self._between = between
         self._before: tuple[float, float] | None = None
 
-    def finished_round(self, record: Record) -> None:
+    def finished_round(self, record: Round) -> None:
         """Stop, measure what is to be measured between rounds, start again."""
         now = time.perf_counter()
         value = self._between()
@@ -102,7 +102,7 @@ def _report(
     yield f"round_gflops_{suffix}", gflops
     yield f"round_fraction_of_limit_{suffix}", gflops / mean(timed.around for timed in rounds)
     spent = {
-        phase: mean(timed.record["seconds"][phase] for timed in rounds)
+        phase: mean(timed.record.seconds[phase] for timed in rounds)
         for phase in ("train", "summarise", "evaluate", "server")
     }
     for phase, seconds in spent.items():

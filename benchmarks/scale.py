@@ -88,7 +88,7 @@ def _measure(clients: int, quick: bool) -> tuple[float, float, int]:
             try:
                 peak = 0
                 while process.poll() is None:
-                    peak = max(peak, sum(map(_proportional_set, _tree(process.pid))))
+                    peak = max(peak, sum(map(proportional_set, tree(process.pid))))
                     time.sleep(0.2)
                 assert process.stdout is not None
                 out = process.stdout.read()
@@ -100,7 +100,7 @@ def _measure(clients: int, quick: bool) -> tuple[float, float, int]:
     return seconds, prepared, peak
 
 
-def _tree(pid: int) -> list[int]:
+def tree(pid: int) -> list[int]:
     """A process and all that descend from it."""
     found = [pid]
     for parent in found:  # grows while we go
@@ -112,7 +112,7 @@ def _tree(pid: int) -> list[int]:
     return found
 
 
-def _proportional_set(pid: int) -> int:
+def proportional_set(pid: int) -> int:
     """Bytes of a process; what several share counts once in their sum."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()

@@ -55,7 +55,7 @@ def measure(
     found: Callable[[str, float], None] = lambda _, __: None,
 ) -> Numbers:
     """Run the sections; `began` is told each title, `found` each number as soon as it is there."""
-    source = _images(quick, data_dir)
+    source = images(quick, data_dir)
     with tempfile.TemporaryDirectory(prefix="fedgh-bench-") as folder, Helpers() as helpers:
         bench = Bench(quick, source, Path(folder), helpers)
         for section in sections:
@@ -77,7 +77,7 @@ def measure(
     }
 
 
-def _images(quick: bool, data_dir: Path | None) -> Source:
+def images(quick: bool, data_dir: Path | None) -> Source:
     """CIFAR-10 where it is, else random images of the same shape: they cost the same."""
     if find("cifar10", data_dir) is not None:
         source = load_source(config.load("cifar10-hetero", data_dir=data_dir).data)

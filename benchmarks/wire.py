@@ -58,7 +58,7 @@ def main(overrides: list[str]) -> None:
         made = FederationFolder.create(Path(place) / "federation", settings)
         folder = FederationFolder.open(made.path)
         relays: list[Relay] = []
-        environment = Deployment._environment
+        environment = Deployment.environment
 
         def through_a_relay(self: Deployment, **variables: int) -> dict[str, str]:
             if not relays:
@@ -68,7 +68,7 @@ def main(overrides: list[str]) -> None:
                 "FEDGH_SUPERLINK": f"127.0.0.1:{relays[0].port}",
             }
 
-        Deployment._environment = through_a_relay  # type: ignore[method-assign]
+        Deployment.environment = through_a_relay  # type: ignore[method-assign]
         out = folder.path / "run"
         with deployed(folder, clients, print) as deployment:
             before = relays[0].bytes
@@ -76,8 +76,8 @@ def main(overrides: list[str]) -> None:
             sockets = relays[0].bytes - before
         records = run.records()
     asked = clients * len(records)
-    seconds = sum(record["seconds"]["total"] for record in records)
-    tensors, wrapped = records[-1]["bytes_total"], sum(record["wire_bytes"] for record in records)
+    seconds = sum(record.seconds["total"] for record in records)
+    tensors, wrapped = records[-1].bytes_total, sum(record.wire_bytes for record in records)
     print(f"{settings.method.name}: {clients} clients, {len(records)} rounds, {seconds:.0f} s")
     for name, count in (("tensors", tensors), ("messages", wrapped), ("sockets", sockets)):
         print(f"{name:<9}{count / asked:>10,.0f} bytes per client and round")

@@ -34,7 +34,7 @@ def test_overrides() -> None:
             "model.zoo=['cnn1']",
             "method.server_batch=client",
             "data.path=~/mine.npz",
-            "run.global_accuracy=true",
+            "run.global_accuracy=every",
         ],
         data_dir=Path("here"),
     )
@@ -45,16 +45,6 @@ def test_overrides() -> None:
     assert settings.method == FedGH(server_batch="client")
     assert settings.data.path == Path.home() / "mine.npz"
     assert settings.data.dir == Path.cwd() / "here"
-
-
-@pytest.mark.parametrize(
-    ("said", "meant"),
-    [("true", "every"), ("false", "never"), *((word, word) for word in ("last", "every", "never"))],
-)
-def test_truth_values_of_old_configurations_are_understood(said: str, meant: str) -> None:
-    settings = config.load("demo", [f"run.global_accuracy={said}"])
-    assert settings.run.global_accuracy == meant
-    assert f'global_accuracy = "{meant}"' in settings.to_toml()
 
 
 def test_a_setting_that_is_not_used_is_in_no_fingerprint() -> None:

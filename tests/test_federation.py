@@ -10,10 +10,11 @@ import pytest
 from torch import nn
 
 from fedgh import Federation, Participant, Trained
+from fedgh.core.records import Round
 from fedgh.errors import ConfigError, DataError, FedghError, RunError
 from fedgh.methods.fedgh import FedGH
 from fedgh.report.write import write_report
-from fedgh.runs.folder import Record, RunFolder
+from fedgh.runs.folder import RunFolder
 from tests.support.participants import CLASSES, net, pictures, points, three
 from tests.support.tiny import numbers, states
 
@@ -31,7 +32,7 @@ def test_participants_with_nothing_in_common_learn_together() -> None:
     assert list(history["round"]) == list(range(1, 9))
     assert history["accuracy"].iloc[-1] > 0.8 > history["accuracy"].iloc[0]
     assert history["global_accuracy"].isna().all(), "their data are apart"
-    assert "final_global_accuracy" not in (trained.folder.summary() or {})
+    assert "global_accuracy" not in trained.folder.summary().final
     assert history["bytes_up"].iloc[-1] == sum(4 * s * (8 + 1) for s in (3, 3, 2))
     north, west = trained.clients["north"], trained.clients["west"]
     x, y = points(4, seed=9)
@@ -53,8 +54,8 @@ def test_the_same_twice_and_on_every_engine(tmp_path: Path) -> None:
 
 
 def test_a_program_that_was_stopped_goes_on(tmp_path: Path) -> None:
-    def stop(record: Record) -> None:
-        if record["round"] == 2:
+    def stop(record: Round) -> None:
+        if record.round == 2:
             raise KeyboardInterrupt
 
     straight = Federation(three()).run(4, out=tmp_path / "straight", progress=False)
@@ -62,7 +63,7 @@ def test_a_program_that_was_stopped_goes_on(tmp_path: Path) -> None:
         Federation(three()).run(4, out=tmp_path / "run", callbacks=[stop], progress=False)
     rounds: list[int] = []
     resumed = Federation(three()).run(
-        4, out=tmp_path / "run", callbacks=[lambda r: rounds.append(r["round"])], progress=False
+        4, out=tmp_path / "run", callbacks=[lambda r: rounds.append(r.round)], progress=False
     )
     assert rounds == [2, 3, 4]
     assert same_results(straight.folder, resumed.folder)
@@ -96,18 +97,18 @@ def test_the_models_are_used_again_without_the_data(tmp_path: Path) -> None:
 def test_a_callback_may_say_that_it_is_enough(tmp_path: Path) -> None:
     federation = Federation(three())
     out = tmp_path / "run"
-    trained = federation.run(9, out=out, callbacks=[lambda r: r["round"] == 2], progress=False)
+    trained = federation.run(9, out=out, callbacks=[lambda r: r.round == 2], progress=False)
     assert list(trained.history["round"]) == [1, 2]
     assert trained.clients[0].predict(points(4)[0][:1])[0] in CLASSES
     # The same program again is stopped where it was; without the callback it goes on.
-    again = federation.run(9, out=out, callbacks=[lambda r: r["round"] == 2], progress=False)
+    again = federation.run(9, out=out, callbacks=[lambda r: r.round == 2], progress=False)
     assert list(again.history["round"]) == [1, 2]
     assert list(federation.run(9, out=out, progress=False).history["round"]) == list(range(1, 10))
 
 
 def test_what_was_seen_is_kept_also_between_checkpoints() -> None:
     rare = Federation(three(), settings={"run.checkpoint_every": 5})
-    trained = rare.run(9, callbacks=[lambda r: r["round"] == 4], progress=False)
+    trained = rare.run(9, callbacks=[lambda r: r.round == 4], progress=False)
     assert trained.left.round == 4
     assert list(trained.history["round"]) == [1, 2, 3, 4]
 
@@ -165,7 +166,9 @@ def test_all_that_a_configuration_can_say() -> None:
         0.1,
     )
     trained = federation.run(2, progress=False)
-    assert trained.folder.summary()["privacy"]["epsilon"] > 0  # type: ignore[index]
+    spent = trained.folder.summary().privacy
+    assert spent is not None
+    assert spent.epsilon > 0
 
 
 @pytest.mark.parametrize("method", ["standalone", "lg_fedavg", "fd", "fedproto"])

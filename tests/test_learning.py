@@ -15,9 +15,9 @@ def test_the_demo_learns(tmp_path: Path) -> None:
     run = loop.run(prepare(config.load("demo")), tmp_path / "run")
     summary = run.summary()
     assert summary is not None
-    assert summary["final_accuracy"] > 0.9
-    assert summary["bytes_per_client_round"] == 24_048
-    assert summary["paper_bytes_per_client_round"] == 24_008
+    assert (summary.accuracy or 0) > 0.9
+    assert summary.bytes_per_client_round == 24_048
+    assert summary.paper_bytes_per_client_round == 24_008
 
 
 @pytest.mark.slow
@@ -26,7 +26,7 @@ def test_every_method_learns_with_the_settings_of_the_demo(name: str, tmp_path: 
     zoo = ["model.zoo=cnn1"] if name == "fedavg" else []  # one architecture for all
     settings = config.load("demo", [f"method.name={name}", "run.engine=serial", *zoo])
     run = loop.run(prepare(settings), tmp_path / "run")
-    assert run.records()[-1]["accuracy"] > 0.85
+    assert (run.records()[-1].accuracy or 0) > 0.85
 
 
 def test_global_accuracy_shows_what_a_client_knows_of_other_classes(tmp_path: Path) -> None:
@@ -40,9 +40,9 @@ def test_global_accuracy_shows_what_a_client_knows_of_other_classes(tmp_path: Pa
     run = loop.run(prepare(settings), tmp_path / "run")
     last = run.records()[-1]
     # Alone, a client knows at best the two of ten classes it has seen.
-    assert last["accuracy"] > 0.8
-    assert 0.1 < last["global_accuracy"] <= 0.21
-    assert len(last["global_accuracy_per_client"]) == 10
+    assert (last.accuracy or 0) > 0.8
+    assert 0.1 < (last.scores["global_accuracy"] or 0) <= 0.21
+    assert len(last.per_client["global_accuracy"] or []) == 10
 
 
 def cifar10_folder() -> bool:
@@ -62,5 +62,5 @@ def test_two_rounds_of_cifar10_beat_chance(tmp_path: Path) -> None:
     run = loop.run(prepare(settings), tmp_path / "run")
     # Every client tells two classes apart, so chance is 1/2; over four test sets of about 600
     # images the standard error of the mean is about 0.01.
-    assert run.records()[-1]["accuracy"] > 0.55
-    assert run.records()[-1]["bytes_total"] == 2 * 4 * 24_048
+    assert (run.records()[-1].accuracy or 0) > 0.55
+    assert run.records()[-1].bytes_total == 2 * 4 * 24_048

@@ -17,6 +17,7 @@ from fedgh.version import __version__
 if TYPE_CHECKING:
     from fedgh.config import Config, load
     from fedgh.core.method import Method
+    from fedgh.core.records import Round, Summary
     from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
     from fedgh.data.sources import Source
     from fedgh.errors import FedghError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from fedgh.training.experiment import Experiment, prepare
     from fedgh.training.loop import resume, run
     from fedgh.training.participant import Participant
+    from fedgh.training.run import Run
 
 logging.getLogger("fedgh").addHandler(logging.NullHandler())  # silent until asked
 
@@ -46,9 +48,12 @@ _HOME = {
     "Participant": "fedgh.training.participant",
     "Payload": "fedgh.core.types",
     "Pixels": "fedgh.models.pixels",
+    "Round": "fedgh.core.records",
+    "Run": "fedgh.training.run",
     "RunFolder": "fedgh.runs.folder",
     "Source": "fedgh.data.sources",
     "SplitModel": "fedgh.core.types",
+    "Summary": "fedgh.core.records",
     "Task": "fedgh.core.types",
     "Trained": "fedgh.trained.clients",
     "Upload": "fedgh.core.types",
@@ -73,9 +78,12 @@ __all__ = [
     "Participant",
     "Payload",
     "Pixels",
+    "Round",
+    "Run",
     "RunFolder",
     "Source",
     "SplitModel",
+    "Summary",
     "Task",
     "Trained",
     "Upload",

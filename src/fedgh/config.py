@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     TypeAdapter,
@@ -58,19 +57,11 @@ Machine = Annotated[str, Names.MACHINE]
 CallbackNames = Annotated[NameList, Names.CALLBACK]
 
 
-def _in_words(value: object) -> object:
-    """What a truth value said of rounds in configurations from before there were words for it."""
-    return {True: "every", False: "never"}[value] if isinstance(value, bool) else value
-
-
-Rounds = Annotated[GlobalRounds, BeforeValidator(_in_words)]
-
-
-class _Section(BaseModel):
+class _SectionModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class FederationSection(_Section):
+class FederationSection(_SectionModel):
     """Who takes part, for how long."""
 
     clients: int = Field(10, ge=1)  # in the whole federation
@@ -80,7 +71,7 @@ class FederationSection(_Section):
     target: float | None = Field(None, gt=0, le=1)  # accuracy whose cost is reported
 
 
-class DataSection(_Section):
+class DataSection(_SectionModel):
     """Which data, and how they are dealt to the clients."""
 
     name: Word = "digits"  # one of `fedgh list datasets`
@@ -102,14 +93,14 @@ class DataSection(_Section):
         )
 
 
-class ModelSection(_Section):
+class ModelSection(_SectionModel):
     """The extractors, dealt round-robin over the clients, and the width they share."""
 
     zoo: Networks = Field(["cnn1", "cnn2", "cnn3", "cnn4", "cnn5"], min_length=1)  # dealt in turn
     rep_dim: int = Field(500, ge=1)  # numbers in a representation
 
 
-class PrivacySection(_Section):
+class PrivacySection(_SectionModel):
     """What uploads may tell about a client's samples; see `privacy.mechanism`."""
 
     protects: Protected = "nothing"  # what is hidden among others
@@ -119,7 +110,7 @@ class PrivacySection(_Section):
     counts: Literal["public", "secret"] = "public"  # the samples of each class, for "sample"
 
 
-class RunSection(_Section):
+class RunSection(_SectionModel):
     """How it is computed and looked at. Nothing here changes what honest clients learn.
 
     Another device rounds differently, and draws its own dropout. `strikes` and `largest_norm`
@@ -138,11 +129,11 @@ class RunSection(_Section):
     strikes: int = Field(3, ge=0)  # rejected uploads after which a client is set aside; 0 = never
     largest_norm: float = Field(1000.0, gt=0)  # of a row in what is sent, either way
     deadline: float = Field(600.0, gt=0)  # seconds a participant on another machine may take
-    global_accuracy: Rounds = "last"  # evaluated rounds that also judge clients on all classes
+    global_accuracy: GlobalRounds = "last"  # evaluated rounds that judge clients on all classes
     callbacks: CallbackNames = []  # tensorboard, wandb, mlflow, or your own: package.module:name
 
 
-class _Sections(_Section):
+class _Sections(_SectionModel):
     federation: FederationSection = FederationSection()
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()

@@ -50,7 +50,7 @@ def found(run: RunFolder) -> Audit:
 
 def test_what_is_attacked_is_what_the_server_holds(run: RunFolder) -> None:
     victim = subject.choose(run, 1, trust=OWN)
-    attacks = moments.Attacks.on(victim, 0, LITTLE, lambda _: None)
+    attacks = moments.MomentAttacks.on(victim, 0, LITTLE, lambda _: None)
     held = Moments.read(part(run.committed()[1], "server.client.1."), 10)
     again = send(attacks.members, 10, OPEN, stream(0, "none"))
     assert again.samples == int(held.counts.sum()) == len(victim.client.data.train)
@@ -76,7 +76,7 @@ def test_few_samples_are_known_many_or_with_noise_less(found: Audit) -> None:
 
 
 def test_an_attacker_has_none_of_the_samples_that_it_judges(run: RunFolder) -> None:
-    attacks = moments.Attacks.on(subject.choose(run, 0, trust=OWN), 0, LITTLE, lambda _: None)
+    attacks = moments.MomentAttacks.on(subject.choose(run, 0, trust=OWN), 0, LITTLE, lambda _: None)
     own = {tuple(row) for row in attacks.attacker.own.values.tolist()}
     for vectors in (attacks.members, *attacks.others.values()):
         assert not own & {tuple(row) for row in vectors.values.tolist()}

@@ -24,6 +24,7 @@ from fedgh.errors import ConfigError
 from fedgh.models import EXTRACTORS
 from fedgh.models.cost import forward_flops, training_flops
 from fedgh.training import loop
+from tests.support.records import a_round
 
 
 def images(n: int) -> Source:
@@ -81,14 +82,14 @@ def test_the_plain_version_comes_to_the_same_result(tmp_path: Path) -> None:
     ours = part(run.committed()[1], "server.")
     assert not plain["weight"].equal(start["weight"])
     torch.testing.assert_close(plain, ours, atol=1e-5, rtol=0)
-    assert run.records()[0]["accuracy_per_client"] == pytest.approx(accuracies)
+    assert run.records()[0].per_client["accuracy"] == pytest.approx(accuracies)
 
 
 def test_a_stopwatch_leaves_out_the_first_round_and_what_lies_between() -> None:
     watch = rounds.Stopwatch(iter([1.0, 3.0, 5.0]).__next__)
     for number in (1, 2, 3):
-        watch.finished_round({"round": number})
-    assert [timed.record["round"] for timed in watch.rounds] == [2, 3]
+        watch.finished_round(a_round(number))
+    assert [timed.record.round for timed in watch.rounds] == [2, 3]
     assert [timed.around for timed in watch.rounds] == [2.0, 4.0]
     assert all(0 <= timed.seconds < 1 for timed in watch.rounds)
 
@@ -98,16 +99,16 @@ def test_helpers_work_at_the_same_time_and_leave() -> None:
         assert len(set(helpers.all(os.getpid))) == helpers.count
         assert helpers.all(torch.get_num_threads) == [1] * helpers.count
         assert helpers.limit(0.05) > 0
-        processes = list(helpers._processes)
+        processes = list(helpers.processes)
     assert not any(process.is_alive() for process in processes)
 
 
 def test_memory_is_that_of_a_process_and_its_descendants() -> None:
-    assert os.getpid() in scale._tree(os.getpid())
+    assert os.getpid() in scale.tree(os.getpid())
     if Path("/proc/self/smaps_rollup").exists():
-        before = scale._proportional_set(os.getpid())
+        before = scale.proportional_set(os.getpid())
         ballast = torch.ones(64 * 2**20, dtype=torch.uint8)
-        assert scale._proportional_set(os.getpid()) - before > 60 * 2**20
+        assert scale.proportional_set(os.getpid()) - before > 60 * 2**20
         del ballast
 
 
@@ -140,7 +141,7 @@ def two_numbers(bench: suite.Bench) -> Iterator[tuple[str, float]]:
 
 
 def test_numbers_are_printed_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "_images", lambda *_: images(20))
+    monkeypatch.setattr(suite, "images", lambda *_: images(20))
     out = tmp_path / "deep" / "numbers.json"
     console = Console(record=True, quiet=True)
     bench(console, (two_numbers,), quick=True, out=out)
@@ -159,7 +160,7 @@ def broken_off(bench: suite.Bench) -> Iterator[tuple[str, float]]:
 def test_what_was_measured_before_ctrl_c_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suite, "_images", lambda *_: images(20))
+    monkeypatch.setattr(suite, "images", lambda *_: images(20))
     with pytest.raises(KeyboardInterrupt):
         bench(Console(quiet=True), (broken_off,), quick=True, out=tmp_path / "numbers.json")
     assert json.loads((tmp_path / "numbers.partial.json").read_text()) == {"one": 1.0}
@@ -177,7 +178,7 @@ def test_the_benchmark_downloads_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("FEDGH_DATA", str(tmp_path))
     monkeypatch.setattr("pooch.os_cache", lambda _: str(tmp_path / "cache"))
     monkeypatch.setattr("pooch.retrieve", lambda *_, **__: pytest.fail("a download"))
-    source = suite._images(quick=True, data_dir=None)
+    source = suite.images(quick=True, data_dir=None)
     assert (source.name, len(source), source.shape) == ("random images", 8000, (3, 32, 32))
 
 

@@ -10,10 +10,10 @@ import torch
 
 from fedgh.core import wire
 from fedgh.core.method import Method
+from fedgh.core.records import Problem, Round
 from fedgh.core.server import Server
 from fedgh.core.types import Client, GlobalRounds, Job, Payload, Reply, Task, Upload
 from fedgh.errors import RunError
-from fedgh.runs.folder import Record
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ def test_uploads_reach_the_server_and_bytes_add_up() -> None:
     fed = federation(Scripted())
     record = fed.round(1)
     assert fed.server["total"].item() == 4
-    assert (record["bytes_up"], record["bytes_down"], record["bytes_total"]) == (16, 16, 32)
-    assert fed.round(2)["bytes_total"] == 64
-    assert record["accuracy"] == 0.5
-    assert record["accuracy_per_client"] == [0.5] * 4
+    assert (record.bytes_up, record.bytes_down, record.bytes_total) == (16, 16, 32)
+    assert fed.round(2).bytes_total == 64
+    assert record.accuracy == 0.5
+    assert record.per_client["accuracy"] == [0.5] * 4
 
 
 def test_a_failed_client_is_recorded_and_the_round_goes_on() -> None:
@@ -84,10 +84,10 @@ def test_a_failed_client_is_recorded_and_the_round_goes_on() -> None:
 
     fed = federation(Scripted(answer))
     record = fed.round(1)
-    assert record["failed"] == [{"client": 1, "reason": "ValueError: no"}]
+    assert record.failed == [Problem(client=1, reason="ValueError: no")]
     assert fed.server["total"].item() == 3
-    assert record["accuracy_per_client"] == [0.5, None, 0.5, 0.5]
-    assert record["accuracy"] == 0.5
+    assert record.per_client["accuracy"] == [0.5, None, 0.5, 0.5]
+    assert record.accuracy == 0.5
 
 
 def test_a_bad_upload_is_rejected_and_never_seen_by_the_method() -> None:
@@ -100,7 +100,7 @@ def test_a_bad_upload_is_rejected_and_never_seen_by_the_method() -> None:
 
     fed = federation(Scripted(answer))
     record = fed.round(1)
-    assert [(r["client"], r["reason"][:20]) for r in record["rejected"]] == [
+    assert [(r.client, r.reason[:20]) for r in record.rejected] == [
         (2, "'value' has values t"),
         (3, "not a readable messa"),
     ]
@@ -117,9 +117,9 @@ def test_what_a_rejected_client_says_of_itself_does_not_count() -> None:
 
     fed = federation(Scripted(answer))
     record = fed.round(1)
-    assert (record["accuracy"], record["train_loss"], record["measured"]) == (0.5, 1.0, {})
-    assert record["accuracy_per_client"] == [0.5, 0.5, None, 0.5]
-    assert record["seconds"]["train"] == 0
+    assert (record.accuracy, record.train_loss, record.measured) == (0.5, 1.0, {})
+    assert record.per_client["accuracy"] == [0.5, 0.5, None, 0.5]
+    assert record.seconds["train"] == 0
     assert fed.state()["trained"].tolist() == [1, 1, 0, 1], "as if it had been absent"
 
 
@@ -134,11 +134,9 @@ def test_garbage_is_a_strike_every_time_and_never_a_state_to_start_from() -> Non
 
     fed = federation(Scripted(answer), strikes=3)
     records = [fed.round(number) for number in range(1, 6)]
-    assert [[r["client"] for r in record["rejected"]] for record in records] == [
-        *([2], [2], [2], [], [])
-    ]
-    assert all(record["failed"] == [] for record in records)
-    assert [record["set_aside"] for record in records] == [[], [], [2], [2], [2]]
+    assert [[r.client for r in record.rejected] for record in records] == [*([2], [2], [2], [], [])]
+    assert all(record.failed == [] for record in records)
+    assert [record.set_aside for record in records] == [[], [], [2], [2], [2]]
 
 
 def test_a_round_after_which_nobody_would_accept_the_server_changes_nothing() -> None:
@@ -146,7 +144,7 @@ def test_a_round_after_which_nobody_would_accept_the_server_changes_nothing() ->
         return Scripted.usual(job, value=3.0 if job.round in (2, 4, 5, 6) else 1.0)
 
     fed = federation(Scripted(answer), largest_norm=10.0)
-    discarded = [fed.round(number)["discarded"] for number in (1, 2, 3)]
+    discarded = [fed.round(number).discarded for number in (1, 2, 3)]
     assert discarded == [None, "the server's 'total' would have a row of norm 16", None]
     assert fed.server["total"].item() == 8
     fed.round(4)
@@ -164,11 +162,11 @@ def test_three_strikes_and_a_client_is_set_aside() -> None:
     engine = Scripted(answer)
     fed = federation(engine, strikes=3)
     records = [fed.round(number) for number in (1, 2, 3, 4, 5)]
-    assert [record["participants"] for record in records] == 3 * [[0, 1, 2, 3]] + 2 * [[0, 1, 3]]
-    assert [record["set_aside"] for record in records] == [[], [], [2], [2], [2]]
-    assert [len(record["rejected"]) for record in records] == [1, 1, 1, 0, 0]
+    assert [record.participants for record in records] == 3 * [[0, 1, 2, 3]] + 2 * [[0, 1, 3]]
+    assert [record.set_aside for record in records] == [[], [], [2], [2], [2]]
+    assert [len(record.rejected) for record in records] == [1, 1, 1, 0, 0]
     # What it said of itself does not count any more, and nobody looks at it.
-    assert records[2]["accuracy_per_client"] == [0.5, 0.5, None, 0.5]
+    assert records[2].per_client["accuracy"] == [0.5, 0.5, None, 0.5]
     assert {job.client_id for job in engine.jobs if job.round > 3} == {0, 1, 3}
 
     kept = Server(fed.task, Sum(), engine, fed.state(), strikes=3)
@@ -180,7 +178,7 @@ def test_three_strikes_and_a_client_is_set_aside() -> None:
 def test_another_takes_the_place_of_one_who_is_set_aside() -> None:
     fed = federation(Scripted(), clients=10, participation=0.3, strikes=1)
     before = [fed.participants(number) for number in range(1, 50)]
-    fed._strikes[4] = 1
+    fed.strikes[4] = 1
     after = [fed.participants(number) for number in range(1, 50)]
     for old, new in zip(before, after, strict=True):
         assert len(new) == 3
@@ -190,7 +188,7 @@ def test_another_takes_the_place_of_one_who_is_set_aside() -> None:
 
 def test_when_all_are_set_aside_the_run_ends() -> None:
     fed = federation(Scripted(), strikes=1)
-    fed._strikes[:] = 1
+    fed.strikes[:] = 1
     with pytest.raises(RunError, match="no client is left to ask"):
         fed.round(1)
 
@@ -203,8 +201,8 @@ def test_answers_that_are_none_count_as_rejected() -> None:
 
     fed = federation(Scripted(answer), strikes=1)
     record = fed.round(1)
-    assert record["rejected"] == [{"client": 1, "reason": "an answer of client 0 in round 1"}]
-    assert record["set_aside"] == [1]
+    assert record.rejected == [Problem(client=1, reason="an answer of client 0 in round 1")]
+    assert record.set_aside == [1]
 
 
 def test_a_weight_of_nothing_is_rejected() -> None:
@@ -216,7 +214,7 @@ def test_a_weight_of_nothing_is_rejected() -> None:
 
     fed = federation(Scripted(answer))
     fed.method = Weighed()
-    assert fed.round(1)["rejected"] == [{"client": 1, "reason": "a weight of -5 samples"}]
+    assert fed.round(1).rejected == [Problem(client=1, reason="a weight of -5 samples")]
 
 
 def test_the_norm_of_what_is_sent_has_a_bound() -> None:
@@ -225,7 +223,7 @@ def test_the_norm_of_what_is_sent_has_a_bound() -> None:
         largest_norm=100,
     )
     record = fed.round(1)
-    assert [item["client"] for item in record["rejected"]] == [3]
+    assert [item.client for item in record.rejected] == [3]
     assert fed.server["total"].item() == 6
 
 
@@ -236,9 +234,9 @@ def test_a_methods_own_numbers_are_averaged_over_those_who_report_them() -> None
         return replace(usual, metrics={**usual.metrics, **own.get(job.client_id, {})})
 
     record = federation(Scripted(answer)).round(1)
-    assert record["measured"] == {"depth": 2.5, "width": 7.0}
-    assert record["train_loss"] == 5.0
-    assert federation(Scripted()).round(1)["measured"] == {}
+    assert record.measured == {"depth": 2.5, "width": 7.0}
+    assert record.train_loss == 5.0
+    assert federation(Scripted()).round(1).measured == {}
 
 
 def test_the_time_of_the_engine_is_not_the_servers() -> None:
@@ -247,7 +245,7 @@ def test_the_time_of_the_engine_is_not_the_servers() -> None:
             time.sleep(0.3)  # before the first reply can be asked for
             return super().run(jobs)
 
-    seconds = federation(Slow()).round(1)["seconds"]
+    seconds = federation(Slow()).round(1).seconds
     assert seconds["server"] < 0.2
     assert seconds["total"] > 0.3
 
@@ -265,7 +263,7 @@ def test_a_bad_day_of_a_few_does_not_end_the_run() -> None:
         return Scripted.usual(job)
 
     fed = federation(Scripted(answer), participation=0.25)
-    assert fed.round(1)["failed"][0]["client"] == fed.participants(1)[0]
+    assert fed.round(1).failed[0].client == fed.participants(1)[0]
     fed.round(2)
     restored = Server(fed.task, Sum(), fed.engine, fed.state(), participation=0.25)
     with pytest.raises(RunError, match="3rd time in a row"):
@@ -315,7 +313,7 @@ def test_only_participants_are_sent_to_and_those_who_sit_out_keep_their_score() 
     assert [job.client_id for job in engine.jobs if job.down is not None] == fed.participants(1)
     record = fed.round(2)
     assert [job.client_id for job in engine.jobs] == fed.participants(2)
-    assert record["accuracy_per_client"] == [0.5] * 10
+    assert record.per_client["accuracy"] == [0.5] * 10
 
 
 def test_between_evaluations_changed_clients_are_remembered() -> None:
@@ -324,7 +322,7 @@ def test_between_evaluations_changed_clients_are_remembered() -> None:
     trained = set()
     for number in (1, 2):
         record = fed.round(number)
-        assert record["accuracy"] is record["accuracy_per_client"] is None
+        assert (record.accuracy, record.accuracies) == (None, [])
         assert not any(job.evaluate for job in engine.jobs)
     fed.round(3)
     assert {job.client_id for job in engine.jobs} == set(range(10))
@@ -336,8 +334,8 @@ def test_between_evaluations_changed_clients_are_remembered() -> None:
 
 def test_the_last_round_is_always_evaluated() -> None:
     fed = federation(Scripted(), eval_every=7)
-    assert fed.round(9)["accuracy"] is None
-    assert fed.round(10)["accuracy"] == 0.5
+    assert fed.round(9).accuracy is None
+    assert fed.round(10).accuracy == 0.5
 
 
 def test_a_restored_federation_is_the_same() -> None:
@@ -345,8 +343,7 @@ def test_a_restored_federation_is_the_same() -> None:
     first.round(1)
     second = Server(first.task, Sum(), Scripted(), first.state(), participation=0.5, eval_every=2)
     a, b = first.round(2), second.round(2)
-    a.pop("seconds"), b.pop("seconds")
-    assert a == b
+    assert a.model_copy(update={"seconds": b.seconds}) == b
     assert first.server["total"].equal(second.server["total"])
 
 
@@ -360,7 +357,7 @@ def test_all_classes_are_asked_about_by_the_models_of_now(monkeypatch: pytest.Mo
         usual = Scripted.usual(job)
         return replace(usual, metrics=usual.metrics | score)
 
-    def play(when: GlobalRounds) -> tuple[list[Record], list[list[int]]]:
+    def play(when: GlobalRounds) -> tuple[list[Round], list[list[int]]]:
         engine, records, asked = Scripted(answer), [], []
         task = Task(2, 2, 5, rounds=3, seed=0)
         state = Server.initial_state(task, {"total": torch.zeros(1)})
@@ -371,13 +368,17 @@ def test_all_classes_are_asked_about_by_the_models_of_now(monkeypatch: pytest.Mo
             state = fed.state()
         return records, asked
 
-    def scores(records: list[Record]) -> list[list[float | None] | None]:
-        return [record["global_accuracy_per_client"] for record in records]
+    def scores(records: list[Round]) -> list[list[float | None] | None]:
+        return [record.per_client["global_accuracy"] for record in records]
 
     records, asked = play("last")
     assert asked == [[], [], [1, 2, 0, 3]]
     assert scores(records) == [None, None, [0.3, 0.3, 0.3, 0.3, None]]
-    assert [record["global_accuracy"] for record in records] == [None, None, pytest.approx(0.3)]
+    assert [record.scores["global_accuracy"] for record in records] == [
+        None,
+        None,
+        pytest.approx(0.3),
+    ]
 
     records, asked = play("every")
     assert asked == [[0, 3], [0, 1], [1, 2]], "whose model is as it was is not judged again"
@@ -386,7 +387,7 @@ def test_all_classes_are_asked_about_by_the_models_of_now(monkeypatch: pytest.Mo
         [0.2, 0.2, None, 0.1, None],
         [0.2, 0.3, 0.3, 0.1, None],
     ]
-    assert records[2]["global_accuracy"] == pytest.approx(0.9 / 4)
+    assert records[2].scores["global_accuracy"] == pytest.approx(0.9 / 4)
 
     records, asked = play("never")
     assert asked == [[], [], []]
@@ -405,11 +406,11 @@ def test_an_old_score_on_all_classes_is_not_that_of_a_new_model() -> None:
         return replace(usual, metrics=usual.metrics | {"global_accuracy": 0.5})
 
     fed = federation(Scripted(answer), global_rounds="every")
-    assert fed.round(1)["global_accuracy_per_client"] == [0.5, 0.5, 0.5, None]
+    assert fed.round(1).per_client["global_accuracy"] == [0.5, 0.5, 0.5, None]
     record = fed.round(2)
-    assert record["global_accuracy_per_client"] == [0.5, None, None, None]
-    assert record["accuracy_per_client"] == [0.5, 0.5, 0.5, None], "there the last score counts"
-    assert record["measured"] == {}
+    assert record.per_client["global_accuracy"] == [0.5, None, None, None]
+    assert record.per_client["accuracy"] == [0.5, 0.5, 0.5, None], "there the last score counts"
+    assert record.measured == {}
 
 
 def test_who_is_set_aside_is_not_judged_on_all_classes() -> None:
@@ -419,9 +420,9 @@ def test_who_is_set_aside_is_not_judged_on_all_classes() -> None:
         return replace(usual, up=b"garbage") if (job.client_id, job.round) == (1, 2) else scored
 
     fed = federation(Scripted(answer), global_rounds="every", strikes=1)
-    assert fed.round(1)["global_accuracy_per_client"] == [0.5] * 4
-    assert fed.round(2)["global_accuracy_per_client"] == [0.5, None, 0.5, 0.5]
-    assert fed.round(3)["global_accuracy_per_client"] == [0.5, None, 0.5, 0.5]
+    assert fed.round(1).per_client["global_accuracy"] == [0.5] * 4
+    assert fed.round(2).per_client["global_accuracy"] == [0.5, None, 0.5, 0.5]
+    assert fed.round(3).per_client["global_accuracy"] == [0.5, None, 0.5, 0.5]
 
 
 def test_scores_of_all_classes_from_before_they_were_kept_apart_are_taken_anew() -> None:
@@ -432,6 +433,6 @@ def test_scores_of_all_classes_from_before_they_were_kept_apart_are_taken_anew()
     del state["global_accuracy"]
     task = Task(2, 2, 4, rounds=2, seed=0)
     fed = Server(task, Sum(), engine, state, participation=0.5, global_rounds="last")
-    assert fed.round(2)["global_accuracy_per_client"] == [None] * 4
+    assert fed.round(2).per_client["global_accuracy"] == [None] * 4
     assert all(job.evaluate_globally for job in engine.jobs)
     assert len(engine.jobs) == 4

@@ -64,7 +64,7 @@ def special_files(folder: Path, ending: str) -> list[Path]:
 
 
 def read_names(path: Path) -> object:
-    return sources._bytes_of(path, sources.MAX_NAMES)
+    return sources.bytes_of(path, sources.MAX_NAMES)
 
 
 @pytest.mark.parametrize(
@@ -281,9 +281,11 @@ def test_so_many_rows_are_not_predicted_at_once(
 ) -> None:
     monkeypatch.setattr(predict, "MAX_ROWS", 3)
     np.save(tmp_path / "mine.npy", np.zeros((4, 2)))
-    refused(lambda: predict._rows(tmp_path / "mine.npy"), "has 4 rows; give at most 3 at a time")
+    refused(
+        lambda: predict.read_rows(tmp_path / "mine.npy"), "has 4 rows; give at most 3 at a time"
+    )
     np.save(tmp_path / "mine.npy", np.zeros((3, 2)))
-    assert len(predict._rows(tmp_path / "mine.npy")) == 3
+    assert len(predict.read_rows(tmp_path / "mine.npy")) == 3
 
 
 # Images
@@ -357,7 +359,7 @@ def test_usual_scans_are_read_and_what_follows_an_image_is_not_counted(tmp_path:
     whole = progressive(64)
     path = at(tmp_path / "one.jpg", whole + 10_000 * b"\xff\xda")  # as a film after a photo
     assert read_image(path, (1, 8, 8)).shape == (1, 8, 8)
-    kinds = images._jpeg_markers(hostile.jpeg_of_scans(whole, 7) + whole)
+    kinds = images.jpeg_markers(hostile.jpeg_of_scans(whole, 7) + whole)
     assert kinds.count(0xDA) == whole.count(b"\xff\xda") + 7
 
 
@@ -365,11 +367,11 @@ def test_tags_are_found_in_both_orders_and_both_kinds_of_tiff() -> None:
     for order in "<>":
         mark = b"II" if order == "<" else b"MM"
         old = mark + struct.pack(f"{order}HIHH10xH10x", 42, 8, 2, 322, 256)
-        assert images._tiff_tags(old) == {322, 256}
+        assert images.tiff_tags(old) == {322, 256}
         big = mark + struct.pack(f"{order}HHHQQH18x", 43, 8, 0, 16, 1, 322)
-        assert images._tiff_tags(big) == {322}
+        assert images.tiff_tags(big) == {322}
         lying = mark + struct.pack(f"{order}HHHQQH18x", 43, 8, 0, 16, 2**60, 322)
-        assert images._tiff_tags(lying) == {322}
+        assert images.tiff_tags(lying) == {322}
 
 
 def test_the_largest_image_is_cheap(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_every_method_computes_where_its_client_is(name: str, tmp_path: Path) ->
         replies[device] = [
             host.run(Job(0, round, wire.to_bytes(down), evaluate=True)) for round in (1, 2)
         ]
-        client = host._clients[0]
+        client = host.kept[0]
         assert {p.device for p in client.model.parameters()} == {device}
         assert all(tensor.device == CPU for tensor in client.state().values())
         client.load(client.state())

@@ -15,6 +15,7 @@ from fedgh.core import wire
 from fedgh.core.batches import to_input
 from fedgh.core.local import judge
 from fedgh.core.metrics import accuracy, own_metrics
+from fedgh.core.records import Round
 from fedgh.core.types import Client, Job, Payload, Reply
 from fedgh.data.sources import Source
 from fedgh.engines.host import ClientHost
@@ -23,7 +24,7 @@ from fedgh.engines.workers import Workers
 from fedgh.errors import ConfigError, RunError
 from fedgh.methods.fedgh import FedGH
 from fedgh.runs.checkpoint import ClientFiles
-from fedgh.runs.folder import Record, RunFolder
+from fedgh.runs.folder import RunFolder
 from fedgh.training import loop
 from fedgh.training.callbacks import Callback
 from fedgh.training.experiment import prepare
@@ -87,20 +88,20 @@ def test_only_as_many_clients_as_there_is_room_for_are_kept(tmp_path: Path) -> N
     host = ClientHost(blueprint, ClientFiles(tmp_path, 0), memory=3 * one)
     for client in (0, 2, 4, 0, 1):  # 1 and 3 have some bytes more: batch norm
         assert host.run(Job(client, 1, down, evaluate=False)).error is None
-    assert list(host._clients) == [0, 1]  # the least recently used have gone
+    assert list(host.kept) == [0, 1]  # the least recently used have gone
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_waiting_client_holds_no_gradients(tmp_path: Path) -> None:
     host = ClientHost(quick().blueprint(), ClientFiles(tmp_path, 0))
     host.run(Job(0, 1, wire.to_bytes(quick().initial_server()), evaluate=True))
-    assert all(p.grad is None for p in host._clients[0].model.parameters())
+    assert all(p.grad is None for p in host.kept[0].model.parameters())
 
 
 @pytest.mark.parametrize("engine", ["serial", "workers"])
 def test_a_state_that_cannot_be_read_ends_the_run(engine: str, tmp_path: Path) -> None:
     class CutShort(Callback):
-        def finished_round(self, record: Record) -> None:
+        def finished_round(self, record: Round) -> None:
             for path in (tmp_path / "run" / "checkpoint").glob("client-000002*"):
                 path.write_bytes(path.read_bytes()[:100])
 
@@ -149,8 +150,8 @@ def test_the_longest_jobs_are_shared_out_first_and_done_in_client_order(tmp_path
         down = wire.to_bytes(quick(*settings).initial_server())
         replies = list(engine.run([Job(c, 1, down, evaluate=True) for c in range(4)]))
         order = [reply.client_id for reply in replies]
-        of_worker = [[c for c in order if engine._home[c] == worker] for worker in range(2)]
-        assert engine._home[0] != engine._home[2]
+        of_worker = [[c for c in order if engine.home[c] == worker] for worker in range(2)]
+        assert engine.home[0] != engine.home[2]
         assert all(clients == sorted(clients) for clients in of_worker)
     finally:
         engine.close()
@@ -165,12 +166,12 @@ def test_only_those_that_took_part_are_judged_if_so_wished(engine: str, tmp_path
     everybody = loop.run(quick("federation.participation=0.4"), tmp_path / "all")
     taken_part: set[int] = set()
     for record, full in zip(run.records(), everybody.records(), strict=True):
-        taken_part |= set(record["participants"])
-        known = record["accuracy_per_client"]
+        taken_part |= set(record.participants)
+        known = record.accuracies
         assert {k for k, score in enumerate(known) if score is not None} == taken_part
-        assert all(known[k] == full["accuracy_per_client"][k] for k in taken_part)
-        assert record["accuracy"] == pytest.approx(
-            sum(known[k] for k in taken_part) / len(taken_part)
+        assert all(known[k] == full.accuracies[k] for k in taken_part)
+        assert record.accuracy == pytest.approx(
+            sum(known[k] or 0 for k in taken_part) / len(taken_part)
         )
 
 
@@ -181,7 +182,7 @@ def test_a_resumed_run_ends_as_a_straight_one(
 ) -> None:
     out = tmp_path / "run"
     interrupted(quick(*EVERYTHING, f"run.checkpoint_every={every}"), out, after)
-    assert RunFolder.open(out).summary() is None
+    assert not RunFolder.open(out).finished
     run = loop.resume(out)
     assert numbers(run) == numbers(straight)
     # A client's file is named after the round in which it was written: compare what is in them.
@@ -227,11 +228,11 @@ def test_a_client_that_fails_is_recorded_and_stays_as_it_was(engine: str, tmp_pa
     prepared = quick(zoo, f"run.engine={engine}", "run.workers=2", "federation.clients=6")
     run = loop.run(prepared, tmp_path / "run")
     for record in run.records():
-        assert [failed["client"] for failed in record["failed"]] == [1, 2, 4, 5]
-        assert record["failed"][0]["reason"].startswith("ValueError: out of [memory] (tiny.py:")
-        assert "lower local.lr" in record["failed"][1]["reason"]
-        assert record["bytes_up"] == 2 * 2 * (4 + 16 * 4)  # of clients 0 and 3, two classes each
-        assert None not in record["accuracy_per_client"]  # judged as they were made
+        assert [failed.client for failed in record.failed] == [1, 2, 4, 5]
+        assert record.failed[0].reason.startswith("ValueError: out of [memory] (tiny.py:")
+        assert "lower local.lr" in record.failed[1].reason
+        assert record.bytes_up == 2 * 2 * (4 + 16 * 4)  # of clients 0 and 3, two classes each
+        assert None not in record.accuracies  # judged as they were made
     trained = {name[:13] for name in states(run) if name.startswith("client")}
     assert trained == {"client-000000", "client-000003"}
 
@@ -263,7 +264,7 @@ def test_workers_leave_no_process_behind(tmp_path: Path) -> None:
 def test_an_extractor_may_be_an_object(tmp_path: Path) -> None:
     settings = config.load("demo", ["model.rep_dim=16", "federation.rounds=1", "run.workers=2"])
     run = loop.run(prepare(settings, extractors=[mlp]), tmp_path / "run")
-    assert run.clients()[0]["extractor"] == "tests.support.tiny:mlp"
+    assert run.clients()[0].extractor == "tests.support.tiny:mlp"
 
     def local(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
         return mlp(shape, rep_dim)
@@ -330,7 +331,7 @@ def test_other_data_or_settings_are_not_resumed(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds another run: its data, settings"):
         loop.resume(tmp_path / "own")
     run = loop.resume(tmp_path / "own", prepare=lambda c: prepare(c, source=other))
-    assert (run.summary() or {})["data"] == "other"
+    assert run.summary().data == "other"
 
     interrupted(quick(), tmp_path / "edited", after=1)
     path = tmp_path / "edited" / "config.toml"
@@ -367,7 +368,7 @@ def test_a_client_that_fails_half_way_is_as_it_was_before(tmp_path: Path) -> Non
     assert reply.error is not None
     assert reply.up is None
     fresh = prepared.blueprint().make(0)
-    kept = host._clients[0]
+    kept = host.kept[0]
     assert all(t.equal(fresh.state()[n]) for n, t in kept.state().items())
     assert reply.metrics["accuracy"] == accuracy(judge(fresh, FedGH().predict, fresh.data.test))
     host.save(1)
@@ -389,8 +390,8 @@ def test_a_methods_own_numbers_reach_the_record(engine: str, tmp_path: Path) -> 
     counting = "method.name=tests.engines.test_engines:Counting"
     experiment = quick("federation.rounds=1", counting, f"run.engine={engine}", "run.workers=2")
     (record,) = loop.run(experiment, tmp_path / "run").records()
-    sizes = [client["train"] for client in experiment.clients()]
-    assert record["measured"] == {"samples": sum(sizes) / len(sizes)}
+    sizes = [client.train for client in experiment.clients()]
+    assert record.measured == {"samples": sum(sizes) / len(sizes)}
 
 
 def test_clients_are_judged_on_their_own_splits(tmp_path: Path) -> None:
@@ -434,7 +435,7 @@ def test_who_has_trained_is_judged_on_all_classes(tmp_path: Path) -> None:
     assert counts.min() == counts.max() > 0
     with torch.inference_mode():
         x, y = to_input(prepared.source.x[index]), prepared.source.y[index]
-        right = host._clients[2].model.eval()(x).argmax(1) == y
+        right = host.kept[2].model.eval()(x).argmax(1) == y
     assert trained.metrics.keys() == {"train_loss", "global_accuracy"}
     assert trained.metrics["global_accuracy"] == pytest.approx(float(right.float().mean()))
     again = host.run(Job(2, 2, None, evaluate=True, trained=1, evaluate_globally=True))
@@ -447,9 +448,9 @@ def test_a_method_may_answer_the_two_questions_differently(tmp_path: Path) -> No
     modest = "method.name=tests.engines.test_engines:Modest"
     run = loop.run(quick(modest), tmp_path / "run")
     last = run.records()[-1]
-    assert last["global_accuracy_per_client"] == [0.1] * 5, "one of ten classes"
+    assert last.per_client["global_accuracy"] == [0.1] * 5, "one of ten classes"
     plain = loop.run(quick(), tmp_path / "plain")
-    assert last["accuracy_per_client"] == plain.records()[-1]["accuracy_per_client"]
+    assert last.accuracies == plain.records()[-1].accuracies
 
 
 def test_being_judged_on_all_classes_changes_nothing_else(tmp_path: Path) -> None:
@@ -468,8 +469,8 @@ def test_being_judged_on_all_classes_changes_nothing_else(tmp_path: Path) -> Non
         assert clients
         assert clients.items() <= states(runs[0]).items()
     last, every = (numbers(run) for run in runs[1:])
-    assert [record["global_accuracy"] is None for record in last] == [True, True, True, False]
-    assert [record["global_accuracy"] is None for record in every] == [True, True, False, False]
+    assert [r["global_accuracy"] is None for r in last] == [True, True, True, False]
+    assert [r["global_accuracy"] is None for r in every] == [True, True, False, False]
     assert last[-1] == every[-1], "however often it was measured before"
     trained = {client for record in last for client in record["participants"]}
     scores = last[-1]["global_accuracy_per_client"]
@@ -489,10 +490,10 @@ def test_clients_with_few_samples_are_judged_on_all_of_their_test_data(tmp_path:
     settings = ["data.samples=27", "data.partition=iid"]
     prepared = quick(*settings)
     run = loop.run(prepared, tmp_path / "run")
-    assert [(c["train"], c["evaluation"]) for c in run.clients()] == [(24, 3)] * 5
+    assert [(c.train, c.evaluation) for c in run.clients()] == [(24, 3)] * 5
     for few, many in zip(run.clients(), quick(settings[1]).clients(), strict=True):
-        assert few["test"] == many["test"]
-        assert sum(few["classes"].values()) == 27 + few["test"]
+        assert few.test == many.test
+        assert sum(few.classes.values()) == 27 + few.test
     assert prepared.fingerprint() != quick(settings[1]).fingerprint()
     workers = loop.run(quick(*settings, "run.engine=workers"), tmp_path / "workers")
     assert numbers(workers) == numbers(run)
@@ -521,7 +522,7 @@ def test_clients_that_are_only_looked_at_are_not_kept(tmp_path: Path) -> None:
     host = ClientHost(quick().blueprint(), ClientFiles(tmp_path, 0))
     for client in range(5):
         host.run(Job(client, 1, None, evaluate=True))
-    assert host._clients == {}
+    assert host.kept == {}
 
 
 def test_extractors_that_look_alike_are_told_apart() -> None:

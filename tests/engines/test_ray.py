@@ -74,13 +74,13 @@ def test_a_run_goes_on_on_a_cluster(straight: RunFolder, tmp_path: Path) -> None
 def test_a_dead_actor_is_replaced_and_its_client_runs_again(
     straight: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedgh.engines.ray import Place, Ray
+    from fedgh.engines.ray import Ray, Seat
 
     engines: list[Ray] = []
-    started: list[Place] = []
+    started: list[Seat] = []
     start = Ray._start
 
-    def noted(self: Ray) -> Place:
+    def noted(self: Ray) -> Seat:
         engines.append(self)
         started.append(start(self))
         return started[-1]

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from fedgh import config
-from fedgh.runs.folder import Record, RunFolder
+from fedgh.core.records import Round
+from fedgh.runs.folder import RunFolder
 from fedgh.training import experiment, loop
 from fedgh.training.callbacks import Callback, StopTraining
 from tests.faults.cases import NewPlace
@@ -89,7 +90,7 @@ def alone(new_place: NewPlace) -> Alone:
 @pytest.fixture(scope="module")
 def half(new_place: NewPlace) -> Half:
     class OneRound(Callback):
-        def finished_round(self, record: Record) -> None:
+        def finished_round(self, record: Round) -> None:
             raise StopTraining
 
     made = new_place() / "run"

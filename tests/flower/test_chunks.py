@@ -326,10 +326,10 @@ def test_a_bomb_costs_only_its_sender_also_on_a_real_superlink(tmp_path: Path) -
     with deployed(folder, 2, print) as running:
         run = follow(running, running.train(out), out, lambda _: None)
     for record in run.records():
-        (bad,) = record["rejected"]
-        assert bad["client"] == 1
-        assert "in a reply that may have" in bad["reason"]
-        assert record["failed"] == []
+        (bad,) = record.rejected
+        assert bad.client == 1
+        assert "in a reply that may have" in bad.reason
+        assert record.failed == []
 
 
 def test_a_grid_without_a_superlink_is_refused() -> None:

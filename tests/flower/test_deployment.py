@@ -68,7 +68,7 @@ def test_one_digest(method: str, deployment: Deployment, tmp_path: Path) -> None
     assert numbers(run) == numbers(serial)
     assert last_states(deployment.folder, run) == states(serial)
     for record in run.records():
-        assert record["wire_bytes"] > record["bytes_up"] + record["bytes_down"]
+        assert record.wire_bytes > record.bytes_up + record.bytes_down
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def stranger(
     deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> FederationFolder:
     """A federation that is not this one; its participants knock at this one's door."""
-    for name, value in deployment._environment(FEDGH_NODE_PORT=free_ports(1)[0]).items():
+    for name, value in deployment.environment(FEDGH_NODE_PORT=free_ports(1)[0]).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(node, "BACK_OFF", (0.1,))
     return federation(tmp_path / "stranger", two())

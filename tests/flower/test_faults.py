@@ -174,14 +174,14 @@ def test_a_killed_node_sits_rounds_out_and_rejoins_with_its_own_state(tmp_path: 
     assert left_behind(folder.path) == []
     assert any("the node of client 1 has ended (exit code -9)" in line for line in lines)
 
-    failed = [[item["client"] for item in r["failed"]] for r in finished.records()]
+    failed = [[item.client for item in r.failed] for r in finished.records()]
     missed = {(client, k + 1) for k, clients in enumerate(failed) for client in clients}
     assert missed, "it was killed in the middle of a round"
     assert {client for client, _ in missed} == {1}
     assert failed[-1] == [], "it has come back"
-    late = next(r for r in finished.records() if r["failed"])
-    assert late["seconds"]["total"] < 40 + 20
-    assert finished.records()[-1]["accuracy_per_client"][1] is not None
+    late = next(r for r in finished.records() if r.failed)
+    assert late.seconds["total"] < 40 + 20
+    assert finished.records()[-1].accuracies[1] is not None
 
     # The same as if the others had been alone in those rounds, and it as it was.
     straight = loop.run(experiment, tmp_path / "serial", make_engine=with_absent(missed, "away"))

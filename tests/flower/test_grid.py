@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from fedgh.core.records import Problem
 from fedgh.core.types import Job, Reply
 from fedgh.errors import RunError
 from fedgh.flower import (
@@ -80,7 +81,7 @@ def test_who_is_late_sits_a_round_out_and_goes_on_from_its_own_state(tmp_path: P
         tmp_path / "serial",
         make_engine=with_absent(absent, "no answer within 5 s"),
     )
-    assert [f["client"] for f in straight.records()[1]["failed"]] == [1, 3]
+    assert [f.client for f in straight.records()[1].failed] == [1, 3]
     house = House(tmp_path / "house", experiment)
     house.grid.lost = absent
     assert_same(house, house.run(), straight)
@@ -92,11 +93,11 @@ def test_who_is_not_connected_is_not_waited_for(tmp_path: Path) -> None:
     away = house.grid.nodes.pop(FIRST_NODE + 2)
     house.grid.nodes[1] = replace(away, public_key=b"a stranger's")
     run = house.run()
-    assert [record["failed"] for record in run.records()] == [
-        [{"client": 2, "reason": "not connected"}]
+    assert [record.failed for record in run.records()] == [
+        [Problem(client=2, reason="not connected")]
     ] * 3
-    assert run.records()[-1]["accuracy_per_client"][2] is None
-    assert sum(record["seconds"]["total"] for record in run.records()[1:]) < 60
+    assert run.records()[-1].accuracies[2] is None
+    assert sum(record.seconds["total"] for record in run.records()[1:]) < 60
 
 
 def test_all_clients_failing_ends_the_run_with_a_reason(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def ask(house: House, **changes: Any) -> Reply:
         settled=3,
     )
     job = Job(0, 4, None, evaluate=True, trained=3)
-    message = server._message(job, FIRST_NODE, 60.0)
+    message = server.message(job, FIRST_NODE, 60.0)
     assert message.metadata.ttl == 60.0, "it is not delivered after its deadline"
     request, _ = messages.read_request(message.content)
     request = replace(request, **changes)
@@ -247,7 +248,7 @@ grid = LocalGrid({7: Node(client.app, {"client": 0, "app": "hanging:app"}, b"")}
 settings = {"data": {"name": "private", "classes": ["a", "b"]}}
 server = Flower(grid, {}, experiment="e", start=1, settings=settings, fingerprint=None,
                 deadline=2.0, trained={}, settled=0)
-(name,) = grid.push_messages([server._message(Job(0, 1, None, True), 7, 2.0)])
+(name,) = grid.push_messages([server.message(Job(0, 1, None, True), 7, 2.0)])
 grid.pull_messages([name])
 """
     done = subprocess.run(
@@ -260,7 +261,7 @@ grid.pull_messages([name])
 
 def test_wire_bytes_are_measured_beside_tensor_bytes(house: House) -> None:
     for record in RunFolder(house.path / "run").records():
-        assert record["wire_bytes"] > record["bytes_up"] + record["bytes_down"]
+        assert record.wire_bytes > record.bytes_up + record.bytes_down
 
 
 def test_a_run_from_elsewhere_is_refused(tmp_path: Path) -> None:

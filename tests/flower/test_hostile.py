@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fedgh.core.records import Round
 from fedgh.core.types import Reply
 from fedgh.errors import LONGEST_TEXT
 from fedgh.flower.deployment import Deployment, deployed, follow
@@ -19,7 +20,6 @@ from fedgh.flower.folder import FederationFolder
 from fedgh.flower.keys import read_public_key
 from fedgh.privacy.accounting import epsilon_of
 from fedgh.privacy.ledger import Ledger, OverBoundError
-from fedgh.runs.folder import Record
 from fedgh.training import loop
 from tests.flower.absent import with_replies
 from tests.flower.hostile.questions import PRIVATE, Question, questions
@@ -76,10 +76,10 @@ def asked(folder: FederationFolder, client: int) -> list[int]:
     return [int(line) for line in (folder.participant(client) / "asked.txt").read_text().split()]
 
 
-def refusals(record: Record) -> dict[tuple[int, int], Reply]:
+def refusals(record: Round) -> dict[tuple[int, int], Reply]:
     """What the server has made of what was no good."""
-    found = [Reply(x["client"], record["round"], error=x["reason"]) for x in record["failed"]]
-    found += [Reply(x["client"], record["round"], invalid=x["reason"]) for x in record["rejected"]]
+    found = [Reply(x.client, record.round, error=x.reason) for x in record.failed]
+    found += [Reply(x.client, record.round, invalid=x.reason) for x in record.rejected]
     return {(reply.client_id, reply.round): reply for reply in found}
 
 
@@ -111,10 +111,10 @@ def test_hostile_participants_cost_the_honest_one_nothing_but_time(tmp_path: Pat
         for round, attack in enumerate(attacks, start=1):
             assert_explained(attack, refused[client, round])
         assert asked(folder, client) == list(range(1, len(attacks) + 1))
-    assert [record["set_aside"] for record in records] == [[]] * (STRIKES - 1) + [[1], [1]]
+    assert [record.set_aside for record in records] == [[]] * (STRIKES - 1) + [[1], [1]]
     for record in records:
-        assert record["accuracy_per_client"][1:] == [None, None]
-        assert record["seconds"]["train"] < 2 * deadline
+        assert record.accuracies[1:] == [None, None]
+        assert record.seconds["train"] < 2 * deadline
 
     straight = loop.run(experiment, tmp_path / "serial", make_engine=with_replies(refused))
     assert numbers(run) == numbers(straight)

@@ -14,6 +14,7 @@ from flwr.common.constant import ErrorCode
 from flwr.supercore.run import RunNotRunningException
 from safetensors.torch import load_file
 
+from fedgh.core.records import Problem
 from fedgh.errors import RunError
 from fedgh.flower import (
     client,
@@ -100,13 +101,13 @@ def assert_costs_only_its_sender(
 ) -> None:
     run = House(tmp_path / "house", quick(*TWO_ROUNDS), [app]).run()
     for record, expected in zip(run.records(), straight.records(), strict=True):
-        (bad,) = record["failed"] + record["rejected"]
-        assert bad["client"] == 1
-        assert re.search(reason, bad["reason"])
-        assert len(bad["reason"]) <= 500
-        assert bad["reason"].isprintable()
-        assert record["accuracy_per_client"][0] == expected["accuracy_per_client"][0]
-        assert record["train_loss"] == expected["train_loss"]
+        (bad,) = record.failed + record.rejected
+        assert bad.client == 1
+        assert re.search(reason, bad.reason)
+        assert len(bad.reason) <= 500
+        assert bad.reason.isprintable()
+        assert record.accuracies[0] == expected.accuracies[0]
+        assert record.train_loss == expected.train_loss
     header = load_file(run.checkpoint / "server.safetensors")
     for name, tensor in load_file(straight.checkpoint / "server.safetensors").items():
         if name.startswith("server."):
@@ -120,8 +121,8 @@ def test_nobody_works_for_longer_than_there_is_time(tmp_path: Path) -> None:
         return Message(messages.pack(json.dumps(head).encode(), body), reply_to=message)
 
     for record in House(tmp_path, quick(*TWO_ROUNDS), [taken_over(boast)]).run().records():
-        assert record["failed"] == record["rejected"] == []
-        assert record["seconds"]["train"] <= 5 * 120, "the first round has two minutes, for each"
+        assert record.failed == record.rejected == []
+        assert record.seconds["train"] <= 5 * 120, "the first round has two minutes, for each"
 
 
 @pytest.mark.parametrize("what", HOSTILE)
@@ -238,9 +239,9 @@ def test_trouble_of_the_superlink_is_not_its_clients_fault(
     monkeypatch.setattr(Unreliable, "_reply", troubled)
     experiment = quick("federation.rounds=1", "run.strikes=1", "run.deadline=3")
     (record,) = House(tmp_path / "house", experiment).run().records()
-    assert record["rejected"] == record["set_aside"] == []
+    assert (record.rejected, record.set_aside) == ([], [])
     reason = "no answer within 3 s; the SuperLink answered 500"
-    assert record["failed"] == ([] if times == 1 else [{"client": 1, "reason": reason}])
+    assert record.failed == ([] if times == 1 else [Problem(client=1, reason=reason)])
 
 
 @pytest.mark.parametrize(
@@ -269,5 +270,5 @@ def test_an_answer_without_scores_is_an_answer(tmp_path: Path) -> None:
 
     run = House(tmp_path / "house", quick("federation.rounds=2"), [taken_over(change)]).run()
     for record in run.records():
-        assert record["failed"] == record["rejected"] == []
-        assert record["accuracy_per_client"][1] is None
+        assert record.failed == record.rejected == []
+        assert record.accuracies[1] is None

@@ -66,17 +66,17 @@ def test_participants_bring_their_own_networks_and_data(method: str, tmp_path: P
     run = house.run()
     summary = run.summary()
     assert summary is not None
-    assert summary["final_accuracy"] > 0.9
-    assert summary["paper_bytes_per_client_round"] is None
+    assert (summary.accuracy or 0) > 0.9
+    assert summary.paper_bytes_per_client_round is None
     assert not any("global" in key for key in (*summary, *run.records()[-1]))
-    assert [c["extractor"] for c in run.clients()] == ["private"] * 3
+    assert [c.extractor for c in run.clients()] == ["private"] * 3
 
 
 def test_a_server_forgets_a_participant_of_fedgh_plus(tmp_path: Path) -> None:
     words = ["method.name=fedgh_plus", "method.feature_dim=16", "data.shape=[5]", "local.lr=0.1"]
     experiment = quick(*PRIVATE, *words, "federation.rounds=4")
     run = House(tmp_path / "house", experiment, [client_app(bring)]).run()
-    assert run.records()[-1]["accuracy"] > 0.9
+    assert (run.records()[-1].accuracy or 0) > 0.9
     before = part(run.committed()[1], "server.")
     assert forget(run.path, 1) == Forgotten(1, 0, elsewhere=True)
     after = part(run.committed()[1], "server.")
@@ -124,7 +124,7 @@ def test_first_weights_are_drawn_from_a_secret_and_stay_the_same(tmp_path: Path)
 
     def weights(home: str) -> Payload:
         (tmp_path / home).mkdir(exist_ok=True)
-        own = participant._own(quick(*PRIVATE), 0, wide, {"client": 0}, tmp_path / home)
+        own = participant.own_blueprint(quick(*PRIVATE), 0, wide, {"client": 0}, tmp_path / home)
         return own.make(0).model.extractor.state_dict()
 
     one, again, other = weights("one"), weights("one"), weights("other")
@@ -144,8 +144,8 @@ def test_an_error_in_a_participants_code_tells_nothing_of_its_data(
         return bring(task, node)
 
     house = House(tmp_path / "house", quick(*PRIVATE), [client_app(careless)])
-    (failure,) = house.run().records()[0]["failed"]
-    assert failure["reason"] == "FileNotFoundError; the participant's own log says more"
+    (failure,) = house.run().records()[0].failed
+    assert failure.reason == "FileNotFoundError; the participant's own log says more"
     assert "patient-17" in caplog.text
 
 
@@ -234,14 +234,14 @@ def test_other_data_than_before_are_refused(
         return replace(brought, data=(x[: 60 + more], y[: 60 + more]))
 
     run = House(tmp_path / "house", quick(*PRIVATE), [client_app(growing)]).run()
-    assert [[f["client"] for f in record["failed"]] for record in run.records()] == [[], [1], [1]]
+    assert [[f.client for f in record.failed] for record in run.records()] == [[], [1], [1]]
     assert "the data are not those of the first round" in caplog.text
 
 
 def test_the_app_that_the_node_config_names_is_used(tmp_path: Path) -> None:
     named = {"app": "tests.flower.test_own_data:named"}
     run = House(tmp_path / "house", quick(*PRIVATE), settings=named).run()
-    assert run.records()[-1]["failed"] == []
+    assert run.records()[-1].failed == []
     wrong = {"app": "tests.flower.nowhere:app"}
     with pytest.raises(RunError, match="app cannot be used"):
         House(tmp_path / "other", quick(*PRIVATE), settings=wrong).run()
@@ -257,7 +257,7 @@ def test_private_data_are_nowhere_else(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.classes"):
         quick("data.name=private")
     with pytest.raises(ConfigError, match=r"run\.global_accuracy = 'every' needs the data of all"):
-        quick(*PRIVATE, "run.global_accuracy=true")
+        quick(*PRIVATE, "run.global_accuracy=every")
     with pytest.raises(ConfigError, match=r"data\.samples is about data that are dealt here"):
         quick(*PRIVATE, "data.samples=9")
     for method in ("fedavg", "fml"):

@@ -86,7 +86,7 @@ def play(
     record = federation.round(
         2, on_upload=lambda upload: accepted.update({upload.client_id: upload})
     )
-    rejected = {problem["client"]: problem["reason"] for problem in record["rejected"]}
+    rejected = {problem.client: problem.reason for problem in record.rejected}
     return Played(federation.server, rejected, accepted)
 
 

@@ -216,8 +216,8 @@ def traced() -> Iterator[None]:
 def received(server: Flower, contents: Store) -> Reply | None:
     grid = LocalGrid({})
     grid._client = SuperLink(contents)
-    found = server._pull(Inbox(grid), "name", JOB)
-    return None if found is None else engine._reply(JOB, found, sent=10)
+    found = server.pull(Inbox(grid), "name", JOB)
+    return None if found is None else engine.reply_of(JOB, found, sent=10)
 
 
 def test_the_objects_of_an_honest_reply_are_one(server: Flower) -> None:

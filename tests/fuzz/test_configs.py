@@ -217,4 +217,4 @@ def test_an_experiment_is_prepared_or_refused(
         assert one_line_each(prepared.why)
         return
     assert len(prepared.fingerprint()) == 32
-    assert sum(row["train"] for row in prepared.clients()) > 0
+    assert sum(row.train for row in prepared.clients()) > 0

@@ -149,7 +149,7 @@ def number(value: object, low: float, high: float) -> bool:
 
 @fuzz(0.12, content=contents(ANSWER))
 def test_an_answer_is_a_sound_reply_or_a_failure(grid: LocalGrid, content: RecordDict) -> None:
-    reply = engine._reply(JOB, arrived(grid, content), sent=10)
+    reply = engine.reply_of(JOB, arrived(grid, content), sent=10)
     assert (reply.client_id, reply.round) == (JOB.client_id, JOB.round)
     assert all(oracle.harmless(text) for text in (reply.error, reply.invalid) if text is not None)
     assert any(part is not None for part in (reply.up, reply.error, reply.invalid))

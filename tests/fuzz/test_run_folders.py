@@ -45,6 +45,7 @@ AUDIT = audit.Audit(
     sizes=[8, 8],
     auxiliary=20,
     networks=2,
+    width=8,
     clip=1.0,
     delta=1e-5,
     sends_counts=False,
@@ -83,7 +84,7 @@ def test_a_history_that_ends_anywhere(run: str, place: Path, tmp_path: Path) -> 
     """At every byte: whole rounds, or none at all."""
     folder = shutil.copytree(place / run, tmp_path / "run")
     ends = np.cumsum([len(line) for line in lines(folder)])
-    expected = [json.loads(line) for line in lines(folder)]
+    expected = RunFolder.open(folder).records()
     for end in range(ends[-1], -1, -1):
         os.truncate(folder / "rounds.jsonl", end)
         found = attempt(FedghError, RunFolder.open(folder).records)
@@ -266,7 +267,7 @@ def test_a_damaged_run_goes_on_or_is_refused(
         file.write_bytes(damaged(content, seed, what))
     run = attempt(FedghError, lambda: loop.resume(folder))
     if isinstance(run, RunFolder):
-        assert [record["round"] for record in run.records()] == [1, 2, 3]
+        assert [record.round for record in run.records()] == [1, 2, 3]
 
 
 PAGE = b'{"releases": 3, "spent": 0.5}'

@@ -85,12 +85,12 @@ def test_statistics_cross_once(tmp_path: Path) -> None:
     second = 4 * 32 * 33 // 2  # the triangle of the second moment
     table = 4 * 35
     classes = 2 * (4 + 4 + 4 * 32)  # label, count and sums
-    assert records[0]["bytes_up"] == 5 * (second + classes)
-    assert records[0]["bytes_down"] == 5 * (8 + 1)
-    assert records[1]["bytes_up"] == records[3]["bytes_up"] == 5 * table
+    assert records[0].bytes_up == 5 * (second + classes)
+    assert records[0].bytes_down == 5 * (8 + 1)
+    assert records[1].bytes_up == records[3].bytes_up == 5 * table
     header = 10 * (4 + 4 * 32 + 4)
-    assert records[1]["bytes_down"] == 5 * (9 + header)
-    assert records[3]["bytes_down"] == 5 * (9 + table)
+    assert records[1].bytes_down == 5 * (9 + header)
+    assert records[3].bytes_down == 5 * (9 + table)
 
 
 def test_networks_learn_as_if_alone(tmp_path: Path) -> None:
@@ -102,14 +102,14 @@ def test_networks_learn_as_if_alone(tmp_path: Path) -> None:
 
 def test_own_statistics_share_nothing(tmp_path: Path) -> None:
     run = loop.run(federation("method.statistics=own"), tmp_path / "run")
-    assert run.records()[-1]["bytes_total"] == 0
+    assert run.records()[-1].bytes_total == 0
     for client in clients_of(run):
         assert client["memory.classes"].tolist() == client["memory.own"].tolist()
 
 
 def test_own_covariance_sends_means_and_counts(tmp_path: Path) -> None:
     run = loop.run(federation("method.covariance=own"), tmp_path / "run")
-    assert run.records()[0]["bytes_up"] == 5 * 2 * (4 + 4 + 4 * 32)
+    assert run.records()[0].bytes_up == 5 * 2 * (4 + 4 + 4 * 32)
     shared = loop.run(federation(), tmp_path / "shared")
     weights = [client["memory.weight"] for client in clients_of(run)]
     assert not weights[0].equal(weights[1])  # each has its own covariance
@@ -172,9 +172,9 @@ def _never_with(client: int, experiment: Experiment, path: Path) -> RunFolder:
 def test_a_forgotten_client_is_not_asked_again(tmp_path: Path) -> None:
     run = _never_with(2, federation(), tmp_path / "run")
     for record in run.records():
-        assert record["participants"] == [0, 1, 3, 4]
-        assert record["set_aside"] == [2]
-        assert record["accuracy_per_client"][2] is None
+        assert record.participants == [0, 1, 3, 4]
+        assert record.set_aside == [2]
+        assert record.accuracies[2] is None
     assert forget(run, 2, trust=True).refreshed == 4  # again: nothing changes
     with pytest.raises(ConfigError, match="client 9: they are 0 to 4"):
         forget(run, 9, trust=True)
@@ -270,8 +270,8 @@ def test_rounds_that_were_not_committed_are_given_up(tmp_path: Path) -> None:
     interrupted(federation(*words), tmp_path / "run", after=3)
     forget(tmp_path / "run", 4, trust=True)
     resumed = loop.resume(tmp_path / "run")
-    assert [record["round"] for record in resumed.records()] == list(range(1, 7))
-    assert resumed.records()[-1]["participants"] == [0, 1, 2, 3]
+    assert [record.round for record in resumed.records()] == list(range(1, 7))
+    assert resumed.records()[-1].participants == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -291,9 +291,9 @@ def test_privacy_costs_one_release(words: list[str], protects: str, tmp_path: Pa
     run = loop.run(experiment, tmp_path / "run")
     assert experiment.privacy is not None
     for record in run.records():
-        assert record["epsilon"] == pytest.approx(2)
-        assert record["failed"] == record["rejected"] == []
-    assert run.records()[1]["bytes_up"] == 0  # neither statistics again, nor losses
+        assert record.epsilon == pytest.approx(2)
+        assert record.failed == record.rejected == []
+    assert run.records()[1].bytes_up == 0  # neither statistics again, nor losses
     gh = quick("federation.rounds=4", f"privacy.protects={protects}", "privacy.epsilon=2")
     assert gh.privacy is not None  # FedGH needs a release a round: twice the noise for four
     ratio = gh.privacy.noise_multiplier / experiment.privacy.noise_multiplier

@@ -46,9 +46,7 @@ def test_a_sum_that_nobody_would_accept_does_not_come_to_be() -> None:
         )  # fmt: skip
         record = federation.round(round)
         state = federation.state()
-        norms.append(
-            (record["discarded"] is None, wire.largest_row_norm(state[f"server.sum.{bias}"]))
-        )
+        norms.append((record.discarded is None, wire.largest_row_norm(state[f"server.sum.{bias}"])))
     assert [kept for kept, _ in norms] == [True, False, False]
     assert norms[0][1] == norms[2][1] < NORM
 

@@ -34,8 +34,8 @@ def test_the_header_starts_anew_every_round_when_asked_to() -> None:
 
 def test_a_run_sends_nothing_and_trains_everybody(tmp_path: Path) -> None:
     run = loop.run(quick("method.name=standalone"), tmp_path / "run")
-    assert all(record["bytes_total"] == 0 for record in numbers(run))
-    losses = [record["train_loss"] for record in numbers(run)]
+    assert all(record.bytes_total == 0 for record in run.records())
+    losses = [record.train_loss or 0 for record in run.records()]
     assert losses[-1] < losses[0]
 
 

@@ -52,7 +52,7 @@ def test_a_client_pays_for_the_rounds_in_which_it_was_asked() -> None:
     assert account.highest == 0
     for participants in ([0, 1], [0, 2], [0, 1], [0, 1]):
         account.ask(participants)
-    spent = account.summary()["epsilon_per_client"]
+    spent = account.epsilons
     assert spent == [
         pytest.approx(8.0),
         pytest.approx(epsilon_of(3 / z**2, 1e-5)),
@@ -110,16 +110,17 @@ def test_every_method_of_class_means_runs(
     prepared = experiment.prepare(config.load("demo", [*QUICK, *words]))
     run = loop.run(prepared, tmp_path / "run")
     records, summary = run.records(), run.summary()
-    assert summary is not None
-    assert summary["final_accuracy"] > 0.4
+    assert summary.privacy is not None
+    assert (summary.accuracy or 0) > 0.4
     for record in records:
-        assert record["rejected"] == record["failed"] == []
-        assert record["train_loss"] is None, "nothing bounds what it tells"
-        assert record["measured"] == {}
-    asked = [sum(k in record["participants"] for record in records) for k in range(5)]
-    z = summary["privacy"]["noise_multiplier"]
-    assert summary["privacy"]["epsilon_per_client"] == [
+        assert record.rejected == record.failed == []
+        assert record.train_loss is None, "nothing bounds what it tells"
+        assert record.measured == {}
+    asked = [sum(k in record.participants for record in records) for k in range(5)]
+    z = summary.privacy.noise_multiplier
+    assert summary.privacy.epsilon_per_client == [
         pytest.approx(epsilon_of(n / z**2, 1e-5)) for n in asked
     ]
-    assert summary["privacy"]["epsilon"] == records[-1]["epsilon"]
-    assert records[0]["epsilon"] < records[-1]["epsilon"] <= 4.0 + 1e-9
+    assert summary.privacy.epsilon == records[-1].epsilon
+    first, *_, last = (record.epsilon or 0 for record in records)
+    assert first < last <= 4.0 + 1e-9

@@ -65,7 +65,7 @@ def test_a_private_federation_gives_the_same_bits_over_messages(tmp_path: Path) 
 
 def failures(house: House, out: str = "run") -> list[list[str]]:
     """Why clients have failed in each round of a run."""
-    return [[f["reason"] for f in record["failed"]] for record in house.run(out).records()]
+    return [[f.reason for f in record.failed] for record in house.run(out).records()]
 
 
 def bounded(path: Path, prepared: Experiment, own: dict[str, str], client: int = 0) -> House:
@@ -184,13 +184,13 @@ def test_the_loss_is_told_only_where_nobody_asks_for_privacy(
 ) -> None:
     """Whatever the method: also one that uploads nothing has a loss."""
     (record,) = bounded(tmp_path, quick(*ALONE, *words), own).run().records()
-    assert (record["train_loss"] is not None) == told
-    assert record["accuracy"] is not None
+    assert (record.train_loss is not None) == told
+    assert record.accuracy is not None
 
 
 def test_nor_is_it_told_in_a_simulation(tmp_path: Path) -> None:
     run = loop.run(quick(*ALONE, "privacy.protects=sample"), tmp_path / "run")
-    assert run.records()[0]["train_loss"] is None
+    assert run.records()[0].train_loss is None
 
 
 def make_client(task: Task, _: NodeConfig) -> Participant:
@@ -243,8 +243,8 @@ def test_a_run_stops_before_lost_rounds_cost_more_than_was_promised(
             house.run()
     assert house.grid.delivered == 0, "nothing more was asked"
     run = RunFolder(tmp_path / "run")
-    assert [record["round"] for record in run.records()] == [1, 2]
-    assert all(record["epsilon"] <= 4 for record in run.records())
+    assert [record.round for record in run.records()] == [1, 2]
+    assert all((record.epsilon or 0) <= 4 for record in run.records())
     pages = [(tmp_path / f"states-{k}" / "privacy.json").read_text() for k in range(2)]
     assert [json.loads(page)["releases"] for page in pages] == [3, 2], "one was lost on its way"
 
@@ -252,7 +252,7 @@ def test_a_run_stops_before_lost_rounds_cost_more_than_was_promised(
 def test_a_run_that_loses_nothing_spends_all_that_was_promised(tmp_path: Path) -> None:
     prepared = quick("privacy.protects=client", "privacy.epsilon=4", "federation.rounds=3")
     run = loop.run(prepared, tmp_path / "run")
-    assert run.records()[-1]["epsilon"] == pytest.approx(4)
+    assert run.records()[-1].epsilon == pytest.approx(4)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"0": -1}', '{"0": "x"}', '{"a": 1}'])

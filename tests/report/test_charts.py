@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from fedgh.core.records import ClientInfo
 from fedgh.report import charts, client_charts
 from fedgh.report.client_charts import MANY_CLASSES, client_name
 from fedgh.report.means_chart import best_plane, means_chart, project
 from fedgh.report.page import Figure
 from fedgh.report.run_page import run_page
 from fedgh.runs.read import NamedRun, name_runs
-from fedgh.runs.records import ClientInfo
 from fedgh.trained import confusion
 from fedgh.trust import OWN
 from tests.report.parts import cut, rewrite, rows
@@ -21,7 +21,7 @@ from tests.report.parts import cut, rewrite, rows
 
 def test_accuracy_over_rounds_and_bytes(runs: list[NamedRun]) -> None:
     expected = [
-        (run.label, record["round"], record["accuracy"], record["bytes_total"])
+        (run.label, record.round, record.accuracy, record.bytes_total)
         for run in runs
         for record in run.folder.records()
     ]
@@ -33,7 +33,7 @@ def test_accuracy_over_rounds_and_bytes(runs: list[NamedRun]) -> None:
     assert unit == "KB"
     target = [row for row in rows(charts.accuracy_over_rounds(runs)) if "run" not in row]
     assert target == [{"accuracy": 0.3}]
-    losses = [r["train_loss"] for run in runs for r in run.folder.records()]
+    losses = [r.train_loss for run in runs for r in run.folder.records()]
     assert [row["loss"] for row in rows(charts.loss_over_rounds(runs))] == losses
 
 
@@ -71,38 +71,38 @@ def test_rounds_that_were_not_evaluated_are_not_drawn(folders: list[Path], tmp_p
     drawn = [row for row in rows(charts.accuracy_over_rounds(runs)) if "run" in row]
     assert [row["round"] for row in drawn] == [1]
     scores = [row["accuracy"] for row in rows(client_charts.accuracy_by_client(runs))]
-    assert scores == runs[0].records[0]["accuracy_per_client"]
+    assert scores == runs[0].rounds[0].accuracies
 
 
 def test_bytes_and_seconds_add_up(
     runs: list[NamedRun], folders: list[Path], tmp_path: Path
 ) -> None:
     path = cut(folders[0], tmp_path / "run", 1)
-    record = runs[0].records[0]
-    wrapped = record["bytes_up"] + record["bytes_down"] + 1000
+    record = runs[0].rounds[0]
+    wrapped = record.bytes_up + record.bytes_down + 1000
     rewrite(path / "rounds.jsonl", wire_bytes=wrapped)
     sent = {row["kind"]: row["bytes"] for row in rows(charts.bytes_by_direction(name_runs([path])))}
-    assert sent == {"up": record["bytes_up"], "down": record["bytes_down"], "wrapping": 1000}
+    assert sent == {"up": record.bytes_up, "down": record.bytes_down, "wrapping": 1000}
     seconds = {
         (row["run"], row["phase"]): row["seconds"] for row in rows(charts.seconds_by_phase(runs))
     }
     for run in runs:
         for phase, name in [("train", "clients: train"), ("server", "server")]:
-            spent = sum(record["seconds"][phase] for record in run.records)
+            spent = sum(record.seconds[phase] for record in run.rounds)
             assert seconds[run.label, name] == pytest.approx(spent)
-        total = sum(record["seconds"]["total"] for record in run.records)
+        total = sum(record.seconds["total"] for record in run.rounds)
         assert seconds[run.label, "wall clock"] == pytest.approx(total)
 
 
 def test_every_client_has_its_last_score(runs: list[NamedRun]) -> None:
     drawn = rows(client_charts.accuracy_by_client(runs[:1]))
-    assert [row["accuracy"] for row in drawn] == runs[0].records[-1]["accuracy_per_client"]
+    assert [row["accuracy"] for row in drawn] == runs[0].rounds[-1].accuracies
     assert [row["name"] for row in drawn] == [client_name(client) for client in runs[0].clients]
     together = rows(client_charts.accuracy_by_client(runs))
     assert {(row["run"], row["client"]): row["accuracy"] for row in together} == {
         (run.label, client): score
         for run in runs
-        for client, score in enumerate(run.records[-1]["accuracy_per_client"])
+        for client, score in enumerate(run.rounds[-1].accuracies)
     }
 
 
@@ -111,7 +111,7 @@ def test_every_client_has_its_last_score_on_all_classes(runs: list[NamedRun]) ->
     assert {(row["run"], row["client"]): row["accuracy"] for row in drawn} == {
         (run.label, client): score
         for run in runs
-        for client, score in enumerate(run.records[-1]["global_accuracy_per_client"])
+        for client, score in enumerate(run.rounds[-1].per_client["global_accuracy"] or [])
     }
     sections = {section.id: section for section in run_page(runs, confusion.read).sections}
     figures = [part.id for part in sections["clients"].parts if isinstance(part, Figure)]
@@ -129,7 +129,7 @@ def test_very_many_clients_are_a_distribution_by_network(
 ) -> None:
     monkeypatch.setattr(client_charts, "MOST_ROWS", 4)
     drawn = {row["network"]: row for row in rows(client_charts.accuracy_by_client(runs[:1]))}
-    scores = runs[0].records[-1]["accuracy_per_client"]
+    scores = [score or 0 for score in runs[0].rounds[-1].accuracies]
     assert drawn["tests.support.tiny:mlp"]["clients"] == 3
     assert drawn["tests.support.tiny:mlp"]["median"] == pytest.approx(sorted(scores[::2])[1])
     assert drawn["tests.support.tiny:noisy"]["median"] == pytest.approx((scores[1] + scores[3]) / 2)
@@ -138,9 +138,9 @@ def test_very_many_clients_are_a_distribution_by_network(
 def test_who_holds_what(runs: list[NamedRun]) -> None:
     drawn = rows(client_charts.samples_by_class(runs[0]))
     assert {(row["client"], row["class"]): row["samples"] for row in drawn} == {
-        (client["client"], name): count
+        (client.client, name): count
         for client in runs[0].folder.clients()
-        for name, count in client["classes"].items()
+        for name, count in client.classes.items()
     }
     assert sum(row["samples"] for row in drawn) == 240
 

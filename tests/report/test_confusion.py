@@ -20,7 +20,7 @@ def test_it_agrees_with_the_last_record_and_with_brute_force(folders: list[Path]
         run = RunFolder.open(path)
         found = confusion.measure(run, trust=OWN)
         accuracies = [right / of for right, of in zip(found.right, found.tested, strict=True)]
-        assert accuracies == run.records()[-1]["accuracy_per_client"]
+        assert accuracies == run.records()[-1].accuracies
 
         blueprint = prepare(config.load(run.config)).blueprint()
         files = run.client_files(3)
@@ -55,7 +55,7 @@ def test_of_many_clients_some(
     monkeypatch.setattr(confusion, "MOST_CLIENTS", 2)
     found = confusion.measure(run, trust=OWN)
     assert (len(found.clients), found.took_part) == (2, 5)
-    scores = run.records()[-1]["accuracy_per_client"]
+    scores = run.records()[-1].accuracies
     for client, right, of in zip(found.clients, found.right, found.tested, strict=True):
         assert scores[client] == right / of
 

@@ -125,17 +125,17 @@ def test_the_summary_has_the_last_round_and_no_best(runs: list[NamedRun]) -> Non
         shown = {name: v.value if isinstance(v, Cell) else v for name, v in cells.items()}
         assert shown == {
             "run": run.label,
-            "method": summary["method"],
+            "method": summary.method,
             "data": "npz",
             "seed": 0,
             "rounds": 3,
-            "accuracy": run.records[-1]["accuracy"],
-            "on all classes": run.records[-1]["global_accuracy"],
-            "rounds to target": summary["rounds_to_target"],
-            "bytes to target": summary["bytes_to_target"],
-            "sent in all": summary["bytes_total"],
-            "per client and round": summary["bytes_per_client_round"],
-            "seconds": summary["seconds"],
+            "accuracy": run.rounds[-1].accuracy,
+            "on all classes": run.rounds[-1].scores["global_accuracy"],
+            "rounds to target": summary.rounds_to_target,
+            "bytes to target": summary.bytes_to_target,
+            "sent in all": summary.bytes_total,
+            "per client and round": summary.bytes_per_client_round,
+            "seconds": summary.seconds,
         }
 
 

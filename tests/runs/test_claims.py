@@ -7,17 +7,21 @@ from threading import Barrier, Thread
 
 import pytest
 
+from fedgh.core.records import ClientInfo, Identity
 from fedgh.errors import RunError
 from fedgh.files import write_atomic
 from fedgh.runs import folder
 from fedgh.runs.folder import RunFolder
-from fedgh.runs.records import Identity
 
 
 def claim(path: Path, name: str) -> AbstractContextManager[RunFolder]:
     """Begin a run all of whose files say whose it is."""
     return RunFolder.create(
-        path, name, Identity(name=name, classes=[], fingerprint=""), [{"of": name}], {}
+        path,
+        name,
+        Identity(name=name, classes=[], fingerprint=""),
+        [ClientInfo(client=0, extractor=name, classes={})],
+        {},
     )
 
 
@@ -26,7 +30,7 @@ def owners(path: Path) -> set[str]:
     about = json.loads((path / "data.json").read_bytes())
     (client,) = json.loads((path / "clients.json").read_bytes())
     RunFolder(path).committed()  # refuses a state of another than data.json is of
-    return {(path / "config.toml").read_text(), about["name"], client["of"]}
+    return {(path / "config.toml").read_text(), about["name"], client["extractor"]}
 
 
 @pytest.mark.parametrize("pair", range(10))

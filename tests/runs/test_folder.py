@@ -11,6 +11,7 @@ from fedgh.errors import RunError
 from fedgh.files import write_atomic
 from fedgh.runs.checkpoint import ClientFiles
 from fedgh.runs.folder import RunFolder
+from tests.support.records import a_round
 from tests.support.tiny import a_run
 
 
@@ -31,7 +32,7 @@ def state(round: int) -> Payload:
 def play(run: RunFolder, files: ClientFiles, round: int) -> None:
     files.write(round, 0, {"w": torch.full((2,), float(round))})
     files.seal(round)
-    run.append({"round": round})
+    run.append(a_round(round))
     run.commit(round, state(round))
 
 
@@ -78,7 +79,7 @@ def test_an_unfinished_round_is_forgotten(run: RunFolder) -> None:
     round, found = run.rewind()
     assert round == 2
     assert_close(found, state(2))
-    assert [record["round"] for record in run.records()] == [1, 2]
+    assert [record.round for record in run.records()] == [1, 2]
     assert sorted(p.name for p in run.checkpoint.iterdir()) == [
         "client-000000.round-000002.safetensors",
         "server.safetensors",
@@ -104,7 +105,7 @@ def test_a_state_written_before_its_checkpoint_replaces_nothing_until_the_commit
     files.seal(4)
     assert "round-000001" in there()  # round 4 is not committed yet
     for round in (2, 3, 4):
-        run.append({"round": round})
+        run.append(a_round(round))
     run.commit(4, {"s": torch.tensor(4), "trained": torch.tensor([3, 0])})
     files.seal(5)
     assert there() == ["round-000003"]
@@ -114,9 +115,9 @@ def test_a_state_written_before_its_checkpoint_replaces_nothing_until_the_commit
 
 def test_a_line_that_was_written_but_not_committed_is_forgotten(run: RunFolder) -> None:
     play(run, run.client_files(0), 1)
-    run.append({"round": 2})
+    run.append(a_round(2))
     assert run.rewind()[0] == 1
-    assert [record["round"] for record in run.records()] == [1]
+    assert [record.round for record in run.records()] == [1]
 
 
 def resumed(run: RunFolder) -> None:
@@ -136,13 +137,13 @@ def test_a_damaged_history_is_refused(run: RunFolder, text: str) -> None:
 def test_a_changed_line_is_refused_by_all_who_read_it(run: RunFolder) -> None:
     files = run.client_files(0)
     play(run, files, 1)
-    run.append({"round": 2, "accuracy": 0.5})
+    run.append(a_round(2, accuracy=0.5))
     path = run.path / "rounds.jsonl"
     path.write_text(path.read_text().replace("0.5", "0.6"))  # it is not committed yet
-    assert run.records()[1]["accuracy"] == 0.6
+    assert run.records()[1].accuracy == 0.6
     run = RunFolder.open(run.path)
     run.rewind()
-    run.append({"round": 2, "accuracy": 0.5})
+    run.append(a_round(2, accuracy=0.5))
     run.commit(2, state(2))
     path.write_text(path.read_text().replace("0.5", "0.6"))
     for read in (run.records, run.committed, run.rewind):

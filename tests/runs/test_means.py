@@ -39,7 +39,7 @@ def test_what_the_server_received_is_kept(tmp_path: Path, method: str, width: in
     assert [
         {names[int(c)] for c in pictures["classes"][pictures["clients"] == client]}
         for client in range(4)
-    ] == [set(client["classes"]) for client in run.clients()]
+    ] == [set(client.classes) for client in run.clients()]
 
 
 def test_a_method_without_class_means_leaves_nothing(tmp_path: Path) -> None:

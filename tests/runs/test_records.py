@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from fedgh.core.metrics import METRICS
+from fedgh.core.records import RECORDED, Identity, Round, checked
 from fedgh.errors import RunError
 from fedgh.runs.folder import RunFolder
-from fedgh.runs.records import RECORDED, Identity, Round, checked
 from fedgh.training import loop
 from fedgh.training.callbacks import Callback
 from tests.support.runs import interrupted
@@ -37,26 +37,24 @@ def test_another_format_is_refused(tmp_path: Path, version: object) -> None:
 
 def test_every_key_of_a_record_is_documented(run: RunFolder) -> None:
     page = (ROOT / "docs" / "run-folder.md").read_text(encoding="utf-8")
-    for key in run.records()[-1]:
+    for key in run.records()[-1].model_dump():
         assert f"`{key.removesuffix('_per_client')}`" in page, key
     for key in Identity.model_fields:
         assert f"`{key}`" in page, key
 
 
 def test_a_record_has_every_metric_and_the_spread_over_clients(run: RunFolder) -> None:
-    last = checked(list[Round], run.records(), "rounds.jsonl")[-1]
+    last = run.records()[-1]
     assert last.scores.keys() == set(RECORDED)
     assert all(score is not None for score in last.scores.values())
-    summary = run.summary() or {}
-    for name in RECORDED:
-        assert summary[f"final_{name}"] == last.scores[name]
-    known = [score for score in last.per_client["accuracy"] or [] if score is not None]
+    assert run.summary().final == last.scores
+    known = [score for score in last.accuracies if score is not None]
     assert last.scores["accuracy_worst"] == min(known)
 
 
 @pytest.mark.parametrize("name", METRICS)
 def test_an_impossible_score_is_refused(run: RunFolder, name: str) -> None:
-    record = {**run.records()[-1], f"{name}_per_client": [-0.5]}
+    record = {**run.records()[-1].model_dump(), f"{name}_per_client": [-0.5]}
     with pytest.raises(RunError, match=f"{name} has an impossible value"):
         checked(list[Round], [record], "rounds.jsonl")
 

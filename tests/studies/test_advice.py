@@ -24,6 +24,7 @@ from fedgh.studies.statistics import Interval
 from fedgh.studies.sweep import Outcome, Trial, plan_comparison
 from fedgh.training import loop
 from tests.support.commands import SET, inside
+from tests.support.records import a_round
 from tests.support.tiny import QUICK, a_run, quick
 
 SOME = "fedgh,fedproto,standalone:reset_header=true"
@@ -106,7 +107,7 @@ def fake(path: Path, validation: list[float], test: list[float], totals: list[in
     run = a_run(path)
     for number, total in enumerate(totals, 1):
         scores = {"accuracy_per_client": test, "evaluation_accuracy_per_client": validation}
-        run.append({"round": number, "accuracy": 0.5, "bytes_total": total, **scores})
+        run.append(a_round(number, 0.5, bytes_total=total, **scores))
     return run
 
 
@@ -155,8 +156,8 @@ def test_bytes_are_those_of_the_whole_experiment(tmp_path: Path) -> None:
     for seed in advice.USUAL_SEEDS:
         whole = quick("method.name=fedproto", f"federation.seed={seed}")
         records = loop.run(whole, tmp_path / f"whole-{seed}").records()
-        assert records[0]["bytes_down"] < records[1]["bytes_down"]
-        sent.append(records[-1]["bytes_total"] / 5)
+        assert records[0].bytes_down < records[1].bytes_down
+        sent.append(records[-1].bytes_total / 5)
     assert found.rows[1].bytes_per_client == pytest.approx(sum(sent) / 3)
 
 
@@ -180,7 +181,7 @@ def test_advise_as_a_user_types_it(
 ) -> None:
     words = ["advise", *SET, "--methods", f"{SOME},fedavg", "--seeds", "0,1", "--rounds", "2"]
     words += ["--out", str(tmp_path)]
-    assert inside(monkeypatch, *words, "--set", "run.global_accuracy=true") == 0
+    assert inside(monkeypatch, *words, "--set", "run.global_accuracy=every") == 0
     out = capsys.readouterr().out
     rows = list(csv.DictReader((tmp_path / "advice.csv").open()))
     document = json.loads((tmp_path / "advice.json").read_text())
@@ -200,7 +201,7 @@ def test_advise_as_a_user_types_it(
             for seed in (0, 1)
         ]
         for key in ("accuracy", "global_accuracy"):
-            mean = sum(final[key] for final in finals) / 2
+            mean = sum(final.scores[key] or 0 for final in finals) / 2
             assert float(row[key]) == pytest.approx(mean)
             assert f"{100 * mean:.1f}%" in out
 
@@ -262,12 +263,12 @@ def test_the_usual_methods_are_there_and_the_experiments_own(
     assert advice.USUAL_METHODS[:5] == ["standalone", "fedproto", "fedgh", "fd", "lg_fedavg"]
     assert {label.partition(":")[0] for label in advice.USUAL_METHODS} <= METHODS.keys()
     demo, other = config.load("demo"), config.load("demo", ["method.name=fml"])
-    assert advice._labels(None, demo) == ",".join(advice.USUAL_METHODS)
-    assert advice._labels(None, other) == ",".join([*advice.USUAL_METHODS, "fml"])
-    assert advice._labels("all", demo) == "all"
+    assert advice.labels(None, demo) == ",".join(advice.USUAL_METHODS)
+    assert advice.labels(None, other) == ",".join([*advice.USUAL_METHODS, "fml"])
+    assert advice.labels("all", demo) == "all"
     monkeypatch.setattr(advice, "USUAL_METHODS", ["standalone", "fedgh", "fedgh:server_lr=0"])
     frozen = config.load("demo", ["method.server_lr=0"])
-    assert advice._labels(None, frozen) == "standalone,fedgh", "of two that are the same, one"
+    assert advice.labels(None, frozen) == "standalone,fedgh", "of two that are the same, one"
 
 
 def test_without_training_alone_there_is_no_gain(tmp_path: Path) -> None:

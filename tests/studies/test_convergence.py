@@ -14,19 +14,21 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
+from fedgh.core.records import Round
 from fedgh.core.types import Client, SplitModel
 from fedgh.errors import RunError
 from fedgh.methods.fedgh import FedGH
-from fedgh.runs.folder import Record, RunFolder
+from fedgh.runs.folder import RunFolder
 from fedgh.studies import measured
 from fedgh.studies.convergence import Probed, analyse, fit
 from fedgh.training import loop
+from tests.support.records import a_round
 from tests.support.tiny import a_client, numbers, quick
 
 PROBED = "method.name=fedgh.studies.convergence:Probed"
 
 
-def without_measured(run: RunFolder) -> list[Record]:
+def without_measured(run: RunFolder) -> list[dict[str, Any]]:
     return [{k: v for k, v in record.items() if k != "measured"} for record in numbers(run)]
 
 
@@ -36,8 +38,8 @@ def test_measuring_does_not_change_a_bit_of_fedgh(tmp_path: Path) -> None:
     plain = loop.run(quick(*how), tmp_path / "plain")
     probed = loop.run(quick(*how, PROBED), tmp_path / "probed")
     assert without_measured(probed) == without_measured(plain)
-    assert all(record["measured"] == {} for record in plain.records())
-    assert all("smoothness" in record["measured"] for record in probed.records())
+    assert all(record.measured == {} for record in plain.records())
+    assert all("smoothness" in record.measured for record in probed.records())
     files = sorted(path.name for path in plain.checkpoint.iterdir())
     assert files == sorted(path.name for path in probed.checkpoint.iterdir())
     for name in files:
@@ -50,7 +52,7 @@ def test_workers_measure_the_same(tmp_path: Path) -> None:
     serial = loop.run(quick(PROBED), tmp_path / "serial")
     workers = loop.run(quick(PROBED, "run.engine=workers", "run.workers=2"), tmp_path / "two")
     assert numbers(workers) == numbers(serial)
-    assert len(serial.records()[1]["measured"]) == 8
+    assert len(serial.records()[1].measured) == 8
 
 
 def slope(model: SplitModel, x: Tensor, y: Tensor) -> tuple[float, Tensor]:
@@ -134,21 +136,18 @@ def test_a_probed_client_sends_what_fedgh_sends(client: Client) -> None:
     )
 
 
-def record(number: int, gradient: float, **more: float) -> Record:
+def record(number: int, gradient: float, **more: float) -> Round:
     usual = {"gradient_steps": 5.5, "gradient_noise": 3.0, "smoothness": 4.0, "steps": 10.0}
-    return {
-        "round": number,
-        "participants": [0, 1],
-        "measured": {**usual, "gradient_start": gradient, "loss_start": 2.0 / number, **more},
-    }
+    found = {**usual, "gradient_start": gradient, "loss_start": 2.0 / number, **more}
+    return a_round(number, participants=[0, 1], measured=found)
 
 
 def test_numbers_that_mean_nothing_are_not_shown() -> None:
     """Two rounds fit a / T + b exactly; and L₁ is not sought where the bound holds anyway."""
     gap = {"header_gap": 0.5, "loss_jump": 0.25}
 
-    def shown_of(*records: Record) -> dict[Any, Any]:
-        rows: Any = measured._theorem(analyse(records, lr=0.25))
+    def shown_of(*records: Round) -> dict[Any, Any]:
+        rows: Any = measured.theorem_rows(analyse(records, lr=0.25))
         return dict(rows)
 
     few = shown_of(record(1, 9.0), record(2, 3.0, **gap))
@@ -164,7 +163,7 @@ def test_numbers_that_mean_nothing_are_not_shown() -> None:
 def test_both_sides_worked_by_hand() -> None:
     gap = {"header_gap": 0.5, "loss_jump": 0.25}
     records = [record(1, 9.0), record(2, 3.0, **gap), record(3, 3.0, **gap), record(4, 5.0, **gap)]
-    nobody = {"round": 5, "participants": [0, 1], "measured": {}}  # has answered
+    nobody = a_round(5, participants=[0, 1])  # has answered
     out = analyse([*records, nobody], lr=0.25)
     assert out.rounds == 4
     assert out.running_mean == [9, 6, 5, 5]
@@ -220,7 +219,8 @@ def test_where_the_theorem_says_nothing_no_number_is_printed() -> None:
         "the theorem needs L_1 eta < 2, but L_1 = 4 was measured and eta = 0.5"
     )
     assert steep.jump is not None
-    now_and_then = [record(1, 9.0), {**record(2, 3.0, **gap), "participants": [1, 2]}]
+    others = record(2, 3.0, **gap).model_copy(update={"participants": [1, 2]})
+    now_and_then = [record(1, 9.0), others]
     changing = analyse(now_and_then, lr=0.1)
     assert (changing.bound, changing.smoothness_implied) == (None, None)
     assert "federation.participation=1.0" in (changing.no_bound or "")
@@ -229,8 +229,8 @@ def test_where_the_theorem_says_nothing_no_number_is_printed() -> None:
     assert "no client has taken part twice" in (once.no_bound or "")
 
 
-@pytest.mark.parametrize("records", [[], [{"round": 1, "measured": {}}], [{"round": 1}]])
-def test_an_ordinary_run_is_refused(records: list[Record]) -> None:
+@pytest.mark.parametrize("records", [[], [a_round(1)]])
+def test_an_ordinary_run_is_refused(records: list[Round]) -> None:
     with pytest.raises(RunError, match=r"fedgh\.studies\.convergence:Probed"):
         analyse(records, lr=0.1)
 

@@ -4,30 +4,30 @@ from pathlib import Path
 
 import pytest
 
+from fedgh.core.records import ClientInfo, Round
 from fedgh.core.types import Task
 from fedgh.models import extractor
 from fedgh.models.cost import forward_flops, training_flops
-from fedgh.runs.folder import Record
 from fedgh.studies.cost import measure
 from fedgh.training import loop
+from tests.support.records import a_round
 from tests.support.tiny import quick
 
 TASK = Task(num_classes=10, rep_dim=500, num_clients=2, rounds=2, seed=0, input_shape=(3, 32, 32))
-CLIENTS: list[Record] = [
-    {"client": 0, "extractor": "cnn1", "classes": {"a": 50, "b": 50}, "train": 80},
-    {"client": 1, "extractor": "cnn5", "classes": {"b": 25, "c": 5, "d": 20}, "train": 40},
+CLIENTS = [
+    ClientInfo(client=0, extractor="cnn1", classes={"a": 50, "b": 50}, train=80),
+    ClientInfo(client=1, extractor="cnn5", classes={"b": 25, "c": 5, "d": 20}, train=40),
 ]
 
 
-def record(number: int, failed: list[int], bytes_up: int) -> Record:
-    return {
-        "round": number,
-        "participants": [0, 1],
-        "bytes_up": bytes_up,
-        "rejected": [],
-        "failed": [{"client": client, "reason": "away"} for client in failed],
-        "seconds": {"train": 20.0, "summarise": 1.0, "evaluate": 7.0, "server": 0.1, "total": 16.0},
-    }
+def record(number: int, failed: list[int], bytes_up: int) -> Round:
+    return a_round(
+        number,
+        participants=[0, 1],
+        bytes_up=bytes_up,
+        failed=[{"client": client, "reason": "away"} for client in failed],
+        seconds={"train": 20.0, "summarise": 1.0, "evaluate": 7.0, "server": 0.1, "total": 16.0},
+    )
 
 
 def test_shares_and_bytes_worked_by_hand() -> None:

@@ -15,6 +15,7 @@ from fedgh.studies.statistics import Paired, lead_over
 from fedgh.studies.study import Study
 from fedgh.studies.sweep import NOT_RUN, Outcome, Trial, plan_comparison
 from fedgh.tables import Sheet
+from tests.support.records import a_round
 from tests.support.tiny import a_run
 
 
@@ -56,9 +57,10 @@ def made(
     (trial,) = plan_comparison("demo", "fedgh", [seed], [f"federation.clients={len(own)}"])
     trial = replace(trial, place="few", label=method)
     run = a_run(folder / f"{method}-{seed}")
-    run.append({"round": 1, "accuracy_per_client": [1.0] * len(own), "bytes_total": sent // 2})
-    last = {"round": 2, "accuracy_per_client": own, "bytes_total": sent}
-    run.append(last | ({"global_accuracy_per_client": everything} if everything else {}))
+    run.append(a_round(1, accuracy_per_client=[1.0] * len(own), bytes_total=sent // 2))
+    last = a_round(2, bytes_total=sent, accuracy_per_client=own)
+    each = last.per_client | {"global_accuracy": everything}
+    run.append(last.model_copy(update={"per_client": each}))
     return trial, run
 
 
@@ -222,7 +224,7 @@ def test_nothing_was_run() -> None:
 
 def test_a_damaged_run_is_named(tmp_path: Path) -> None:
     trial, run = made(tmp_path, "fedgh", 0, [0.5, 0.5])
-    run.append({"round": 3, "accuracy_per_client": [0.5], "bytes_total": 0})
+    run.append(a_round(3, accuracy_per_client=[0.5]))
     with pytest.raises(RunError, match="fedgh-0 does not hold what this study measures"):
         entries(small(), Outcome([(trial, run)], {}))
 

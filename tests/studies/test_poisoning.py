@@ -1,24 +1,19 @@
 import pytest
 
-from fedgh.runs.folder import Record
 from fedgh.studies.poisoning import measure
+from tests.support.records import a_round
 
 
 def test_harm_worked_by_hand() -> None:
-    records: list[Record] = [
-        {
-            "participants": [0, 1, 2],
-            "failed": [],
-            "rejected": [],
-            "dropped": [{"client": 0, "classes": [1, 2]}],
-        },
-        {
-            "participants": [0, 1, 2],
-            "failed": [],
-            "rejected": [{"client": 0, "reason": "no"}],
-            "dropped": [{"client": 2, "classes": [0]}],
-            "accuracy_per_client": [0.1, 0.6, 0.8],
-        },
+    records = [
+        a_round(1, participants=[0, 1, 2], dropped=[{"client": 0, "classes": [1, 2]}]),
+        a_round(
+            2,
+            participants=[0, 1, 2],
+            rejected=[{"client": 0, "reason": "no"}],
+            dropped=[{"client": 2, "classes": [0]}],
+            accuracy_per_client=[0.1, 0.6, 0.8],
+        ),
     ]
     harm = measure(records, named=[4, 2, 3], liars=1, always_honest=[1, 2])
     assert harm.accuracy == pytest.approx(0.7)

@@ -14,6 +14,7 @@ from fedgh.studies.result import communication, lines, main_sheet, verdicts
 from fedgh.studies.study import Study
 from fedgh.studies.sweep import NOT_RUN, Outcome, Trial, plan_comparison
 from fedgh.tables import Column, Sheet
+from tests.support.records import a_round, a_summary
 from tests.support.tiny import a_run
 
 STUDY = Study.model_validate(
@@ -53,22 +54,16 @@ def made(path: Path, accuracies: list[float]) -> RunFolder:
     run = a_run(path)
     for number, each in enumerate([[1.0] * len(accuracies), accuracies], 1):
         mean = sum(each) / len(each)
-        run.append(
-            {
-                "round": number,
-                "accuracy": mean,
-                "accuracy_per_client": each,
-                "evaluation_accuracy_per_client": each,
-            }
-        )
+        scores = {"accuracy_per_client": each, "evaluation_accuracy_per_client": each}
+        run.append(a_round(number, mean, **scores))
     run.write_summary(
-        {
-            "rounds_to_target": 1,
-            "bytes_to_target": 3072,
-            "bytes_per_client_round": 1536.0,
-            "paper_bytes_per_client_round": 2048.0,
-            "seconds": 2.0,
-        }
+        a_summary(
+            rounds_to_target=1,
+            bytes_to_target=3072,
+            bytes_per_client_round=1536.0,
+            paper_bytes_per_client_round=2048.0,
+            seconds=2.0,
+        )
     )
     return run
 
@@ -122,7 +117,7 @@ def test_what_holds(outcome: Outcome) -> None:
 def test_the_rival_that_decides_is_named(tmp_path: Path, outcome: Outcome) -> None:
     """A small and steady lead says more than a large and erratic one; p is multiplied by two."""
     trial = outcome.runs[1][0]
-    scores = [0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85]
+    scores = [0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65]
     erratic = [each + more for each, more in zip(scores, [0.3, -0.2] * 4, strict=True)]
     runs = [
         (replace(trial, label="standalone"), made(tmp_path / "s", [x + 0.01 for x in scores])),

@@ -22,6 +22,7 @@ from fedgh.studies.sweep import Outcome, Trial, plan_comparison, plan_search, ru
 from fedgh.training import experiment
 from fedgh.training.callbacks import Callback
 from tests.support.commands import SET, inside
+from tests.support.records import a_round, a_summary
 from tests.support.tiny import QUICK, a_run, numbers, quick
 
 
@@ -114,18 +115,8 @@ def test_other_settings_are_not_mixed_into_an_old_sweep(tmp_path: Path) -> None:
     run_trials(plan("standalone", (0,), "run.global_accuracy=every"), tmp_path)
 
 
-def test_a_run_from_before_all_classes_were_asked_about_has_a_dash(tmp_path: Path) -> None:
-    (folder,) = (run for _, run in run_trials(plan("standalone", (0,)), tmp_path).runs)
-    text = folder.config.read_text()
-    folder.config.write_text(text.replace('global_accuracy = "last"', "global_accuracy = false"))
-    assert folder.config.read_text() != text
-    old = [{k: v for k, v in each.items() if "global_" not in k} for each in folder.records()]
-    lines = "".join(json.dumps(record) + "\n" for record in old)
-    (folder.path / "rounds.jsonl").write_text(lines)
-    summary = folder.summary() or {}
-    del summary["final_global_accuracy"]
-    (folder.path / "summary.json").write_text(json.dumps(summary))
-    shutil.rmtree(folder.checkpoint)  # as in the results of the repository
+def test_a_run_that_did_not_ask_about_all_classes_has_a_dash(tmp_path: Path) -> None:
+    run_trials(plan("standalone", (0,), "run.global_accuracy=never"), tmp_path)
     outcome = run_trials(plan("standalone", (0,)), tmp_path)
     (row,) = statistics.rows(outcome)
     assert row.accuracy is not None
@@ -198,7 +189,7 @@ def test_what_is_left_is_judged_by_what_is_alike(tmp_path: Path) -> None:
     def done(label: str, seconds: float, *words: str, place: str = "here") -> Any:
         (trial,) = plan(label, (0,), "federation.rounds=4", *words)
         folder = a_run(tmp_path / f"{place}-{label}")
-        folder.write_summary({"seconds": seconds})
+        folder.write_summary(a_summary(seconds=seconds))
         return replace(trial, place=place), folder
 
     (known, _), (other, _), *_ = runs = [done("fedgh", 8.0), done("fd", 4.0)]
@@ -266,22 +257,16 @@ def fake_run(path: Path, rounds: list[list[float]], reached: int | None = None) 
     """A finished run with these accuracies per round and client."""
     run = a_run(path)
     for number, accuracies in enumerate(rounds, 1):
-        run.append(
-            {
-                "round": number,
-                "accuracy": float(np.mean([a for a in accuracies if a is not None])),
-                "accuracy_per_client": accuracies,
-                "evaluation_accuracy_per_client": accuracies,
-            }
-        )
+        mean = float(np.mean([a for a in accuracies if a is not None]))
+        scores = {"accuracy_per_client": accuracies, "evaluation_accuracy_per_client": accuracies}
+        run.append(a_round(number, mean, **scores))
     run.write_summary(
-        {
-            "rounds_to_target": reached,
-            "bytes_to_target": reached and reached * 100,
-            "bytes_per_client_round": 50.0,
-            "paper_bytes_per_client_round": None,
-            "seconds": 2.0,
-        }
+        a_summary(
+            rounds_to_target=reached,
+            bytes_to_target=reached and reached * 100,
+            bytes_per_client_round=50.0,
+            seconds=2.0,
+        )
     )
     return run
 

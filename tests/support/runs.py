@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedgh.runs.folder import Record
+from fedgh.core.records import Round
 from fedgh.training import loop
 from fedgh.training.callbacks import Callback
 from fedgh.training.experiment import Experiment
@@ -21,7 +21,7 @@ EVERYTHING = [
     "local.momentum=0.9",
     "local.clip=1.0",
     "run.eval_every=3",
-    "run.global_accuracy=true",
+    "run.global_accuracy=every",
 ]
 
 
@@ -31,8 +31,8 @@ class StopAfter(Callback):
     def __init__(self, round: int) -> None:
         self.round = round
 
-    def finished_round(self, record: Record) -> None:
-        if record["round"] == self.round:
+    def finished_round(self, record: Round) -> None:
+        if record.round == self.round:
             raise KeyboardInterrupt
 
 

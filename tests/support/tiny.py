@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from fedgh import config
 from fedgh.core import wire
+from fedgh.core.records import ClientInfo, Identity
 from fedgh.core.types import Client, ClientData, Examples, LocalTraining, Payload, SplitModel, Task
-from fedgh.runs.folder import Record, RunFolder
-from fedgh.runs.records import Identity
+from fedgh.runs.folder import RunFolder
 from fedgh.runs.sealed import unpack
 from fedgh.training import experiment
 from fedgh.training.experiment import Experiment
@@ -109,7 +109,7 @@ def a_run(
     path: Path,
     config: str = "",
     identity: Identity | None = None,
-    clients: list[Record] | None = None,
+    clients: list[ClientInfo] | None = None,
     state: Payload | None = None,
 ) -> RunFolder:
     """A run folder before its first round, as nobody uses it any more."""
@@ -120,7 +120,7 @@ def a_run(
 def numbers(run: RunFolder) -> list[dict[str, Any]]:
     """Everything a run has recorded except how long it took and what wrapping it took."""
     return [
-        {k: v for k, v in record.items() if k not in ("seconds", "wire_bytes")}
+        {k: v for k, v in record.model_dump().items() if k not in ("seconds", "wire_bytes")}
         for record in run.records()
     ]
 

@@ -92,7 +92,7 @@ def test_safetensors_are_the_weights_to_the_bit(run: Path, tmp_path: Path) -> No
         "client": number,
         "run": json.loads((run / "data.json").read_text())["fingerprint"],
         "round": 2,
-        "accuracy": record["accuracy_per_client"][number],
+        "accuracy": record.accuracies[number],
     }
 
 

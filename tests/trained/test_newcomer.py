@@ -35,7 +35,7 @@ def test_both_start_alike_and_only_the_header_differs(run: RunFolder) -> None:
     assert len(found.with_header) == len(found.without_header) == 4
     assert found.with_header[0] == found.without_header[0]
     assert found.with_header != found.without_header
-    assert found.others == run.records()[-1]["accuracy"]
+    assert found.others == run.records()[-1].accuracy
     assert list(found.history["epochs"]) == [0, 1, 2, 3]
     again = join(str(run.path), newcomer(), 3)  # a folder may also be given by its path
     assert again.with_header == found.with_header
@@ -108,7 +108,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_that_goes_on_may_be_joined(run: RunFolder, tmp_path: Path) -> None:
     federation = Federation(three())
     out = tmp_path / "run"
-    federation.run(9, out=out, callbacks=[lambda r: r["round"] == 1], progress=False)
+    federation.run(9, out=out, callbacks=[lambda r: r.round == 1], progress=False)
     found = join(out, newcomer(), 1)
     assert len(found.with_header) == 2
-    assert found.others == RunFolder.open(out).records()[0]["accuracy"]
+    assert found.others == RunFolder.open(out).records()[0].accuracy

@@ -22,12 +22,12 @@ from tests.trained.parts import CLASSES, copied, edit_json, images
 
 def took_part(run: Path) -> list[int]:
     records = RunFolder(run).records()
-    return sorted({client for record in records for client in record["participants"]})
+    return sorted({client for record in records for client in record.participants})
 
 
 def test_predictions_are_as_good_as_the_run_says(run: Path) -> None:
     trained = Trained.load(run, data=True, trust=True)
-    scores = RunFolder(run).records()[-1]["accuracy_per_client"]
+    scores = RunFolder(run).records()[-1].accuracies
     assert trained.left.took_part == took_part(run)
     for number in took_part(run):
         client = trained.clients[number]
@@ -141,11 +141,11 @@ def test_history_is_what_the_rounds_recorded(run: Path) -> None:
     history = Trained.load(run, trust=True).history
     records = RunFolder(run).records()
     for key in ("round", "accuracy", "evaluation_accuracy", "train_loss", "bytes_up", "bytes_down"):
-        assert history[key].tolist() == [record[key] for record in records]
-    last = records[-1]["global_accuracy"]
+        assert history[key].tolist() == [record.model_dump()[key] for record in records]
+    last = records[-1].scores["global_accuracy"]
     assert history["global_accuracy"].tolist() == [pytest.approx(np.nan, nan_ok=True), last]
-    assert history["bytes_total"].tolist()[-1] == records[-1]["bytes_total"]
-    assert history["seconds"].tolist() == [record["seconds"]["total"] for record in records]
+    assert history["bytes_total"].tolist()[-1] == records[-1].bytes_total
+    assert history["seconds"].tolist() == [record.seconds["total"] for record in records]
     assert history["participants"].tolist() == [2, 2]
     assert history["failed"].tolist() == history["rejected"].tolist() == [0, 0]
 
@@ -200,7 +200,7 @@ def test_a_run_with_objects_is_loaded_with_them(tmp_path: Path) -> None:
     folder = loop.run(prepare(settings, source=source, extractors=nets), tmp_path / "objects")
     left = restore.load_with(folder, prepare(settings, source=source, extractors=nets))
     client = Trained(folder, lambda: left).clients[1]
-    assert client.accuracy == folder.records()[-1]["accuracy_per_client"][1]
+    assert client.accuracy == folder.records()[-1].accuracies[1]
     assert len(client.predict(source.x)) == 60
     with pytest.raises(FedghError, match="cannot import"):
         Trained.load(folder.path, trust=True).clients[1].predict(source.x)

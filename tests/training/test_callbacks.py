@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from fedgh.core.records import Round
 from fedgh.core.types import Reply
 from fedgh.errors import ConfigError
-from fedgh.runs.folder import Record, RunFolder
+from fedgh.runs.folder import RunFolder
 from fedgh.training import loop
 from fedgh.training.callbacks import Callback, StopTraining
 from fedgh.training.experiment import Experiment
@@ -19,22 +20,22 @@ HEARD: list[str] = []
 
 
 class Listener(Callback):
-    def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
+    def started(self, experiment: Experiment, run: RunFolder, done: list[Round]) -> None:
         HEARD.append(f"started after {len(done)}")
 
     def replied(self, reply: Reply) -> None:
         HEARD.append("replied")
 
-    def finished_round(self, record: Record) -> None:
-        HEARD.append(f"finished {record['round']}")
+    def finished_round(self, record: Round) -> None:
+        HEARD.append(f"finished {record.round}")
 
     def close(self) -> None:
         HEARD.append("closed")
 
 
-def stop_after_two(record: Record) -> bool:
-    HEARD.append(f"asked {record['round']}")
-    return bool(record["round"] == 2)
+def stop_after_two(record: Round) -> bool:
+    HEARD.append(f"asked {record.round}")
+    return bool(record.round == 2)
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +54,7 @@ def test_a_callback_is_told_of_everything_in_order(tmp_path: Path) -> None:
 
 def test_a_callback_is_closed_after_an_error(tmp_path: Path) -> None:
     class Failing(Callback):
-        def finished_round(self, record: Record) -> None:
+        def finished_round(self, record: Round) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -65,10 +66,10 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path) -> 
     name = f"{__name__}:stop_after_two"
     experiment = quick(f"run.callbacks={name}", "run.checkpoint_every=3")
     run = loop.run(experiment, tmp_path / "run")
-    assert run.summary() is None
-    assert [record["round"] for record in run.records()] == [1, 2]
+    assert not run.finished
+    assert [record.round for record in run.records()] == [1, 2]
     resumed = loop.resume(tmp_path / "run")  # the function is shown round 2 again
-    assert resumed.summary() is None
+    assert not resumed.finished
     assert HEARD == ["asked 1", "asked 2", "asked 2"]
     resumed = loop.resume(tmp_path / "run", overrides=["run.callbacks=[]"])
     straight = loop.run(quick(), tmp_path / "straight")
@@ -77,12 +78,12 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path) -> 
 
 def test_a_stop_in_the_last_round_is_the_end(tmp_path: Path) -> None:
     class Last(Callback):
-        def finished_round(self, record: Record) -> None:
-            if record["round"] == 3:
+        def finished_round(self, record: Round) -> None:
+            if record.round == 3:
                 raise StopTraining
 
     run = loop.run(quick(), tmp_path / "run", [Last(), Listener()])
-    assert run.summary() is not None
+    assert run.finished
     assert "finished 3" in HEARD, "the others are told all the same"
 
 
@@ -109,11 +110,11 @@ def test_the_log_tells_rounds_and_failures(
     (record,) = run.records()
     lines = [log.getMessage() for log in caplog.records]
     assert lines[0] == f"fedgh: 5 clients, rounds 1 to 1, {tmp_path / 'run'}"
-    assert sum("failed" in line for line in lines) == len(record["failed"]) > 0
+    assert sum("failed" in line for line in lines) == len(record.failed) > 0
     assert lines[-1].startswith("round 1 is done: accuracy ")
 
 
-def broken(record: Record) -> None:
+def broken(record: Round) -> None:
     raise ZeroDivisionError("by zero")
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from fedgh import extras
+from fedgh.core.records import RECORDED, Round
 from fedgh.errors import ConfigError
-from fedgh.runs.folder import Record, RunFolder
-from fedgh.runs.records import RECORDED
+from fedgh.runs.folder import RunFolder
 from fedgh.training import loop
 from fedgh.training.callbacks import Callback
 from fedgh.training.trackers import scalars as scalars_of
@@ -29,16 +29,17 @@ def scalars(run: RunFolder) -> dict[str, list[tuple[int, float]]]:
 def expected(run: RunFolder) -> dict[str, list[tuple[int, Any]]]:
     out: dict[str, list[tuple[int, Any]]] = {}
     for record in run.records():
-        values = {name: record.get(name) for name in (*RECORDED, "train_loss", "bytes_total")}
-        values |= {f"seconds/{phase}": spent for phase, spent in record["seconds"].items()}
+        line = record.model_dump()
+        values = {name: line.get(name) for name in (*RECORDED, "train_loss", "bytes_total")}
+        values |= {f"seconds/{phase}": spent for phase, spent in record.seconds.items()}
         for name, value in values.items():
             if value is not None:
-                out.setdefault(name, []).append((record["round"], pytest.approx(value, rel=1e-6)))
+                out.setdefault(name, []).append((record.round, pytest.approx(value, rel=1e-6)))
     return out
 
 
 def test_every_round_is_written(tmp_path: Path) -> None:
-    settings = ["run.callbacks=tensorboard", "run.global_accuracy=true", "run.eval_every=2"]
+    settings = ["run.callbacks=tensorboard", "run.global_accuracy=every", "run.eval_every=2"]
     run = loop.run(quick(*settings), tmp_path / "run")
     found = scalars(run)
     assert found == expected(run)
@@ -47,8 +48,8 @@ def test_every_round_is_written(tmp_path: Path) -> None:
 
 
 class Impatient(Callback):
-    def finished_round(self, record: Record) -> None:
-        if record["round"] == 2:
+    def finished_round(self, record: Round) -> None:
+        if record.round == 2:
             raise KeyboardInterrupt
 
 
@@ -85,7 +86,7 @@ def test_wandb_holds_every_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(wandb.Run, "log", noted)
     run = loop.run(quick("run.callbacks=wandb"), tmp_path / "run")
-    assert logged == [(record["round"], scalars_of(record)) for record in run.records()]
+    assert logged == [(record.round, scalars_of(record)) for record in run.records()]
     (written,) = (run.path / "wandb").glob("offline-run-*/*.wandb")
     assert run.run_id in written.name
 
@@ -106,7 +107,7 @@ def test_mlflow_goes_on_where_a_run_was_stopped(
     assert found.data.params["federation.rounds"] == "4"
     for name in ("accuracy", "bytes_total"):
         history = client.get_metric_history(found.info.run_id, name)
-        wanted = [(record["round"], record[name]) for record in run.records()]
+        wanted = [(record.round, getattr(record, name)) for record in run.records()]
         assert [(metric.step, metric.value) for metric in history] == wanted
 
 

@@ -87,7 +87,7 @@ def put(house: House, prepared: Experiment, **changes: Any) -> Reply:
         settled=0,
     )
     job = Job(0, 1, None, evaluate=True)
-    message = server._message(job, FIRST_NODE, 60.0)
+    message = server.message(job, FIRST_NODE, 60.0)
     question, down = messages.read_request(message.content)
     message.content = messages.request(replace(question, **changes), down)
     (name,) = house.grid.push_messages([message])
@@ -191,5 +191,5 @@ def test_a_ledger_outlives_a_server_that_names_its_file(tmp_path: Path) -> None:
     for name in ("privacy.json", "privacy.lock"):
         assert put(house, prepared, experiment=name).error is None
     run = house.run()
-    assert run.records()[0]["failed"] == []
+    assert run.records()[0].failed == []
     assert json.loads((house.path / "states" / "privacy.json").read_text())["releases"] >= 1

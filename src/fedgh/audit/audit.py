@@ -46,7 +46,7 @@ def audit(
 def _attack_means(victim: Victim, seed: int, effort: Effort, say: Say) -> Audit:
     """Attack class means."""
     subject = find(victim, seed)
-    attacks = _Attacks(subject, seed, effort, say)
+    attacks = _MeanAttacks(subject, seed, effort, say)
     reconstructed, members = list(attacks.reconstructions()), list(attacks.memberships())
     known, unknown = subject.known, subject.unknown
     about = victim.about(subject.labels, seed)
@@ -63,7 +63,7 @@ def _attack_means(victim: Victim, seed: int, effort: Effort, say: Say) -> Audit:
 
 
 @dataclass
-class _Attacks:
+class _MeanAttacks:
     subject: Subject
     seed: int
     effort: Effort

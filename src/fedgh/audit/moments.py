@@ -19,7 +19,7 @@ from fedgh.errors import RunError
 
 def attack(victim: Victim, seed: int, effort: Effort, say: Say) -> Audit:
     """Attack one upload of a victim, over all its samples and over fewer."""
-    attacks = Attacks.on(victim, seed, effort, say)
+    attacks = MomentAttacks.on(victim, seed, effort, say)
     return Audit(
         **victim.about(victim.client.data.train.labels.unique().tolist(), seed),
         attacked="moments",
@@ -34,7 +34,7 @@ def attack(victim: Victim, seed: int, effort: Effort, say: Say) -> Audit:
 
 
 @dataclass(frozen=True)
-class Attacks:
+class MomentAttacks:
     """An attacker that knows the feature map, and samples of other clients."""
 
     victim: Victim
@@ -46,7 +46,7 @@ class Attacks:
     others: dict[str, Vectors]  # of samples that are not behind the upload
 
     @classmethod
-    def on(cls, victim: Victim, seed: int, effort: Effort, say: Say) -> "Attacks":
+    def on(cls, victim: Victim, seed: int, effort: Effort, say: Say) -> "MomentAttacks":
         """Compute the vectors of all samples; RunError when other clients have too few."""
         labels = victim.client.data.train.labels.unique().tolist()
         train, held_out = own_samples(victim, labels)

@@ -4,10 +4,11 @@ from base64 import b64encode
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, model_validator
+from pydantic import Base64Bytes, Field, model_validator
 from torch import Tensor
 
 from fedgh.audit.noise import Level
+from fedgh.core.records import Checked
 from fedgh.errors import RunError
 from fedgh.files import read_bytes, write_atomic
 from fedgh.runs.folder import RunFolder
@@ -24,11 +25,7 @@ Name = Annotated[str, Field(max_length=200)]
 Extractor = Literal["known", "unknown"]
 
 
-class _Checked(BaseModel):
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False, extra="forbid")
-
-
-class Means(_Checked):
+class Means(Checked):
     """Which class means or second moment were attacked, and by whom."""
 
     extractor: Extractor  # of the victim: does the attacker have it?
@@ -69,7 +66,7 @@ class Told(Means):
     others: Whole
 
 
-class Picture(_Checked):
+class Picture(Checked):
     """Images in rows and columns, as pixels: whoever shows them makes the file."""
 
     rows: Annotated[list[Name], Field(max_length=50)]
@@ -94,7 +91,7 @@ class Picture(_Checked):
         return self
 
 
-class Audit(_Checked):
+class Audit(Checked):
     """An audit of one client of a run."""
 
     method: Name
@@ -106,7 +103,7 @@ class Audit(_Checked):
     sizes: Annotated[list[Whole], Field(max_length=100)]  # training samples of each
     auxiliary: Whole  # samples that the attacker has
     networks: Whole  # of other clients, that an attacker without the victim's has
-    width: Whole = 0  # numbers in a vector; 0 in files from before it was noted
+    width: Whole  # numbers in a vector
     clip: Annotated[float, Field(ge=0, le=1e30)]
     delta: Share
     protected: Level  # how the run itself protects an upload

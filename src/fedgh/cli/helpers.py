@@ -100,7 +100,7 @@ def say_missing(console: Console, missing: dict[str, str]) -> None:
 
 def show_result(console: Console, run: "RunFolder") -> None:
     """Print the result of a finished run, and write its report."""
-    if run.summary() is None:
+    if not run.finished:
         print(f"a callback has stopped the run; go on with: fedgh resume {run.path}")
         return
     from fedgh.report.terminal import closing_lines, result, say

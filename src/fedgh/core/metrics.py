@@ -56,9 +56,9 @@ class Metric:
     on: Samples = "test"
     largest: float = 1.0
 
-    def possible(self, score: float) -> bool:
-        """Tell if a score that another party sends can be one."""
-        return 0 <= score <= self.largest
+    def possible(self, *scores: float) -> bool:
+        """Tell if scores that another party sends can be some."""
+        return all(0 <= score <= self.largest for score in scores)
 
 
 METRICS: dict[str, Metric] = {

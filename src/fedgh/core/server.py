@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from fedgh.core import wire
 from fedgh.core.defence import Defence, Dropped
 from fedgh.core.method import Method
 from fedgh.core.metrics import METRICS, NEEDED, own_metrics, spread
+from fedgh.core.records import LeftOut, Problem, Round
 from fedgh.core.rng import stream
 from fedgh.core.types import GlobalRounds, Job, Payload, Reply, Task, Upload, part, prefixed
 from fedgh.errors import RunError, WireError
@@ -52,8 +53,8 @@ class Received:
     waited: float = 0.0
     losses: list[float] = field(default_factory=list)
     measured: dict[str, list[float]] = field(default_factory=dict)  # a method's own numbers
-    failed: list[dict[str, Any]] = field(default_factory=list)
-    rejected: list[dict[str, Any]] = field(default_factory=list)
+    failed: list[Problem] = field(default_factory=list)
+    rejected: list[Problem] = field(default_factory=list)
     dropped: Dropped = field(default_factory=Dropped)
     discarded: str | None = None  # why the server is as it was before the round
     seconds: dict[str, float] = field(
@@ -63,7 +64,7 @@ class Received:
     def first_problem(self) -> str:
         """Who had trouble, and which, for the end of a sentence."""
         problems = self.failed + self.rejected
-        return f"; client {problems[0]['client']}: {problems[0]['reason']}" if problems else ""
+        return f"; client {problems[0].client}: {problems[0].reason}" if problems else ""
 
 
 class Server:
@@ -105,7 +106,7 @@ class Server:
         self._global = state.get(GLOBAL, _unknown(task)).clone()
         self._empty_rounds = int(state["empty_rounds"])  # in a row, without a single upload
         none = torch.zeros(task.num_clients, dtype=torch.int64)
-        self._strikes = state.get("strikes", none).clone()  # each client's rejected uploads
+        self.strikes = state.get("strikes", none).clone()  # each client's rejected uploads
         self._forgotten = state.get("forgotten", none.bool())  # clients taken out of the run
 
     @staticmethod
@@ -134,14 +135,14 @@ class Server:
 
     def _set_aside(self) -> Tensor:
         """Mask of clients that are not asked any more: forgotten, or rejected too often."""
-        return (self._strikes >= (self.most_strikes or inf)) | self._forgotten
+        return (self.strikes >= (self.most_strikes or inf)) | self._forgotten
 
     def round(
         self,
         number: int,
         on_reply: Callable[[Reply], None] = ignore,
         on_upload: Callable[[Upload], None] = ignore,
-    ) -> dict[str, Any]:
+    ) -> Round:
         """Play one round and return its record.
 
         Replies are shown as they come, accepted uploads in the order in which they are absorbed.
@@ -175,31 +176,33 @@ class Server:
         if received.discarded is not None:
             self.server = before
         self.bytes_total += received.bytes_up + bytes_down
-        return {
-            "round": number,
-            "participants": participants,
-            **self._evaluation(evaluate, globally),
-            "train_loss": _mean(received.losses),
-            "measured": {name: _mean(values) for name, values in received.measured.items()},
-            "bytes_up": received.bytes_up,
-            "bytes_down": bytes_down,
-            "bytes_total": self.bytes_total,
-            "wire_bytes": received.wire_bytes,
-            "rejected": received.rejected,
-            "discarded": received.discarded,
-            "dropped": [
-                {"client": client, "classes": classes}
+        scores, per_client = self._evaluation(evaluate, globally)
+        return Round(
+            round=number,
+            participants=participants,
+            scores=scores,
+            per_client=per_client,
+            train_loss=_mean(received.losses) if received.losses else None,
+            measured={name: _mean(values) for name, values in received.measured.items()},
+            bytes_up=received.bytes_up,
+            bytes_down=bytes_down,
+            bytes_total=self.bytes_total,
+            wire_bytes=received.wire_bytes,
+            rejected=received.rejected,
+            discarded=received.discarded,
+            dropped=[
+                LeftOut(client=client, classes=classes)
                 for client, classes in received.dropped.classes.items()
             ],
-            "set_aside": self._set_aside().nonzero().flatten().tolist(),
-            "forgotten": self._forgotten.nonzero().flatten().tolist(),
-            "failed": received.failed,
-            "seconds": {
+            set_aside=self._set_aside().nonzero().flatten().tolist(),
+            forgotten=self._forgotten.nonzero().flatten().tolist(),
+            failed=received.failed,
+            seconds={
                 **received.seconds,
                 "server": server_seconds,
                 "total": time.perf_counter() - start,
             },
-        }
+        )
 
     def state(self) -> Payload:
         """All that a later round depends on, beside the clients themselves."""
@@ -211,7 +214,7 @@ class Server:
             "trained": self._trained,
             "bytes_total": torch.tensor(self.bytes_total),
             "empty_rounds": torch.tensor(self._empty_rounds),
-            "strikes": self._strikes,
+            "strikes": self.strikes,
             **({"forgotten": self._forgotten} if bool(self._forgotten.any()) else {}),
         }
 
@@ -276,8 +279,8 @@ class Server:
             try:
                 upload = self._read(reply, spec)
             except WireError as error:
-                received.rejected.append({"client": reply.client_id, "reason": str(error)})
-                self._strikes[reply.client_id] += 1
+                received.rejected.append(Problem(client=reply.client_id, reason=str(error)))
+                self.strikes[reply.client_id] += 1
                 continue
             self._note_numbers(reply, received)
             if upload is not None:
@@ -302,7 +305,7 @@ class Server:
     def _note(self, reply: Reply, received: Received) -> None:
         """Record what holds even if the upload is rejected."""
         if reply.error is not None:
-            received.failed.append({"client": reply.client_id, "reason": reply.error})
+            received.failed.append(Problem(client=reply.client_id, reason=reply.error))
         if reply.up is not None:
             self._stale[reply.client_id] = True
             self._global[reply.client_id] = torch.nan
@@ -325,20 +328,23 @@ class Server:
         for phase, seconds in reply.seconds.items():
             received.seconds[phase] = received.seconds.get(phase, 0.0) + seconds
 
-    def _evaluation(self, evaluated: bool, globally: bool) -> dict[str, Any]:
+    def _evaluation(
+        self, evaluated: bool, globally: bool
+    ) -> tuple[dict[str, float | None], dict[str, list[float | None] | None]]:
         """For each metric the mean over all judged clients, and every client's own."""
         metrics = [(name, scores, evaluated) for name, scores in self._scores.items()]
         if self._global_too:
             metrics.append((GLOBAL, self._global, globally))
-        out: dict[str, Any] = {}
+        means: dict[str, float | None] = {}
+        per_client: dict[str, list[float | None] | None] = {}
         for name, scores, judged in metrics:
             scores[self._set_aside()] = torch.nan  # what is not believed any more
             known = judged and not bool(scores.isnan().all())
-            out[name] = float(scores.nanmean()) if known else None
-            out[f"{name}_per_client"] = _json_numbers(scores) if judged else None
+            means[name] = float(scores.nanmean()) if known else None
+            per_client[name] = _numbers(scores) if judged else None
         if evaluated:
-            out |= {f"accuracy_{key}": n for key, n in spread(self._scores["accuracy"]).items()}
-        return out
+            means |= {f"accuracy_{key}": n for key, n in spread(self._scores["accuracy"]).items()}
+        return means, per_client
 
     def _too_large(self) -> str | None:
         """Why no client would accept what the server now has to send; None if one would.
@@ -405,7 +411,7 @@ def _unknown(task: Task) -> Tensor:
     return torch.full((task.num_clients,), torch.nan, dtype=torch.float64)
 
 
-def _json_numbers(values: Tensor) -> list[float | None]:
+def _numbers(values: Tensor) -> list[float | None]:
     out: list[float | None] = [None] * len(values)
     known = (~values.isnan()).nonzero().flatten()  # perhaps a few of very many
     for client, value in zip(known.tolist(), values[known].tolist(), strict=True):
@@ -413,5 +419,5 @@ def _json_numbers(values: Tensor) -> list[float | None]:
     return out
 
 
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

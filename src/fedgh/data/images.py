@@ -104,16 +104,16 @@ def _check_decoder(image: Any, content: bytes) -> None:
     if any(tile[0] in DECODERS for tile in image.tile):
         raise ValueError(f"{image.format} as text, in runs or with unusual levels is slow to read")
     if image.format in ("JPEG", "MPO"):
-        kinds = _jpeg_markers(content)
+        kinds = jpeg_markers(content)
         if kinds.count(_SCAN) * image.width * image.height > MAX_PASSES * MAX_PIXELS:
             raise ValueError("it has too many scans")
         if any(kind in _ARITHMETIC for kind in kinds):
             raise ValueError("arithmetic coding is slow to read")
-    if image.format == "TIFF" and {_TILE_WIDTH, _TILE_HEIGHT} & _tiff_tags(content):
+    if image.format == "TIFF" and {_TILE_WIDTH, _TILE_HEIGHT} & tiff_tags(content):
         raise ValueError("it is made of tiles, which may be larger than the image")
 
 
-def _jpeg_markers(content: bytes) -> list[int]:
+def jpeg_markers(content: bytes) -> list[int]:
     """The kinds of the segments of a JPEG file, as far as its first image goes."""
     kinds: list[int] = []
     place = 2
@@ -123,7 +123,7 @@ def _jpeg_markers(content: bytes) -> list[int]:
     return kinds
 
 
-def _tiff_tags(content: bytes) -> set[int]:
+def tiff_tags(content: bytes) -> set[int]:
     """The tags of the first image in a TIFF file, also those that Pillow passes over."""
     order: Literal["little", "big"] = "little" if content.startswith(b"II") else "big"
 

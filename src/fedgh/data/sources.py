@@ -137,7 +137,7 @@ def cifar100(where: Where) -> Source:
     files = [folder / "train.bin", folder / "test.bin"]
     x, y = read_cifar(files, [50_000, 10_000], label_bytes=2, classes=100)
     listed = folder / "fine_label_names.txt"
-    names = _bytes_of(listed, MAX_NAMES).decode("utf-8", errors="replace").split()
+    names = bytes_of(listed, MAX_NAMES).decode("utf-8", errors="replace").split()
     if len(names) != 100:
         raise DataError(f"{listed} has {len(names)} names instead of 100; {FETCH_AGAIN}")
     return Source("cifar100", x, y, tuple(names))
@@ -250,7 +250,7 @@ def read_cifar(
     images, labels = [], []
     for path, count in zip(paths, counts, strict=True):
         width = label_bytes + 3 * 32 * 32
-        raw = np.frombuffer(_bytes_of(path, count * width), np.uint8)
+        raw = np.frombuffer(bytes_of(path, count * width), np.uint8)
         if raw.size != count * width:
             raise DataError(
                 f"{path} has {raw.size:,} bytes instead of {count * width:,}: {FETCH_AGAIN}"
@@ -268,7 +268,7 @@ def read_idx(path: Path, shape: tuple[int, ...], below: int = 256) -> NDArray[np
     """An idx file of bytes: zero, zero, type 8, number of dimensions, sizes, values."""
     header = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
     size = len(header) + int(np.prod(shape))
-    packed = _bytes_of(path, size + MAX_OVERHEAD)
+    packed = bytes_of(path, size + MAX_OVERHEAD)
     try:
         with gzip.open(io.BytesIO(packed)) as file:
             raw = file.read(size + 1)  # no more than it should have, but to its end
@@ -287,7 +287,7 @@ def _labels(path: Path, labels: NDArray[np.uint8], below: int) -> NDArray[np.uin
     return labels
 
 
-def _bytes_of(path: Path, limit: int) -> bytes:
+def bytes_of(path: Path, limit: int) -> bytes:
     """The content of an official file, whose size is known."""
     try:
         return read_bytes(path, limit, follow=True)

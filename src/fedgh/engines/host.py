@@ -128,7 +128,7 @@ class ClientHost:
         self._explain = explain or one_line  # what the server is told of a failure
         self._released = released or {}  # statistics that left the client before, see `released`
         self._files = files
-        self._clients: dict[int, Client] = {}  # the one used last comes last
+        self.kept: dict[int, Client] = {}  # the one used last comes last
         self._changed: set[int] = set()
         self._sizes: dict[int, int] = {}
         self._used = 0
@@ -138,22 +138,22 @@ class ClientHost:
     def run(self, job: Job) -> Reply:
         """Train and judge a client, then make room for the next."""
         reply = self._run(job)
-        client = self._clients.get(job.client_id)
+        client = self.kept.get(job.client_id)
         if client is not None:
             self._used += client.nbytes - self._sizes.get(client.id, 0)
             self._sizes[client.id] = client.nbytes
         while self._used > self.memory:
-            self._leave(next(iter(self._clients)), job.round)
+            self._leave(next(iter(self.kept)), job.round)
         return reply
 
     def release(self, client_id: int, round: int) -> None:
         """Let go of a client; its state is written if it is nowhere else."""
-        if client_id in self._clients:
+        if client_id in self.kept:
             self._leave(client_id, round)
 
     def holds(self, client_id: int) -> bool:
         """Whether a client is in memory."""
-        return client_id in self._clients
+        return client_id in self.kept
 
     def released(self, client_id: int) -> Payload:
         """Return the statistics that a client sends whenever it is asked, if its method has some.
@@ -169,12 +169,12 @@ class ClientHost:
     def save(self, round: int) -> None:
         """Write the clients that have changed since the last time."""
         for client in sorted(self._changed):
-            self._files.write(round, client, self._clients[client].state())
+            self._files.write(round, client, self.kept[client].state())
         self._changed.clear()
         self._files.seal(round)
 
     def _leave(self, client_id: int, round: int) -> None:
-        client = self._clients.pop(client_id)
+        client = self.kept.pop(client_id)
         self._used -= self._sizes.pop(client_id, 0)
         if client_id in self._changed:
             self._files.write(round, client_id, client.state())
@@ -221,9 +221,9 @@ class ClientHost:
 
     def _client(self, client_id: int, keep: bool) -> Client:
         """The client, made or loaded if need be; one that is only looked at is not kept."""
-        if client_id in self._clients:
-            client = self._clients.pop(client_id)
-            self._clients[client_id] = client
+        if client_id in self.kept:
+            client = self.kept.pop(client_id)
+            self.kept[client_id] = client
             return client
         client = self.blueprint.make(client_id)
         state = self._files.load(client_id)
@@ -231,7 +231,7 @@ class ClientHost:
             client.load(state)
         client.memory.update(moved(prefixed(RELEASE, self._released), client.device))
         if keep:
-            self._clients[client_id] = client
+            self.kept[client_id] = client
         return client
 
     def _train(self, client: Client, down: bytes) -> bytes:

@@ -50,7 +50,7 @@ Waiting = defaultdict[Any, deque[Job]]
 
 
 @dataclass
-class Place:
+class Seat:
     """One actor, and what it is doing."""
 
     actor: Any
@@ -113,13 +113,13 @@ class Ray:
             ray.shutdown()
         self._place.cleanup()
 
-    def _start(self) -> Place:
+    def _start(self) -> Seat:
         actor = Actor.options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD").remote(  # type: ignore[attr-defined]
             self._blueprint, self._memory, self._files.run
         )
-        return Place(actor, actor.ready.remote())
+        return Seat(actor, actor.ready.remote())
 
-    def _submit_next(self, place: Place, waiting: Waiting) -> None:
+    def _submit_next(self, place: Seat, waiting: Waiting) -> None:
         """A job of a client that is there, else of one that is nowhere, else of the busiest."""
         busiest = max(waiting, key=lambda home: len(waiting[home]))
         for home in (place.actor, None, busiest):
@@ -127,13 +127,13 @@ class Ray:
                 self._submit(place, waiting[home].popleft())
                 return
 
-    def _submit(self, place: Place, job: Job, *, state_too: bool = False) -> None:
+    def _submit(self, place: Seat, job: Job, *, state_too: bool = False) -> None:
         """Send a job; the client's state goes with it unless the actor should have it."""
         away = self._home.get(job.client_id) is not place.actor
         state = self._files.read(job.client_id) if away or state_too else None
         place.job, place.answer = job, place.actor.run.remote(job, state)
 
-    def _ready(self) -> list[Place]:
+    def _ready(self) -> list[Seat]:
         """The places at which something has happened; wait until there is one."""
         by_ref = {place.starting or place.answer: place for place in self._places}
         by_ref.pop(None, None)
@@ -146,7 +146,7 @@ class Ray:
             )
         return [by_ref[ref] for ref in done]
 
-    def _collect(self, place: Place, waiting: Waiting) -> Reply | None:
+    def _collect(self, place: Seat, waiting: Waiting) -> Reply | None:
         """What an actor has to say; None if its job is still to be done."""
         job = place.job
         try:
@@ -176,7 +176,7 @@ class Ray:
         answer: Reply = reply
         return answer
 
-    def _replace(self, place: Place, waiting: Waiting, error: RayError) -> None:
+    def _replace(self, place: Seat, waiting: Waiting, error: RayError) -> None:
         """A new actor for one that has died; somebody will do its job again."""
         if place.starting is not None:
             self._failed_starts += 1

@@ -46,7 +46,7 @@ class Workers:
         self._cost = blueprint.cost
         context = worker_context()
         self._workers: list[tuple[BaseProcess, Connection]] = []
-        self._home: dict[int, int] = {}  # client -> worker
+        self.home: dict[int, int] = {}  # client -> worker
         try:
             with no_interrupts():
                 for index in range(count):
@@ -76,11 +76,11 @@ class Workers:
             ((self._cost(job), job) for job in jobs), key=lambda item: -item[0]
         ):
             lightest = min(range(len(load)), key=load.__getitem__)
-            worker = self._home.get(job.client_id, lightest)
+            worker = self.home.get(job.client_id, lightest)
             if load[worker] >= load[lightest] + cost:  # elsewhere it would be done by then
                 self._move(job.client_id, worker, lightest, job.round)
                 worker = lightest
-            self._home[job.client_id] = worker
+            self.home[job.client_id] = worker
             queues[worker].append(job)
             load[worker] += cost
         position = {job.client_id: place for place, job in enumerate(jobs)}

@@ -133,14 +133,14 @@ def answer(message: Message, node: NodeConfig, make_blueprint: MakeBlueprint) ->
             one_thread(),
             _at_home(request, node, bound) as home,
         ):
-            task = _Task(request, home, bound, node, make_blueprint)
+            task = _Assignment(request, home, bound, node, make_blueprint)
             return task.judge() if down is None else task.train(down)
     except Exception as problem:
         return Reply(client, round, error=_discreet(problem))
 
 
 @dataclass(frozen=True)
-class _Task:
+class _Assignment:
     """A request with all that it takes to answer it."""
 
     request: Request

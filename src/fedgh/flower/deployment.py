@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from fedgh import files
+from fedgh.core.records import Round
 from fedgh.errors import RunError
 from fedgh.flower.folder import FederationFolder
 from fedgh.flower.node import explained
 from fedgh.flower.processes import Processes, end_orphans
 from fedgh.flower.session import Session
-from fedgh.runs.folder import Record, RunFolder
+from fedgh.runs.folder import RunFolder
 
 PATIENCE = 90.0
 """Seconds for the SuperLink to answer."""
@@ -147,7 +148,7 @@ class Deployment:
         try:
             return subprocess.run(
                 ["sh", *command],
-                env=self._environment(),
+                env=self.environment(),
                 capture_output=True,
                 text=True,
                 timeout=PATIENCE,
@@ -156,9 +157,10 @@ class Deployment:
             raise RunError(f"Flower does not answer within {PATIENCE:.0f} s") from None
 
     def _start(self, name: str, script: Path, **variables: int) -> None:
-        self.processes.start(name, ["sh", str(script)], self._environment(**variables))
+        self.processes.start(name, ["sh", str(script)], self.environment(**variables))
 
-    def _environment(self, **variables: int) -> dict[str, str]:
+    def environment(self, **variables: int) -> dict[str, str]:
+        """Return the environment of a process of the federation."""
         programs = str(Path(sys.executable).parent)
         return {
             **os.environ,
@@ -210,7 +212,7 @@ def follow(
     deployment: Deployment,
     run: int,
     out: Path,
-    finished_round: Callable[[Record], None],
+    finished_round: Callable[[Round], None],
     check: Callable[[], None] = lambda: None,
 ) -> RunFolder:
     """Watch a run until it has finished; what ended it otherwise is a RunError.
@@ -229,7 +231,7 @@ def follow(
             finished_round(record)
             seen += 1
         _raise_error_of(run, session)
-        if session is not None and session.run == run and folder.summary() is not None:
+        if session is not None and session.run == run and folder.finished:
             return folder
         if time.monotonic() > look:
             try:
@@ -240,7 +242,7 @@ def follow(
                     raise
                 status, how = "unknown", ""
             if status == "finished":
-                if folder.summary() is not None:
+                if folder.finished:
                     return folder
                 _raise_error_of(run, Session.read(out))  # it may just have been written
                 words = "\n".join(deployment.run_log(run).strip().splitlines()[-5:])

@@ -88,7 +88,7 @@ class Flower:
             unsent = self._push(unsent, waiting, end - time.monotonic())
             for name in list(waiting):
                 job, sent = waiting[name]
-                found = self._pull(inbox, name, job)
+                found = self.pull(inbox, name, job)
                 if found is None:
                     continue
                 del waiting[name]
@@ -96,7 +96,7 @@ class Flower:
                     resent[job.client_id] += 1
                     unsent.append(job)  # it may come back in time
                     continue
-                reply = _reply(job, found, sent)
+                reply = reply_of(job, found, sent)
                 # A participant cannot have worked for longer than it was given.
                 known = {phase: min(s, patience) for phase, s in reply.seconds.items()}
                 yield replace(reply, seconds=known)
@@ -139,7 +139,7 @@ class Flower:
         """Send the jobs whose nodes are there; those that could not be sent."""
         nodes = self._nodes({job.client_id for job in jobs}) if jobs else {}
         there = [job for job in jobs if job.client_id in nodes]
-        sent = [self._message(job, nodes[job.client_id], seconds) for job in there]
+        sent = [self.message(job, nodes[job.client_id], seconds) for job in there]
         names: list[str | None] = list(self._grid.push_messages(sent)) if sent else []
         for job, message, name in zip(there, sent, names, strict=False):
             if name is not None:
@@ -147,7 +147,7 @@ class Flower:
         asked = {job.client_id for job, _ in waiting.values()}
         return [job for job in jobs if job.client_id not in asked]
 
-    def _message(self, job: Job, node: int, seconds: float) -> Message:
+    def message(self, job: Job, node: int, seconds: float) -> Message:
         """A job for a node, to be done within so many seconds."""
         counted = self._trained.setdefault(job.client_id, [0])
         counted.append(job.trained)
@@ -175,7 +175,7 @@ class Flower:
             ttl=seconds,
         )
 
-    def _pull(self, inbox: Inbox, name: str, job: Job) -> Message | Exception | None:
+    def pull(self, inbox: Inbox, name: str, job: Job) -> Message | Exception | None:
         """The reply to a job's message, if it has come.
 
         Asked for one by one: whose reply it is says the SuperLink, not the reply; and bytes that
@@ -202,7 +202,8 @@ def _node_has_gone(found: Message | Exception) -> bool:
     )
 
 
-def _reply(job: Job, message: Message | Exception, sent: int) -> Reply:
+def reply_of(job: Job, message: Message | Exception, sent: int) -> Reply:
+    """Read the reply to a job; what cannot be read is a reply that says why."""
     if isinstance(message, ObjectPullError):
         return _failed(job, "its node has sent only a part of the reply", sent)
     if isinstance(message, WireError):

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedgh import config
+from fedgh.core.records import Round
 from fedgh.core.types import Reply
 from fedgh.errors import RunError
 from fedgh.flower.deployment import deployed, follow, locked
@@ -19,7 +20,7 @@ from fedgh.flower.server import read_participants
 from fedgh.flower.session import Session
 from fedgh.formats import percent
 from fedgh.report.terminal import say
-from fedgh.runs.folder import Record, RunFolder
+from fedgh.runs.folder import RunFolder
 from fedgh.runs.read import name_runs
 from fedgh.training.experiment import prepare
 from fedgh.training.progress import Live
@@ -42,9 +43,9 @@ def up(path: Path, out: Path, console: Console) -> RunFolder:
         live.started(experiment, RunFolder(out), RunFolder(out).records())
         run = deployment.train(out)
 
-        def finished_round(record: Record) -> None:
-            for failure in record["failed"]:
-                live.replied(Reply(failure["client"], record["round"], error=failure["reason"]))
+        def finished_round(record: Round) -> None:
+            for failure in record.failed:
+                live.replied(Reply(failure.client, record.round, error=failure.reason))
             live.finished_round(record)
 
         return follow(deployment, run, out, finished_round, check)
@@ -65,7 +66,7 @@ def status(path: Path, out: Path, console: Console) -> None:
     if (out / "config.toml").exists():
         (run,) = name_runs([out])
         rounds = run.settings.federation.rounds
-        last = next((r["accuracy"] for r in reversed(records) if r["accuracy"] is not None), None)
+        last = next((r.accuracy for r in reversed(records) if r.accuracy is not None), None)
         console.print(f"{out}: round {len(records)} of {rounds}, accuracy {percent(last)}")
     session = Session.read(out)
     if session is not None and session.error is not None:

@@ -51,7 +51,7 @@ def client_app(make_client: MakeClient, methods: Collection[str] = DISCREET) -> 
         nobodys = partition.nothing(config.federation.clients)
         try:
             experiment = Experiment(config, (load_source(config.data),), nobodys, extractors=())
-            return _own(experiment, request.client, make_client, node, home)
+            return own_blueprint(experiment, request.client, make_client, node, home)
         except FedghError as problem:
             log(problem)
             raise PublicError(
@@ -61,9 +61,10 @@ def client_app(make_client: MakeClient, methods: Collection[str] = DISCREET) -> 
     return app_of(bring)
 
 
-def _own(
+def own_blueprint(
     experiment: Experiment, client: int, make_client: MakeClient, node: NodeConfig, home: Path
 ) -> Blueprint:
+    """Make the client of this participant from its own network and data."""
     task, privacy = experiment.task, experiment.privacy
     secret = _secret(home / "secret")
     with isolated(secret, "participant"):

@@ -11,7 +11,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any
 
 from fedgh.errors import RunError
 from fedgh.extras import need
@@ -84,15 +83,10 @@ class Account:
         """The ε of who has spent most."""
         return self._epsilon(max(self._asked.values()))
 
-    def summary(self) -> dict[str, Any]:
-        """What summary.json says of it."""
-        return {
-            "protects": self._privacy.protects,
-            "delta": self._delta,
-            "noise_multiplier": self._privacy.noise_multiplier,
-            "epsilon": self.highest,
-            "epsilon_per_client": [self._epsilon(asked) for asked in self._asked.values()],
-        }
+    @property
+    def epsilons(self) -> list[float]:
+        """The ε of every client."""
+        return [self._epsilon(asked) for asked in self._asked.values()]
 
     def _epsilon(self, asked: int) -> float:
         releases = min(asked, 1) if self._once else asked

@@ -23,7 +23,7 @@ class OverBoundError(RunError):
     """A release would cost more than there is left."""
 
 
-class _Page(BaseModel):
+class _Balance(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     releases: Annotated[int, Field(ge=0)]
@@ -48,14 +48,14 @@ class Ledger:
                 raise OverBoundError(
                     f"this participant's bound of ε = {self.max_epsilon:g} would be passed"
                 )
-            page = _Page(releases=page.releases + 1, spent=spent)
+            page = _Balance(releases=page.releases + 1, spent=spent)
             write_atomic(self.path, page.model_dump_json(indent=2).encode() + b"\n")
 
-    def _read(self) -> _Page:
+    def _read(self) -> _Balance:
         if not self.path.exists():
-            return _Page(releases=0, spent=0.0)
+            return _Balance(releases=0, spent=0.0)
         try:
-            return _Page.model_validate_json(read_bytes(self.path, MAX_PAGE))
+            return _Balance.model_validate_json(read_bytes(self.path, MAX_PAGE))
         except (OSError, ValidationError) as error:
             why = printable(str(error))
             raise RunError(f"{self.path} cannot be read ({why}); nothing is released") from None

@@ -6,9 +6,9 @@ from typing import Any
 
 import altair as alt
 
+from fedgh.core.records import ClientInfo
 from fedgh.report.charts import PERCENT, ROW, AnyChart, Rows, labels, run_colour, wide
 from fedgh.runs.read import NamedRun
-from fedgh.runs.records import ClientInfo
 from fedgh.trained.confusion import Confusion
 
 MOST_ROWS = 60

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from fedgh.core.records import RECORDED, Round
 from fedgh.errors import FedghError, RunError, one_line
 from fedgh.formats import human_bytes, percent
 from fedgh.report import charts, client_charts
@@ -13,7 +14,6 @@ from fedgh.report.page import Cell, Figure, Fold, Page, Part, Section, Table, Va
 from fedgh.report.terminal import PROTECTED
 from fedgh.runs.folder import RunFolder
 from fedgh.runs.read import NamedRun
-from fedgh.runs.records import RECORDED, Round
 from fedgh.trained.confusion import MOST_CLIENTS, Confusion
 
 MOST_PROBLEMS = 200
@@ -59,12 +59,12 @@ def _lead(runs: Sequence[NamedRun]) -> str:
         f"{run.settings.method.name} on {run.identity.name}: {run.settings.federation.clients} "
         f"clients, seed {run.settings.federation.seed}; {state_of(run)}."
     )
-    if run.result["final_accuracy"] is None:
+    if run.result.accuracy is None:
         return what
-    everywhere = run.result.get("final_global_accuracy")
+    everywhere = run.result.final.get("global_accuracy")
     beside = "" if everywhere is None else f", and {percent(everywhere)} of all classes alike"
     return (
-        f"{what} The clients' models get {percent(run.result['final_accuracy'])} right on average, "
+        f"{what} The clients' models get {percent(run.result.accuracy)} right on average, "
         f"each on its own test data{beside}."
     )
 
@@ -76,7 +76,7 @@ def _summary(runs: Sequence[NamedRun]) -> Section:
     rows: list[list[Value]] = []
     for run in runs:
         result, settings = run.result, run.settings
-        rounds = f"{result['rounds']}"
+        rounds = f"{result.rounds}"
         if not run.finished:
             rounds += f" of {settings.federation.rounds}"
         rows.append(
@@ -85,14 +85,14 @@ def _summary(runs: Sequence[NamedRun]) -> Section:
                 settings.method.name,
                 run.identity.name,
                 settings.federation.seed,
-                Cell(rounds, result["rounds"]),
-                _cell(result["final_accuracy"], percent),
-                _cell(result.get("final_global_accuracy"), percent),
-                result["rounds_to_target"],
-                _cell(result["bytes_to_target"], human_bytes),
-                _cell(result["bytes_total"], human_bytes),
-                _cell(result["bytes_per_client_round"], human_bytes),
-                _cell(result["seconds"], "{:,.1f}".format),
+                Cell(rounds, result.rounds),
+                _cell(result.accuracy, percent),
+                _cell(result.final.get("global_accuracy"), percent),
+                result.rounds_to_target,
+                _cell(result.bytes_to_target, human_bytes),
+                _cell(result.bytes_total, human_bytes),
+                _cell(result.bytes_per_client_round, human_bytes),
+                _cell(result.seconds, "{:,.1f}".format),
             ]
         )
     targets = {run.settings.federation.target for run in runs} - {None}
@@ -109,11 +109,11 @@ def _summary(runs: Sequence[NamedRun]) -> Section:
 
 def _metrics(runs: Sequence[NamedRun]) -> list[Table]:
     """All metrics of the last evaluated round, where a run has more than accuracy."""
-    names = [name for name in RECORDED if any(f"final_{name}" in run.result for run in runs)]
+    names = [name for name in RECORDED if any(name in run.result.final for run in runs)]
     if not set(names) - {"accuracy", "evaluation_accuracy", "global_accuracy"}:
         return []
     rows: list[list[Value]] = [
-        [run.label, *(_cell(run.result.get(f"final_{name}"), "{:.3f}".format) for name in names)]
+        [run.label, *(_cell(run.result.final.get(name), "{:.3f}".format) for name in names)]
         for run in runs
     ]
     return [Table(["run", *(name.replace("_", " ") for name in names)], rows)]
@@ -154,7 +154,7 @@ def _learning(runs: Sequence[NamedRun]) -> Section:
         caption = "Mean accuracy of the clients on their own test data. " + _dashes(runs)
         chart = charts.accuracy_over_rounds(runs)
         parts.append(Figure("accuracy-over-rounds", caption, chart, whole_width=True))
-        if any(run.result["bytes_total"] for run in runs):
+        if any(run.result.bytes_total for run in runs):
             caption = "The same over everything sent until then, up and down, by all clients."
             parts.append(Figure("accuracy-over-bytes", caption, charts.accuracy_over_bytes(runs)))
     if any(round.train_loss is not None for run in runs for round in run.rounds):
@@ -189,9 +189,9 @@ def _clients(runs: Sequence[NamedRun]) -> Section | None:
         chart = client_charts.accuracy_by_client(everywhere, on_all_classes=True)
         parts.append(Figure("global-accuracy-by-client", caption, chart))
     missing = [
-        f"{run.label}: {run.result['judged_clients']} of {len(run.clients)} clients were judged."
+        f"{run.label}: {run.result.judged_clients} of {len(run.clients)} clients were judged."
         for run in judged
-        if run.result["judged_clients"] < len(run.clients)
+        if run.result.judged_clients < len(run.clients)
     ]
     return Section("clients", "Clients", "\n".join(missing), parts)
 
@@ -307,7 +307,7 @@ def _costs(runs: Sequence[NamedRun]) -> Section | None:
     )
     parts = [Figure("seconds-by-phase", time, charts.seconds_by_phase(runs))]
     text = ""
-    if any(run.result["bytes_total"] for run in runs):
+    if any(run.result.bytes_total for run in runs):
         parts.insert(0, Figure("bytes", sent, charts.bytes_by_direction(runs)))
     else:
         text = "Nothing was sent."

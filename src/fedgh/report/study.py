@@ -5,6 +5,7 @@ from typing import Any
 
 import altair as alt
 
+from fedgh.core.records import Round
 from fedgh.report import pays_charts
 from fedgh.report.charts import AnyChart, accuracy_over_rounds, mean_over_rounds
 from fedgh.report.page import Figure, Page, Part, Section, Table, of_sheet
@@ -159,7 +160,7 @@ def _panel(case: Case) -> str:
     return case.title.partition(",")[0]
 
 
-def _gradient(trial: Trial, records: list[dict[str, Any]]) -> Figure:
+def _gradient(trial: Trial, records: list[Round]) -> Figure:
     """The squared gradient norm, its running mean, and the fit."""
     found = convergence.analyse(records, trial.config.local.lr)
     rows = [

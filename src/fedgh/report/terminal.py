@@ -15,9 +15,11 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from fedgh.core.metrics import SPREADS
+from fedgh.core.records import ClientInfo, Spent, Summary
 from fedgh.errors import printable
 from fedgh.formats import few, human_bytes, percent
-from fedgh.runs.folder import Record, RunFolder
+from fedgh.runs.folder import RunFolder
 from fedgh.studies.statistics import Row
 from fedgh.tables import Sheet
 from fedgh.training.experiment import Experiment
@@ -39,26 +41,25 @@ def say(console: Console, text: str) -> None:
 def result(run: RunFolder) -> Table:
     """Every client of a finished run, and the mean."""
     summary = run.summary()
-    assert summary is not None, "the run is finished"
-    last = [record for record in run.records() if record["accuracy"] is not None][-1]
+    last = [record for record in run.records() if record.accuracy is not None][-1]
     columns = {"accuracy": "accuracy", "global_accuracy": "on all classes"}
-    columns = {key: title for key, title in columns.items() if last.get(key) is not None}
+    columns = {key: title for key, title in columns.items() if last.scores.get(key) is not None}
     clients = run.clients()
-    table = Table(title=f"{summary['method']} on {summary['data']}", show_footer=True)
+    table = Table(title=f"{summary.method} on {summary.data}", show_footer=True)
     table.add_column("client", "mean", justify="right")
     table.add_column("network")
     table.add_column("classes", overflow="fold")
     samples = sum(_samples(client) for client in clients) / len(clients)
     table.add_column("samples", f"{samples:.0f}" if samples else "-", justify="right")
     for key, title in columns.items():
-        table.add_column(title, percent(last[key]), justify="right")
+        table.add_column(title, percent(last.scores[key]), justify="right")
     for client in clients[:MOST_CLIENTS]:
         table.add_row(
-            str(client["client"]),
-            Text(client["extractor"]),
-            Text(few(list(client["classes"]))),
+            str(client.client),
+            Text(client.extractor),
+            Text(few(list(client.classes))),
             str(_samples(client) or "-"),
-            *(percent(last[f"{key}_per_client"][client["client"]]) for key in columns),
+            *(percent((last.per_client[key] or [])[client.client]) for key in columns),
         )
     if len(clients) > MOST_CLIENTS:
         table.caption = f"{len(clients) - MOST_CLIENTS} more clients in clients.json"
@@ -68,56 +69,55 @@ def result(run: RunFolder) -> Table:
 def closing_lines(run: RunFolder) -> str:
     """Accuracy, bytes, target, and where to look further."""
     summary = run.summary()
-    assert summary is not None, "the run is finished"
-    judged, clients = summary["judged_clients"], summary["clients"]
+    judged, clients = summary.judged_clients, summary.clients
     whose = "all clients" if judged == clients else f"{judged} of {clients} clients"
     lines = [
-        f"accuracy   {percent(summary['final_accuracy'])} after round {summary['rounds']}, "
+        f"accuracy   {percent(summary.accuracy)} after round {summary.rounds}, "
         f"mean over {whose}, each on its own test data",
         *_spread_lines(summary),
         *_global_line(run, summary),
-        f"sent       {human_bytes(summary['bytes_total'])} in all, "
-        f"{human_bytes(summary['bytes_per_client_round'])} per client and round",
+        f"sent       {human_bytes(summary.bytes_total)} in all, "
+        f"{human_bytes(summary.bytes_per_client_round or 0)} per client and round",
     ]
-    if summary["paper_bytes_per_client_round"] is not None:
-        reckoned = human_bytes(summary["paper_bytes_per_client_round"])
+    if summary.paper_bytes_per_client_round is not None:
+        reckoned = human_bytes(summary.paper_bytes_per_client_round)
         lines[-1] += f" (by the paper's reckoning {reckoned})"
-    if summary.get("wire_bytes_total"):
-        wire = human_bytes(summary["wire_bytes_total"])
+    if summary.wire_bytes_total:
+        wire = human_bytes(summary.wire_bytes_total)
         lines.append(f"messages   {wire}: the tensors above and what Flower wraps them in")
-    if summary["target"] is not None:
+    if summary.target is not None:
         reached = (
-            f"after round {summary['rounds_to_target']}, {human_bytes(summary['bytes_to_target'])}"
-            if summary["rounds_to_target"]
-            else "not reached"
+            "not reached"
+            if summary.bytes_to_target is None
+            else f"after round {summary.rounds_to_target}, {human_bytes(summary.bytes_to_target)}"
         )
-        lines.append(f"target     {percent(summary['target'])} {reached}")
-    if "privacy" in summary:
-        lines.append(f"privacy    {privacy_line(summary['privacy'])}")
+        lines.append(f"target     {percent(summary.target)} {reached}")
+    if summary.privacy is not None:
+        lines.append(f"privacy    {privacy_line(summary.privacy)}")
     lines.append(f"run folder {run.path}")
     return "\n".join(lines)
 
 
-def _spread_lines(summary: Record) -> list[str]:
+def _spread_lines(summary: Summary) -> list[str]:
     """Metrics that count every class alike, and how clients differ, where they were measured."""
-    if summary.get("final_balanced_accuracy") is None:
+    if summary.final.get("balanced_accuracy") is None:
         return []
-    std, p10, worst = (summary[f"final_accuracy_{name}"] for name in ("std", "p10", "worst"))
+    std, p10, worst = (summary.final[f"accuracy_{name}"] for name in SPREADS)
     lines = [
         f"clients    worst {percent(worst)}, 10th percentile {percent(p10)}, std {percent(std)}"
     ]
-    balanced, f1 = summary["final_balanced_accuracy"], summary["final_macro_f1"]
-    known = "" if summary["final_loss"] is None else f", loss {summary['final_loss']:.3f}"
+    balanced, f1, loss = (summary.final[name] for name in ("balanced_accuracy", "macro_f1", "loss"))
+    known = "" if loss is None else f", loss {loss:.3f}"
     return [*lines, f"balanced   accuracy {percent(balanced)}, macro-F1 {percent(f1)}{known}"]
 
 
-def _global_line(run: RunFolder, summary: Record) -> list[str]:
+def _global_line(run: RunFolder, summary: Summary) -> list[str]:
     """The accuracy on all classes, where it was measured."""
-    score = summary.get("final_global_accuracy")
+    score = summary.final.get("global_accuracy")
     if score is None:
         return []
-    measured = run.records()[-1]["global_accuracy_per_client"]
-    judged, clients = sum(score is not None for score in measured), summary["clients"]
+    measured = run.records()[-1].per_client.get("global_accuracy") or []
+    judged, clients = sum(score is not None for score in measured), summary.clients
     whose = "all clients" if judged == clients else f"the {judged} clients that have trained"
     return [
         f"global     {percent(score)}, mean over {whose}, each on test data of all clients, every "
@@ -132,11 +132,11 @@ PROTECTED = {
 """What ε is about."""
 
 
-def privacy_line(privacy: Record) -> str:
+def privacy_line(privacy: Spent) -> str:
     """What the uploads of a run may tell, at most."""
     return (
-        f"ε = {privacy['epsilon']:.2f} at δ = {privacy['delta']:g}, for "
-        f"{PROTECTED[privacy['protects']]}; the highest of all clients, over all rounds"
+        f"ε = {privacy.epsilon:.2f} at δ = {privacy.delta:g}, for "
+        f"{PROTECTED[privacy.protects]}; the highest of all clients, over all rounds"
     )
 
 
@@ -225,7 +225,7 @@ def partition_picture(experiment: Experiment, console: Console) -> None:
             last = min(first + step, source.num_classes) - 1
             console.print(f"classes {first} to {last}:", highlight=False)
         for client, row in list(zip(clients, counts.tolist(), strict=True))[:MOST_CLIENTS]:
-            line = Text(f"{client['client']:>4} {client['extractor'][-10:]:<10} ")
+            line = Text(f"{client.client:>4} {client.extractor[-10:]:<10} ")
             for count in row[first : first + step]:
                 shade = SHADES[-(-count * (len(SHADES) - 1) // most)]
                 number = f"{count or '':>{cell - 1}}" if with_numbers else ""
@@ -290,5 +290,5 @@ def _spread(mean_and_std: list[float | None], show: Callable[[float], str]) -> s
     return show(mean) + (f"\n±{show(std)}" if std else "")
 
 
-def _samples(client: Record) -> int:
-    return int(client["train"] + client["evaluation"] + client["test"])
+def _samples(client: ClientInfo) -> int:
+    return client.train + client.evaluation + client.test

@@ -28,6 +28,7 @@ from typing import Any
 
 from pydantic import BaseModel, NonNegativeInt, ValidationError
 
+from fedgh.core.records import ClientInfo, Identity, Round, Summary, check_format, checked
 from fedgh.core.types import Payload
 from fedgh.errors import RunError
 from fedgh.files import (
@@ -42,8 +43,6 @@ from fedgh.files import (
 )
 from fedgh.runs.checkpoint import ClientFiles, ServerFile, discard_leftovers
 from fedgh.runs.history import History, Mark, to_json
-from fedgh.runs.history import Record as Record
-from fedgh.runs.records import Identity, check_format, checked
 from fedgh.runs.sealed import pack, unpack
 
 LOCKED = (
@@ -85,7 +84,7 @@ class RunFolder:
     @classmethod
     @contextmanager
     def create(
-        cls, path: Path, config: str, identity: Identity, clients: list[Record], state: Payload
+        cls, path: Path, config: str, identity: Identity, clients: list[ClientInfo], state: Payload
     ) -> Iterator["RunFolder"]:
         """Hold a new run, locked, before its first round; refuse a folder that holds something."""
         run = cls(path)
@@ -99,7 +98,7 @@ class RunFolder:
                 name = secrets.token_hex(16)
                 about_it = identity.model_copy(update={"run": name, "versions": versions()})
                 write_atomic(path / "data.json", to_json(about_it.model_dump()))
-                about = to_json(clients)
+                about = to_json([client.model_dump(exclude_unset=True) for client in clients])
                 if len(about) > MAX_JSON:
                     raise RunError(f"{len(clients):,} clients are too many for one run folder")
                 write_atomic(path / "clients.json", about)
@@ -159,13 +158,13 @@ class RunFolder:
         """The identity of the run, which every state and count of it carries."""
         return self.identity().run
 
-    def clients(self) -> list[Record]:
-        """Who the clients are."""
-        found: list[Record] = self._read_json("clients.json")
-        return found
+    def clients(self) -> list[ClientInfo]:
+        """Return who the clients are."""
+        found = self._read_json("clients.json")
+        return checked(list[ClientInfo], found, self.path / "clients.json")
 
-    def records(self) -> list[Record]:
-        """The rounds so far; those that are committed are as they were when they were."""
+    def records(self) -> list[Round]:
+        """Return the rounds so far; committed ones are verified by their digest."""
         mark = self._server.mark(self.run_id) if self._server.path.exists() else Mark(0, None)
         return self._history.records(mark)  # the mark came first: lines are only added
 
@@ -193,7 +192,7 @@ class RunFolder:
         return known.asked
 
     @explaining()
-    def append(self, record: Record) -> None:
+    def append(self, record: Round) -> None:
         """Add a round. It counts once it is committed."""
         self._history.append(record)
 
@@ -252,16 +251,21 @@ class RunFolder:
         return {int(file.stem): file for file in files if file.stem.isdecimal()}
 
     @explaining()
-    def write_summary(self, summary: Record) -> None:
-        """What came out."""
-        write_atomic(self.path / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
+    def write_summary(self, summary: Summary) -> None:
+        """Write the result: with it the run is finished."""
+        content = json.dumps(summary.model_dump(exclude_unset=True), indent=2).encode() + b"\n"
+        write_atomic(self.path / "summary.json", content)
 
-    def summary(self) -> Record | None:
-        """What came out; None while the run is not finished."""
-        if not (self.path / "summary.json").exists():
-            return None
-        found: Record = self._read_json("summary.json")
-        return found
+    @property
+    def finished(self) -> bool:
+        """Whether the last round is done and summarised."""
+        return (self.path / "summary.json").exists()
+
+    def summary(self) -> Summary:
+        """Return the result of a finished run."""
+        if not self.finished:
+            raise RunError(f"{self.path} has not finished; go on with it: fedgh resume {self.path}")
+        return checked(Summary, self._read_json("summary.json"), self.path / "summary.json")
 
     def _read_json(self, name: str) -> Any:
         try:

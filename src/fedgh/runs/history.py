@@ -5,12 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
+from fedgh.core.records import Round, checked
 from fedgh.errors import RunError
 from fedgh.files import append, open_regular, write_atomic
-
-Record = dict[str, Any]
 
 MAX_LINE = 2**26
 """Bytes of one round's record: enough for a few numbers of each of a million clients."""
@@ -31,10 +29,10 @@ class History:
         self._path = path
         self._running: blake2b | None = None  # over the whole file, once it was asked for
 
-    def records(self, mark: Mark) -> list[Record]:
-        """The complete lines; one that a crash cut short is ignored, with all that follows.
+    def records(self, mark: Mark) -> list[Round]:
+        """Return the complete lines; one that a crash cut short is ignored, with all that follows.
 
-        Those that were committed have to be there as they were.
+        Raises RunError unless the committed ones are there as they were.
         """
         lines = self._lines()
         if len(lines) < mark.round:
@@ -47,11 +45,11 @@ class History:
                 f"{self._path} is not what rounds 1 to {mark.round} have written; it was changed "
                 "by hand or damaged: put it back from a copy"
             )
-        return [json.loads(line) for line in lines]
+        return checked(list[Round], [json.loads(line) for line in lines], self._path)
 
-    def append(self, record: Record) -> None:
+    def append(self, record: Round) -> None:
         """Add a round."""
-        line = to_json(record)
+        line = to_json(record.model_dump(exclude_unset=True))
         append(self._path, line)
         if self._running is not None:
             self._running.update(line)
@@ -90,7 +88,7 @@ class History:
         return lines
 
 
-def to_json(value: Record | list[Record]) -> bytes:
+def to_json(value: object) -> bytes:
     """One line of JSON."""
     return json.dumps(value, allow_nan=False).encode() + b"\n"
 

@@ -11,30 +11,38 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict
+
 from fedgh import config as configs
 from fedgh.choices import Protected
+from fedgh.core.records import Checked, ClientInfo, Identity, Progress, Round, checked
 from fedgh.errors import ConfigError, RunError
-from fedgh.runs.folder import Record, RunFolder
-from fedgh.runs.records import Checked, ClientInfo, Identity, Round, checked
+from fedgh.runs.folder import RunFolder
 from fedgh.runs.summary import so_far
 
 
-class _Federation(Checked):
+class _Shown(Checked):
+    """A few of the settings in a section."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class _ShownFederation(_Shown):
     clients: int
     rounds: int
     seed: int
     target: float | None = None
 
 
-class _Named(Checked):
+class _ShownMethod(_Shown):
     name: str
 
 
-class _Model(Checked):
+class _ShownModel(_Shown):
     rep_dim: int = 500
 
 
-class _Privacy(Checked):
+class _ShownPrivacy(_Shown):
     protects: Protected = "nothing"
     epsilon: float = 0.0
     delta: float = 0.0
@@ -42,11 +50,11 @@ class _Privacy(Checked):
     counts: str = ""
 
 
-class _Settings(Checked):
-    federation: _Federation
-    method: _Named
-    model: _Model = _Model()
-    privacy: _Privacy = _Privacy()
+class _ShownSettings(_Shown):
+    federation: _ShownFederation
+    method: _ShownMethod
+    model: _ShownModel = _ShownModel()
+    privacy: _ShownPrivacy = _ShownPrivacy()
 
 
 @dataclass(frozen=True)
@@ -57,14 +65,9 @@ class NamedRun:
     folder: RunFolder
 
     @cached_property
-    def records(self) -> list[Record]:
-        """Its rounds so far, as they are in the file."""
-        return self.folder.records()
-
-    @cached_property
     def rounds(self) -> list[Round]:
         """Its rounds so far."""
-        return checked(list[Round], self.records, self.folder.path / "rounds.jsonl")
+        return self.folder.records()
 
     @property
     def evaluated(self) -> list[Round]:
@@ -74,19 +77,21 @@ class NamedRun:
     @property
     def accuracies(self) -> dict[int, float]:
         """The last accuracy of every client that was judged, by its number."""
-        last = self.evaluated[-1].per_client["accuracy"] if self.evaluated else None
-        return {client: score for client, score in enumerate(last or []) if score is not None}
+        return self._last("accuracy")
 
     @property
     def global_accuracies(self) -> dict[int, float]:
         """The same on all classes; empty when the last evaluated round did not measure it."""
-        last = self.evaluated[-1].per_client["global_accuracy"] if self.evaluated else None
+        return self._last("global_accuracy")
+
+    def _last(self, metric: str) -> dict[int, float]:
+        last = self.evaluated[-1].per_client.get(metric) if self.evaluated else None
         return {client: score for client, score in enumerate(last or []) if score is not None}
 
     @cached_property
     def clients(self) -> list[ClientInfo]:
         """Who takes part."""
-        return checked(list[ClientInfo], self.folder.clients(), self.folder.path / "clients.json")
+        return self.folder.clients()
 
     @cached_property
     def identity(self) -> Identity:
@@ -106,20 +111,19 @@ class NamedRun:
             return configs.parse_toml(self.config_text, self.folder.config)
 
     @cached_property
-    def settings(self) -> _Settings:
+    def settings(self) -> _ShownSettings:
         """The few settings that are shown beside results."""
-        return checked(_Settings, self.config, self.folder.config)
+        return checked(_ShownSettings, self.config, self.folder.config)
 
     @property
     def finished(self) -> bool:
         """Whether its last round is done and summarised."""
-        return (self.folder.path / "summary.json").exists()
+        return self.folder.finished
 
     @cached_property
-    def result(self) -> Record:
-        """What has come out so far, in the terms of summary.json; after the last round, no best."""
-        checked = self.records[: len(self.rounds)]
-        return so_far(checked, self.settings.federation.target)
+    def result(self) -> Progress:
+        """What its rounds have come to so far."""
+        return so_far(self.rounds, self.settings.federation.target)
 
 
 @contextmanager

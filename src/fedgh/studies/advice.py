@@ -116,7 +116,7 @@ def advise(
             "(federation.rounds)"
         )
     settings = [*overrides, f"federation.rounds={rounds}"]
-    planned = plan_comparison(experiment, _labels(methods, whole), seeds, settings, data_dir)
+    planned = plan_comparison(experiment, labels(methods, whole), seeds, settings, data_dir)
     trials = [with_whole_noise(trial, whole) for trial in planned]
     name = whole.data.name if isinstance(experiment, Config) else Path(experiment).stem
     folder = Path("runs", f"advise-{name}") if out is None else Path(out)
@@ -263,7 +263,7 @@ def with_whole_noise(trial: Trial, whole: Config) -> Trial:
     return replace(trial, config=config.model_copy(update={"privacy": less}))
 
 
-def _labels(methods: str | None, whole: Config) -> str:
+def labels(methods: str | None, whole: Config) -> str:
     """The methods to rehearse, training alone first."""
     if methods == "all":
         return methods
@@ -286,12 +286,12 @@ def _usual(whole: Config) -> list[str]:
 
 def _bytes(run: RunFolder, rounds: int) -> float:
     """Sent up and down; rounds that were not rehearsed are taken to be like the last that was."""
-    totals = [0, *(record["bytes_total"] for record in run.records())]
+    totals = [0, *(record.bytes_total for record in run.records())]
     later = (rounds - len(totals) + 1) * (totals[-1] - totals[-2])
     return float(totals[-1] + later)
 
 
 def _global_accuracy(runs: Runs) -> float | None:
-    found = [run.records()[-1].get("global_accuracy") for run in runs.values()]
+    found = [run.records()[-1].scores.get("global_accuracy") for run in runs.values()]
     known = [accuracy for accuracy in found if accuracy is not None]
     return fmean(known) if known else None

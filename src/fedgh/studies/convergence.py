@@ -52,11 +52,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedgh.core.local import Gradient, gradient
+from fedgh.core.records import Round
 from fedgh.core.rng import isolated
 from fedgh.core.types import Client, Payload
 from fedgh.errors import RunError
 from fedgh.methods.fedgh import FedGH
-from fedgh.runs.folder import Record
 
 
 @dataclass(frozen=True)
@@ -97,23 +97,23 @@ class Probed(FedGH):
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Point:
     """Where a client's model is, and the gradient there."""
 
     position: Tensor  # the parameters, flat and in double precision
     gradient: Gradient
 
 
-def _look(client: Client, module: nn.Module) -> _Place:
+def _look(client: Client, module: nn.Module) -> _Point:
     """The client's model as a function of the parameters of `module`."""
     parameters = _trained(module)
     with client.timed("probe"), isolated(client.task.seed, "probe", client.id, client.round):
         found = gradient(client, lambda x, y: cross_entropy(client.model(x), y), parameters)
     position = torch.cat([p.detach().flatten() for p in parameters]).cpu().double()
-    return _Place(position, found)
+    return _Point(position, found)
 
 
-def _after_a_step(client: Client, start: _Place) -> _Place:
+def _after_a_step(client: Client, start: _Point) -> _Point:
     """One step of gradient descent from `start`; the client is back there afterwards."""
     before, parameters = client.state(), _trained(client.model)
     direction = start.gradient.mean.split([p.numel() for p in parameters])
@@ -146,7 +146,7 @@ def _trained(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
-def _secant(one: _Place, other: _Place) -> float:
+def _secant(one: _Point, other: _Point) -> float:
     """How fast the gradient changes from one place to another."""
     moved = float((other.position - one.position).norm())
     changed = float((other.gradient.mean - one.gradient.mean).norm())
@@ -214,9 +214,9 @@ class Convergence:
     no_bound: str | None  # why there is none
 
 
-def analyse(records: Sequence[Record], lr: float) -> Convergence:
+def analyse(records: Sequence[Round], lr: float) -> Convergence:
     """Both sides of Theorem 2 from the records of a run of `Probed` with this `local.lr`."""
-    rounds: list[dict[str, float]] = [r["measured"] for r in records if r.get("measured")]
+    rounds = [record.measured for record in records if record.measured]
     noise, smoothness = _mean(rounds, "gradient_noise"), _mean(rounds, "smoothness")
     steps, initial_loss = _mean(rounds, "steps"), rounds[0]["loss_start"]
     gradient = [measured["gradient_start"] for measured in rounds]
@@ -228,7 +228,7 @@ def analyse(records: Sequence[Record], lr: float) -> Convergence:
         jump = Jump(_mean(rounds, "loss_jump"), lr * smoothness * header_gap / 2)
     if header_gap is None or jump is None:
         no_bound = "delta^2 is not known: no client has taken part twice"
-    elif len({tuple(record["participants"]) for record in records}) > 1:
+    elif len({tuple(record.participants) for record in records}) > 1:
         no_bound = "not everybody took part in every round: set federation.participation=1.0"
     else:
         left = steps * (_mean(rounds, "gradient_steps") - noise)

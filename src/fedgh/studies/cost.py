@@ -8,10 +8,10 @@ Clients: representations of all samples once a round, "half the computation cost
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedgh.core.records import ClientInfo, Round
 from fedgh.core.types import Task
 from fedgh.models import extractor
 from fedgh.models.cost import forward_flops, training_flops
-from fedgh.runs.folder import Record
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,9 @@ class Cost:
     bytes_up_formula: int  # 4 (S + S r) for each upload
 
 
-def measure(records: Sequence[Record], clients: Sequence[Record], task: Task, epochs: int) -> Cost:
+def measure(
+    records: Sequence[Round], clients: Sequence[ClientInfo], task: Task, epochs: int
+) -> Cost:
     """The cost of a FedGH run with `epochs` local epochs, from its folder.
 
     A backward pass is worth two forward ones (gradients of the activations and of the weights;
@@ -38,12 +40,12 @@ def measure(records: Sequence[Record], clients: Sequence[Record], task: Task, ep
     training samples, as it is in the paper's settings.
     """
     seconds = {
-        phase: sum(record["seconds"][phase] for record in records)
+        phase: sum(record.seconds[phase] for record in records)
         for phase in ("train", "summarise", "server", "total")
     }
     work = seconds["train"] + seconds["summarise"]
-    uploaded = [clients[client] for record in records for client in _answered(record)]
-    pairs = sum(len(client["classes"]) for client in uploaded)
+    uploaded = [clients[client] for record in records for client in record.answered]
+    pairs = sum(len(client.classes) for client in uploaded)
     return Cost(
         extraction_share=seconds["summarise"] / work,
         extraction_epochs=seconds["summarise"] / (seconds["train"] / epochs),
@@ -52,22 +54,16 @@ def measure(records: Sequence[Record], clients: Sequence[Record], task: Task, ep
         server_work_share=seconds["server"] / (work + seconds["server"]),
         server_seconds_per_pair=seconds["server"] / pairs,
         pairs=pairs,
-        bytes_up=sum(record["bytes_up"] for record in records),
+        bytes_up=sum(record.bytes_up for record in records),
         bytes_up_formula=4 * pairs * (1 + task.rep_dim),
     )
 
 
-def _answered(record: Record) -> list[int]:
-    """The participants of a round whose uploads were accepted."""
-    lost = {entry["client"] for entry in record["failed"] + record["rejected"]}
-    return [client for client in record["participants"] if client not in lost]
-
-
-def _counted(uploaded: Sequence[Record], task: Task) -> float:
+def _counted(uploaded: Sequence[ClientInfo], task: Task) -> float:
     """Operations of one forward pass over everybody's samples, over those of one epoch."""
-    networks = {name: extractor(name) for name in {client["extractor"] for client in uploaded}}
+    networks = {name: extractor(name) for name in {client.extractor for client in uploaded}}
     forward = {name: forward_flops(make, task) for name, make in networks.items()}
     training = {name: training_flops(make, task) for name, make in networks.items()}
-    passed: int = sum(client["train"] * forward[client["extractor"]] for client in uploaded)
-    trained: int = sum(client["train"] * training[client["extractor"]] for client in uploaded)
+    passed: int = sum(client.train * forward[client.extractor] for client in uploaded)
+    trained: int = sum(client.train * training[client.extractor] for client in uploaded)
     return passed / trained

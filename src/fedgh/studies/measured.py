@@ -62,7 +62,7 @@ def convergence_sheet(outcome: Outcome) -> Sheet:
     for trial, run in outcome.runs:
         with readable(run):
             found = convergence.analyse(run.records(), trial.config.local.lr)
-            rows += [[trial.place, trial.seed, *row] for row in _theorem(found)]
+            rows += [[trial.place, trial.seed, *row] for row in theorem_rows(found)]
     note = (
         "Constants are means over clients and rounds. L₁ is the larger of two secants: the "
         "assumption's constant is at least that, so that a left side above the right one says "
@@ -73,7 +73,8 @@ def convergence_sheet(outcome: Outcome) -> Sheet:
     return Sheet("", "Theorem 2, measured", columns, rows, note)
 
 
-def _theorem(found: convergence.Convergence) -> list[list[Cell]]:
+def theorem_rows(found: convergence.Convergence) -> list[list[Cell]]:
+    """Return a row for each quantity of Theorem 2."""
     rows: list[list[Cell]] = [
         ["squared gradient norm, first round", found.gradient[0]],
         ["squared gradient norm, last round", found.gradient[-1]],
@@ -153,7 +154,7 @@ def poisoning_sheet(study: Study, outcome: Outcome) -> Sheet:
         with readable(run):
             attack, classes = trial.config.attack, len(run.identity().classes)
             named = [
-                attack.names(number, len(client["classes"]), classes)
+                attack.names(number, len(client.classes), classes)
                 for number, client in enumerate(run.clients())
             ]
             honest = range(most, len(named))

@@ -255,7 +255,7 @@ def _scores(runs: Iterable[tuple[Trial, RunFolder]], metric: str) -> dict[int, S
     found: dict[int, Scores] = {}
     for trial, run in runs:
         with readable(run):
-            listed = run.records()[-1].get(f"{metric}_per_client")
+            listed = run.records()[-1].per_client.get(metric)
             if listed is None:
                 continue
             scores = np.array(listed, dtype=np.float64)
@@ -267,7 +267,7 @@ def _scores(runs: Iterable[tuple[Trial, RunFolder]], metric: str) -> dict[int, S
 
 
 def _sent(trial: Trial, run: RunFolder) -> float:
-    return float(run.records()[-1]["bytes_total"] / trial.config.federation.clients)
+    return float(run.records()[-1].bytes_total / trial.config.federation.clients)
 
 
 def _points(found: Paired | None) -> list[Cell]:

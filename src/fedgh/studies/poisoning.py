@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedgh.runs.folder import Record
+from fedgh.core.records import Round
 
 
 @dataclass(frozen=True)
@@ -17,32 +17,26 @@ class Harm:
 
 
 def measure(
-    records: Sequence[Record], named: Sequence[int], liars: int, always_honest: Sequence[int]
+    records: Sequence[Round], named: Sequence[int], liars: int, always_honest: Sequence[int]
 ) -> Harm:
     """From the records of a run in which the first `liars` clients lie.
 
     `named` says how many classes each client speaks about: as many means it sends in a round.
     """
-    scores = [records[-1]["accuracy_per_client"][client] for client in always_honest]
+    last = records[-1].accuracies
+    scores = [score for client in always_honest if (score := last[client]) is not None]
     return Harm(
         accuracy=sum(scores) / len(scores),
         lies_left_out=_left_out(records, named, range(liars)) if liars else None,
         truths_left_out=_left_out(records, named, range(liars, len(named))),
-        rejected=sum(len(record["rejected"]) for record in records),
+        rejected=sum(len(record.rejected) for record in records),
     )
 
 
-def _left_out(records: Sequence[Record], named: Sequence[int], clients: Sequence[int]) -> float:
+def _left_out(records: Sequence[Round], named: Sequence[int], clients: Sequence[int]) -> float:
     """The share of these clients' class means that were received and left out."""
     received = left_out = 0
     for record in records:
-        lost = {item["client"] for item in (*record["failed"], *record["rejected"])}
-        received += sum(
-            named[client]
-            for client in record["participants"]
-            if client in clients and client not in lost
-        )
-        left_out += sum(
-            len(item["classes"]) for item in record["dropped"] if item["client"] in clients
-        )
+        received += sum(named[client] for client in record.answered if client in clients)
+        left_out += sum(len(item.classes) for item in record.dropped if item.client in clients)
     return left_out / received if received else 0.0

@@ -4,9 +4,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedgh.choices import BudgetName
+from fedgh.core.records import Summary
 from fedgh.errors import ConfigError
 from fedgh.studies import measured, pays
 from fedgh.studies.plan import changes, narrowed, plan
@@ -83,11 +83,11 @@ class Result:
         """Which command made this, with what budget, where and when."""
         facts = [self.study.source, f"command: {self.request.command()}"]
         facts += self.conditions()
-        summaries: list[dict[str, Any]] = [run.summary() or {} for _, run in self.outcome.runs]
+        summaries = [run.summary() for _, run in self.outcome.runs]
         if summaries:
-            dates = sorted(summary["finished"][:10] for summary in summaries)
+            dates = sorted(summary.finished[:10] for summary in summaries)
             when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-            minutes = sum(summary["seconds"] for summary in summaries) / 60
+            minutes = sum(summary.seconds for summary in summaries) / 60
             facts.append(f"runs: {len(summaries)}, {minutes:.0f} minutes in all, {when}")
             facts.append("machine: " + "; ".join(sorted({_machine(each) for each in summaries})))
         return facts
@@ -148,8 +148,8 @@ def collect(request: Reproduction, out: Path, reasons: dict[str, str]) -> Result
     return Result(request, outcome, found_lines, sheets, differences)
 
 
-def _machine(summary: dict[str, Any]) -> str:
-    machine, versions = summary["machine"], summary["versions"]
+def _machine(summary: Summary) -> str:
+    machine, versions = summary.machine, summary.versions
     return (
         f"{machine['cores']} cores of {machine['processor']}, torch {versions['torch']}, "
         f"fedgh {versions['fedgh']}"

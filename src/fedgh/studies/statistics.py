@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgh.core.records import RECORDED
 from fedgh.errors import RunError
 from fedgh.files import write_atomic
 from fedgh.runs.folder import RunFolder
-from fedgh.runs.records import RECORDED
 from fedgh.studies.sweep import Outcome
 from fedgh.tables import Cell, csv_text
 
@@ -90,7 +90,7 @@ def client_accuracies(
     run: RunFolder, last: int = 1, metric: str = "accuracy"
 ) -> NDArray[np.float64]:
     """Each client's accuracy, mean over the last rounds that measured it; nan where none did."""
-    scores = [record.get(f"{metric}_per_client") for record in run.records()]
+    scores = [record.per_client.get(metric) for record in run.records()]
     evaluated = [each for each in scores if each is not None]
     if not evaluated:
         return np.zeros(0)
@@ -223,7 +223,7 @@ def write(table: Sequence[Any], outcome: Outcome, path: Path, about: dict[str, A
         **about,
         "rows": rows,
         "runs": [
-            {"label": trial.label, "folder": run.path.name, **(run.summary() or {})}
+            {"label": trial.label, "folder": run.path.name, **run.summary().model_dump()}
             for trial, run in outcome.runs
         ],
         "missing": outcome.missing,
@@ -242,7 +242,7 @@ def _flat(row: dict[str, Any]) -> dict[str, Cell]:
 
 
 def _row(label: str, runs: Runs, compared: Runs, last: int) -> Row:
-    summaries: list[dict[str, Any]] = [run.summary() or {} for run in runs.values()]
+    summaries = [run.summary() for run in runs.values()]
     accuracy = [client_accuracies(run, last) for run in runs.values()]
     others = {
         metric: [_mean(client_accuracies(run, last, metric)) for run in runs.values()]
@@ -253,7 +253,7 @@ def _row(label: str, runs: Runs, compared: Runs, last: int) -> Row:
 
     def over_seeds(name: str, values: Sequence[float | None] | None = None) -> dict[str, Any]:
         """The mean and the standard deviation of what is known."""
-        known = [summary[name] for summary in summaries] if values is None else values
+        known = [getattr(summary, name) for summary in summaries] if values is None else values
         known = [value for value in known if value is not None and value == value]
         return {
             name: float(np.mean(known)) if known else None,
@@ -261,7 +261,7 @@ def _row(label: str, runs: Runs, compared: Runs, last: int) -> Row:
         }
 
     def final(name: str) -> list[float | None]:
-        return [summary.get(f"final_{name}") for summary in summaries]
+        return [summary.final.get(name) for summary in summaries]
 
     paper = over_seeds("paper_bytes_per_client_round")
     return Row(
@@ -273,7 +273,7 @@ def _row(label: str, runs: Runs, compared: Runs, last: int) -> Row:
         final={name: over_seeds(name, final(name))[name] for name in RECORDED},
         difference=float(differences.mean()) if len(differences) else None,
         p_value=paired_test(differences) if len(differences) else None,
-        reached=sum(summary["rounds_to_target"] is not None for summary in summaries),
+        reached=sum(summary.rounds_to_target is not None for summary in summaries),
         **over_seeds("rounds_to_target"),
         **over_seeds("bytes_to_target"),
         **over_seeds("bytes_per_client_round"),

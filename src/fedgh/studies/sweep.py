@@ -166,7 +166,7 @@ def run_trials(
             except RunError as error:
                 missing[trial.run] = str(error)
                 continue
-        if folder.summary() is None:
+        if not folder.finished:
             missing[trial.run] = "a callback has stopped it"
             continue
         runs[trial.folder] = (trial, folder)
@@ -193,7 +193,7 @@ def found(trials: Iterable[Trial], out: Path) -> Outcome:
     for trial in trials:
         folder = folder_of(trial, out)
         check_settings(folder, trial.config)
-        if folder.summary() is not None:
+        if folder.finished:
             check_finished(folder, trial.config.federation.rounds)
             runs.append((trial, folder))
         else:
@@ -205,7 +205,7 @@ def forecast(done: Iterable[tuple[Trial, RunFolder]], left: Iterable[Trial]) -> 
     """How long the rest may take, judged by what is done: by runs as much alike as there are."""
     rates: dict[tuple[str, ...], list[float]] = {}
     for trial, folder in done:
-        rate = (folder.summary() or {})["seconds"] / trial.work
+        rate = folder.summary().seconds / trial.work
         for alike in _likenesses(trial):
             rates.setdefault(alike, []).append(rate)
     if not rates:

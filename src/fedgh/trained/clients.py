@@ -20,12 +20,12 @@ from torch import Tensor
 from fedgh.choices import ExportFormat
 from fedgh.core.local import eval_mode, outputs
 from fedgh.core.method import Method
+from fedgh.core.records import RECORDED, ClientInfo
 from fedgh.core.types import CPU, Client, Examples, SplitModel
 from fedgh.data.own import inputs_of
 from fedgh.errors import ConfigError, DataError, FedghError, RunError, unknown
 from fedgh.runs.folder import RunFolder
 from fedgh.runs.read import NamedRun
-from fedgh.runs.records import RECORDED, ClientInfo
 from fedgh.training import restore
 from fedgh.training.participant import Participant
 from fedgh.training.restore import Checkpoint
@@ -290,7 +290,7 @@ class Trained:
         return pd.DataFrame(
             {
                 "round": [round.round for round in rounds],
-                **{name: [round.scores[name] for round in rounds] for name in RECORDED},
+                **{name: [round.scores.get(name) for round in rounds] for name in RECORDED},
                 **{name: [getattr(round, name) for round in rounds] for name in as_they_are},
                 "seconds": [round.seconds["total"] for round in rounds],
                 "participants": [len(round.participants) for round in rounds],

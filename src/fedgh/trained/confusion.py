@@ -59,7 +59,7 @@ def measure(folder: RunFolder, left: Checkpoint | None = None, *, trust: Trust) 
     known = read(folder)
     if known is not None:
         return known
-    if folder.summary() is None:
+    if not folder.finished:
         raise RunError("the run has not finished")
     if left is None:
         left = folder.load() if isinstance(folder, Run) else load(folder, trust=trust)

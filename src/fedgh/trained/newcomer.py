@@ -18,6 +18,7 @@ from fedgh.core import wire
 from fedgh.core.local import judge
 from fedgh.core.method import Method
 from fedgh.core.metrics import accuracy
+from fedgh.core.records import ClientInfo
 from fedgh.core.rng import isolated
 from fedgh.core.threads import one_thread
 from fedgh.core.types import Client, Payload, Task, Upload, part
@@ -30,7 +31,6 @@ from fedgh.files import make_folder, write_atomic
 from fedgh.methods.standalone import Standalone
 from fedgh.models import Extractor, check_extractor, extractor
 from fedgh.runs.folder import RunFolder
-from fedgh.runs.records import ClientInfo
 from fedgh.trained.clients import Loaded, TrainedClient
 from fedgh.training.experiment import check_augment
 from fedgh.training.participant import Participant
@@ -227,7 +227,7 @@ def _broadcast(folder: RunFolder, config: Config, client: Client, sent: list[Upl
 
 
 def _accuracy_of_the_others(folder: RunFolder) -> float:
-    judged = [r["accuracy"] for r in folder.records() if r["accuracy"] is not None]
+    judged = [r.accuracy for r in folder.records() if r.accuracy is not None]
     if not judged:
         raise RunError(f"{folder.path}: no client has been judged yet")
     return float(judged[-1])

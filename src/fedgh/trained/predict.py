@@ -76,7 +76,7 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
 def _read(file: Path, inputs: Inputs) -> tuple[list[Origin], Tensor]:
     """The inputs in a file, and where each is from."""
     if file.suffix.lower() in (".npy", ".npz"):
-        rows = _rows(file)
+        rows = read_rows(file)
         try:
             x = inputs.check(channels_first(rows))
         except DataError as error:
@@ -87,7 +87,7 @@ def _read(file: Path, inputs: Inputs) -> tuple[list[Origin], Tensor]:
     return [(str(file), None)], read_image(file, inputs.shape)[None]
 
 
-def _rows(file: Path) -> NDArray[Any]:
+def read_rows(file: Path) -> NDArray[Any]:
     """The array in a .npy file, or `x` in a .npz file."""
     x = read_npz(file, "x")[0] if file.suffix.lower() == ".npz" else read_npy(file)
     if x.ndim and len(x) > MAX_ROWS:

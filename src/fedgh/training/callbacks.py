@@ -4,13 +4,14 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
+from fedgh.core.records import Round
 from fedgh.core.types import Reply
 from fedgh.errors import ConfigError, FedghError, RunError, one_line
 from fedgh.formats import human_bytes, percent
-from fedgh.runs.folder import Record, RunFolder
+from fedgh.runs.folder import RunFolder
 from fedgh.training.experiment import Experiment
 
-OnRound = Callable[[Record], object]
+OnRound = Callable[[Round], object]
 """Called with the record of every finished round; if it returns True, that was the last.
 
 When a run goes on that was stopped before, its last round is shown once more."""
@@ -30,7 +31,7 @@ class Callback:
         """How messages call it."""
         return type(self).__name__
 
-    def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
+    def started(self, experiment: Experiment, run: RunFolder, done: list[Round]) -> None:
         """Called when a run begins, or goes on after the rounds in `done`."""
 
     def warned(self, text: str) -> None:
@@ -39,7 +40,7 @@ class Callback:
     def replied(self, reply: Reply) -> None:
         """Called when a client has finished its job."""
 
-    def finished_round(self, record: Record) -> None:
+    def finished_round(self, record: Round) -> None:
         """Called when a round is complete; raise `StopTraining` to make it the last."""
 
     def close(self) -> None:
@@ -52,7 +53,7 @@ class Callbacks(Callback):
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self._all = tuple(callbacks)
 
-    def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
+    def started(self, experiment: Experiment, run: RunFolder, done: list[Round]) -> None:
         """Tell all."""
         for callback in self._all:
             with _naming(callback):
@@ -70,7 +71,7 @@ class Callbacks(Callback):
             with _naming(callback):
                 callback.replied(reply)
 
-    def finished_round(self, record: Record) -> None:
+    def finished_round(self, record: Round) -> None:
         """Tell all, then stop if one of them wants to."""
         stop = False
         for callback in self._all:
@@ -111,12 +112,12 @@ class EachRound(Callback):
         """The name of the function."""
         return getattr(self._function, "__qualname__", "") or super().name
 
-    def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
+    def started(self, experiment: Experiment, run: RunFolder, done: list[Round]) -> None:
         """Show the last round again: a run that the function has stopped does not go on."""
         if done:
             self.finished_round(done[-1])
 
-    def finished_round(self, record: Record) -> None:
+    def finished_round(self, record: Round) -> None:
         """Call the function."""
         if self._function(record) is True:
             raise StopTraining
@@ -125,7 +126,7 @@ class EachRound(Callback):
 class Log(Callback):
     """Write what happens to the logger `fedgh.training.callbacks`."""
 
-    def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
+    def started(self, experiment: Experiment, run: RunFolder, done: list[Round]) -> None:
         """Log what runs where."""
         task, method = experiment.task, experiment.config.method.name
         text = "%s: %d clients, rounds %d to %d, %s"
@@ -141,16 +142,16 @@ class Log(Callback):
             text = "round %d: client %d failed: %s"
             logger.warning(text, reply.round, reply.client_id, reply.error)
 
-    def finished_round(self, record: Record) -> None:
+    def finished_round(self, record: Round) -> None:
         """Log the result of the round."""
         text = "round %d is done: accuracy %s, %s sent"
-        sent = human_bytes(record["bytes_total"])
-        logger.info(text, record["round"], percent(record["accuracy"]), sent)
-        for rejected in record["rejected"]:
+        sent = human_bytes(record.bytes_total)
+        logger.info(text, record.round, percent(record.accuracy), sent)
+        for rejected in record.rejected:
             text = "round %d: the upload of client %d is rejected: %s"
-            logger.warning(text, record["round"], rejected["client"], rejected["reason"])
-        if record["discarded"] is not None:
-            logger.warning("round %d is discarded: %s", record["round"], record["discarded"])
+            logger.warning(text, record.round, rejected.client, rejected.reason)
+        if record.discarded is not None:
+            logger.warning("round %d is discarded: %s", record.round, record.discarded)
 
 
 def as_callback(given: object) -> Callback:

@@ -5,11 +5,13 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedgh.config import Config, DataSection
+from fedgh.core.records import ClientInfo, Identity
 from fedgh.core.rng import isolated, stream
 from fedgh.core.types import GlobalRounds, LocalTraining, Payload, Task
 from fedgh.data import partition as deal
@@ -22,8 +24,6 @@ from fedgh.errors import ConfigError, MethodError
 from fedgh.models import Extractor, check_extractor, extractor, split_model
 from fedgh.privacy.accounting import Account, noise_multiplier
 from fedgh.privacy.mechanism import Privacy
-from fedgh.runs.folder import Record
-from fedgh.runs.records import Identity
 
 SEPARATE = ("private", "own")
 """Data of which each participant has its own."""
@@ -148,19 +148,19 @@ class Experiment:
             labels = torch.cat([s.y[r] for s, r in zip(self.sources, rows, strict=True)])
         return self.partition.counts(labels, self.source.num_classes)
 
-    def clients(self) -> list[Record]:
+    def clients(self) -> list[ClientInfo]:
         """Who the clients are: network, classes, samples."""
         counts = self.counts()
         names, zoo = self.source.class_names, self.config.model.zoo
         return [
-            {
-                "client": client,
+            ClientInfo(
+                client=client,
                 **({"name": self.names[client]} if any(self.names) else {}),
-                "extractor": "private" if self.private else zoo[client % len(zoo)],
-                "classes": {names[label]: count for label, count in enumerate(row) if count},
+                extractor="private" if self.private else zoo[client % len(zoo)],
+                classes={names[label]: count for label, count in enumerate(row) if count},
                 **(_inputs(self.sources[client]) if self.config.data.name == "own" else {}),
                 **dict(zip(("train", "evaluation", "test"), sizes, strict=True)),
-            }
+            )
             for client, (row, sizes) in enumerate(
                 zip(counts.tolist(), self.partition.bounds.diff(dim=1).tolist(), strict=True)
             )
@@ -187,7 +187,7 @@ class Experiment:
         )
 
 
-def _inputs(source: Source) -> Record:
+def _inputs(source: Source) -> dict[str, Any]:
     """What a model made for these data takes."""
     return {"shape": list(source.shape), "dtype": str(source.x.dtype).removeprefix("torch.")}
 

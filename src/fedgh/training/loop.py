@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedgh import config as configs
 from fedgh.config import Config
+from fedgh.core.records import Round, Spent
 from fedgh.core.server import Engine, Server, ignore
 from fedgh.core.threads import one_thread
 from fedgh.core.types import Payload
@@ -14,7 +15,7 @@ from fedgh.engines.serial import Serial
 from fedgh.engines.workers import Workers
 from fedgh.errors import ConfigError, RunError, printable
 from fedgh.privacy.accounting import Account
-from fedgh.runs.folder import Record, RunFolder, versions
+from fedgh.runs.folder import RunFolder, versions
 from fedgh.runs.means import Album, worth_keeping
 from fedgh.runs.summary import summarise
 from fedgh.training.callbacks import Callback, Callbacks, Log, StopTraining
@@ -151,9 +152,8 @@ def _train(
             task,
             folder.records(),
             experiment.clients(),
+            _spent(experiment, account),
         )
-        if account is not None:
-            summary["privacy"] = account.summary()
         folder.write_summary(summary)
 
 
@@ -173,9 +173,23 @@ def _account(experiment: Experiment, folder: RunFolder, done: int) -> Account | 
     account = experiment.account()
     if account is not None:
         for record in folder.records()[:done]:
-            account.ask(record["participants"])
+            account.ask(record.participants)
         account.at_least(folder.asked())
     return account
+
+
+def _spent(experiment: Experiment, account: Account | None) -> Spent | None:
+    """Return what the uploads may tell, where they are private."""
+    privacy = experiment.privacy
+    if privacy is None or account is None:
+        return None
+    return Spent(
+        protects=privacy.protects,
+        delta=experiment.config.privacy.delta,
+        noise_multiplier=privacy.noise_multiplier,
+        epsilon=account.highest,
+        epsilon_per_client=account.epsilons,
+    )
 
 
 def _server(experiment: Experiment, engine: Engine, state: Payload) -> Server:
@@ -236,14 +250,14 @@ class _Rounds:
                 raise
         self.folder.discard_leftovers()
 
-    def _play(self, number: int, told: Callbacks) -> Record:
+    def _play(self, number: int, told: Callbacks) -> Round:
         """Play a round; return its record."""
         album = Album()
         picture = album.add if worth_keeping(number, self.experiment.task.rounds) else ignore
         record = self.server.round(number, told.replied, picture)
         if self.account is not None:
-            self.account.ask(record["participants"])
-            record["epsilon"] = self.account.highest
+            self.account.ask(record.participants)
+            record = record.model_copy(update={"epsilon": self.account.highest})
         if not album.empty:
             self.folder.keep_means(number, album.payload())
         return record

@@ -13,9 +13,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from fedgh.core.records import Round
 from fedgh.core.types import Reply
 from fedgh.formats import human_bytes, percent
-from fedgh.runs.folder import Record, RunFolder
+from fedgh.runs.folder import RunFolder
 from fedgh.training.callbacks import Callback
 from fedgh.training.experiment import Experiment
 
@@ -55,7 +56,7 @@ class Live(Callback):
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
+    def started(self, experiment: Experiment, run: RunFolder, done: list[Round]) -> None:
         """Say what runs where."""
         config = experiment.config
         own = config.data.name in ("private", "own")
@@ -93,30 +94,30 @@ class Live(Callback):
                 markup=False,
             )
 
-    def finished_round(self, record: Record) -> None:
+    def finished_round(self, record: Round) -> None:
         """One round is done."""
-        note = f"accuracy {percent(record['accuracy'])}, {human_bytes(record['bytes_total'])} sent"
-        self._bar.update(self._rounds, completed=record["round"], note=note)
-        self._bar.update(self._clients, completed=0, total=len(record["participants"]))
-        for rejected in record["rejected"]:
+        note = f"accuracy {percent(record.accuracy)}, {human_bytes(record.bytes_total)} sent"
+        self._bar.update(self._rounds, completed=record.round, note=note)
+        self._bar.update(self._clients, completed=0, total=len(record.participants))
+        for rejected in record.rejected:
             self.console.print(
-                f"round {record['round']}: upload of client {rejected['client']} "
-                f"rejected: {rejected['reason']}",
+                f"round {record.round}: upload of client {rejected.client} "
+                f"rejected: {rejected.reason}",
                 style="yellow",
                 markup=False,
             )
-        if record["discarded"] is not None:
+        if record.discarded is not None:
             self.console.print(
-                f"round {record['round']} is discarded: {record['discarded']}",
+                f"round {record.round} is discarded: {record.discarded}",
                 style="yellow",
                 markup=False,
             )
-        for client in sorted({*record["set_aside"]} - {*record["forgotten"]} - self._aside):
+        for client in sorted({*record.set_aside} - {*record.forgotten} - self._aside):
             self.console.print(
-                f"round {record['round']}: client {client} is set aside: too many of its uploads "
+                f"round {record.round}: client {client} is set aside: too many of its uploads "
                 "were rejected",
                 style="yellow",
             )
-        self._aside |= set(record["set_aside"])
+        self._aside |= set(record.set_aside)
         if not self._animated:
-            self.console.print(f"round {record['round']}: {note}")
+            self.console.print(f"round {record.round}: {note}")

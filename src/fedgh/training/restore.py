@@ -19,7 +19,6 @@ from fedgh.errors import ConfigError, FedghError, RunError, one_line, printable
 from fedgh.models import EXTRACTORS, Extractor, extractor, parameters_of
 from fedgh.runs.checkpoint import ClientFiles
 from fedgh.runs.folder import RunFolder
-from fedgh.runs.records import ClientInfo, checked
 from fedgh.training import experiment as experiments
 from fedgh.training.experiment import Experiment
 from fedgh.training.participant import Participant
@@ -178,7 +177,7 @@ def _as_brought(
     folder: RunFolder, config: Config, participants: Sequence[Participant]
 ) -> Experiment:
     """The same with the networks of these participants."""
-    about = checked(list[ClientInfo], folder.clients(), folder.path / "clients.json")
+    about = folder.clients()
     if len(participants) != len(about):
         raise RunError(
             f"the networks of {folder.path} were given in Python; give all {len(about)} again: "

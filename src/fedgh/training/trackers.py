@@ -7,21 +7,20 @@ W&B run are in the run folder; MLflow and W&B are set up by their own environmen
 from collections.abc import Sequence
 from typing import Any
 
-from fedgh.core.metrics import METRICS, SPREADS
+from fedgh.core.records import Round
 from fedgh.errors import ConfigError, import_object, unknown
 from fedgh.extras import need
 from fedgh.files import check_no_link, explaining
-from fedgh.runs.folder import Record, RunFolder
+from fedgh.runs.folder import RunFolder
 from fedgh.training.callbacks import Callback, as_callback
 from fedgh.training.experiment import Experiment
 
-SCALARS = (*METRICS, *(f"accuracy_{name}" for name in SPREADS), "train_loss", "bytes_total")
 
-
-def scalars(record: Record) -> dict[str, float]:
+def scalars(record: Round) -> dict[str, float]:
     """Return the numbers of a round that were taken in it."""
-    found = {name: record[name] for name in SCALARS if record.get(name) is not None}
-    return found | {f"seconds/{phase}": spent for phase, spent in record["seconds"].items()}
+    found = record.scores | {"train_loss": record.train_loss, "bytes_total": record.bytes_total}
+    seconds = {f"seconds/{phase}": spent for phase, spent in record.seconds.items()}
+    return {name: score for name, score in (found | seconds).items() if score is not None}
 
 
 class TensorBoard(Callback):
@@ -31,7 +30,7 @@ class TensorBoard(Callback):
         need("tensorboard", "run.callbacks = ['tensorboard']")
         self._writer: Any = None
 
-    def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
+    def started(self, experiment: Experiment, run: RunFolder, done: list[Round]) -> None:
         """Open the event files; what an interrupted run wrote of later rounds does not count."""
         from torch.utils.tensorboard import SummaryWriter  # an extra
 
@@ -40,10 +39,10 @@ class TensorBoard(Callback):
             check_no_link(folder)
         self._writer = SummaryWriter(folder, purge_step=len(done) + 1)
 
-    def finished_round(self, record: Record) -> None:
+    def finished_round(self, record: Round) -> None:
         """Write the numbers of the round."""
         for name, value in scalars(record).items():
-            self._writer.add_scalar(name, value, record["round"])
+            self._writer.add_scalar(name, value, record.round)
         self._writer.flush()
 
     def close(self) -> None:
@@ -59,7 +58,7 @@ class WeightsAndBiases(Callback):
         need("wandb", "run.callbacks = ['wandb']")
         self._run: Any = None
 
-    def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
+    def started(self, experiment: Experiment, run: RunFolder, done: list[Round]) -> None:
         """Start or resume the W&B run that has the identity of this run."""
         import wandb  # an extra
 
@@ -74,9 +73,9 @@ class WeightsAndBiases(Callback):
             config=experiment.config.to_table(),
         )
 
-    def finished_round(self, record: Record) -> None:
+    def finished_round(self, record: Round) -> None:
         """Log the numbers of the round."""
-        self._run.log(scalars(record), step=record["round"])
+        self._run.log(scalars(record), step=record.round)
 
     def close(self) -> None:
         """Finish the W&B run."""
@@ -92,7 +91,7 @@ class MLflow(Callback):
         self._client: Any = None
         self._id = ""
 
-    def started(self, experiment: Experiment, run: RunFolder, done: list[Record]) -> None:
+    def started(self, experiment: Experiment, run: RunFolder, done: list[Round]) -> None:
         """Go on with the MLflow run of this run, or start one."""
         from mlflow import MlflowClient  # an extra
 
@@ -110,10 +109,10 @@ class MLflow(Callback):
             for key, value in values.items():
                 self._client.log_param(self._id, f"{section}.{key}", value)
 
-    def finished_round(self, record: Record) -> None:
+    def finished_round(self, record: Round) -> None:
         """Log the numbers of the round."""
         for name, value in scalars(record).items():
-            self._client.log_metric(self._id, name, value, step=record["round"])
+            self._client.log_metric(self._id, name, value, step=record.round)
 
     def close(self) -> None:
         """Mark the MLflow run as finished."""

@@ -1,0 +1,244 @@
+"""The records of a run, as types: rounds, clients, summary, identity.
+
+`docs/run-folder.md` describes the files that hold them. Nothing in a run folder is taken on trust:
+what is read from one is checked against these types.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
+
+from fedgh.choices import Protected
+from fedgh.core.metrics import METRICS, SPREADS
+from fedgh.errors import RunError
+
+FORMAT_VERSION = 1
+"""Of run folders. A fedgh that writes others refuses these, and says so."""
+
+T = TypeVar("T")
+Count = Annotated[int, Field(ge=0)]
+Bytes = Annotated[int, Field(ge=0, lt=2**63)]
+
+MAX_CLASSES = 10_000
+"""Classes of a run that is shown: each has a place in tables and charts."""
+
+Seconds = Annotated[float, Field(ge=0, le=1e12)]
+
+RECORDED = (*METRICS, *(f"accuracy_{name}" for name in SPREADS))
+"""Numbers of a round that a summary has of the last one, where it measured them."""
+
+
+class Checked(BaseModel):
+    """Values of a file, which cannot be changed and are finite; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False, extra="forbid")
+
+
+class Identity(Checked):
+    """data.json: which run it is, and which data it was started with."""
+
+    format_version: int = FORMAT_VERSION
+    run: str = ""  # drawn when the run begins; its states carry it
+    versions: dict[str, str] = {}  # of the packages with which it was begun
+    name: str  # of the data
+    samples: Count = 0
+    classes: Annotated[list[str], Field(max_length=MAX_CLASSES)]
+    shape: list[int] = []  # of an input; empty when clients have inputs of different shapes
+    dtype: str = ""  # of an input
+    fingerprint: str  # of the data and the settings
+
+
+class Problem(Checked):
+    """A client that failed, or whose upload was rejected."""
+
+    client: int
+    reason: str
+
+
+class LeftOut(Checked):
+    """Class means of a client that were left out because they disagreed with the others'."""
+
+    client: int
+    classes: list[int]
+
+
+class Round(Checked):
+    """A line of rounds.jsonl: a finished round.
+
+    `scores` and `per_client` are by metric; in the file `accuracy` and `accuracy_per_client` are
+    keys of the line.
+    """
+
+    round: int
+    participants: list[int]
+    scores: dict[str, float | None]  # mean over clients, and spread of accuracy; None: not measured
+    per_client: dict[str, list[float | None] | None]
+    train_loss: float | None
+    measured: dict[str, float] = {}  # a method's own numbers
+    bytes_up: Bytes
+    bytes_down: Bytes
+    bytes_total: Bytes
+    wire_bytes: Bytes = 0
+    rejected: list[Problem]
+    discarded: str | None = None  # why the round changed nothing
+    dropped: list[LeftOut] = []
+    set_aside: list[int] = []
+    forgotten: list[int] = []
+    failed: list[Problem]
+    seconds: dict[str, Seconds]
+    epsilon: float | None = None  # the highest of all clients so far, where uploads are private
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean accuracy of the clients on their own test data."""
+        return self.scores["accuracy"]
+
+    @property
+    def accuracies(self) -> list[float | None]:
+        """The accuracy of every client; empty when the round was not evaluated."""
+        return self.per_client["accuracy"] or []
+
+    @property
+    def answered(self) -> list[int]:
+        """The participants whose uploads were accepted."""
+        lost = {problem.client for problem in (*self.failed, *self.rejected)}
+        return [client for client in self.participants if client not in lost]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, line: Any) -> Any:
+        if not isinstance(line, dict) or "scores" in line or "accuracy" not in line:
+            return line
+        rest = dict(line)
+        scores = {name: rest.pop(name) for name in RECORDED if name in rest}
+        each = {name: f"{name}_per_client" for name in METRICS}
+        per_client = {name: rest.pop(key) for name, key in each.items() if key in rest}
+        return rest | {"scores": scores, "per_client": per_client}
+
+    @model_validator(mode="after")
+    def _check(self) -> "Round":
+        if "total" not in self.seconds:
+            raise ValueError("seconds has no total")
+        for name in METRICS:
+            mean, scores = self.scores.get(name), self.per_client.get(name)
+            if mean is not None and scores is None:
+                raise ValueError(f"{name} without {name}_per_client")
+            known = [score for score in (mean, *(scores or ())) if score is not None]
+            if known and not METRICS[name].possible(min(known), max(known)):
+                raise ValueError(f"{name} has an impossible value")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _flatten(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        line: dict[str, Any] = dump(self)
+        line |= line.pop("scores")
+        line |= {f"{name}_per_client": known for name, known in line.pop("per_client").items()}
+        return line
+
+
+class ClientInfo(Checked):
+    """An entry of clients.json: who a client is."""
+
+    client: int
+    name: str | None = None
+    extractor: str
+    classes: dict[str, int]  # samples of each; empty when they are the participant's secret
+    shape: list[int] = []  # of its inputs, where these differ between clients
+    dtype: str = ""
+    train: Count = 0  # samples in each split
+    evaluation: Count = 0
+    test: Count = 0
+
+    @property
+    def called(self) -> str:
+        """Its number, and its name if it has one."""
+        return f"{self.client} {self.name}" if self.name else str(self.client)
+
+
+class Progress(Checked):
+    """What the rounds so far have come to."""
+
+    rounds: int
+    judged_clients: int
+    final: dict[str, float | None]  # scores of the last evaluated round; `final_…` in the file
+    best_accuracy: float | None  # over rounds, chosen on test data: flattering
+    target: float | None
+    rounds_to_target: int | None
+    bytes_to_target: int | None
+    bytes_total: Bytes
+    wire_bytes_total: Bytes = 0
+    bytes_per_client_round: float | None
+    seconds: Seconds
+
+    @property
+    def accuracy(self) -> float | None:
+        """The accuracy after the last evaluated round."""
+        return self.final.get("accuracy")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, content: Any) -> Any:
+        if not isinstance(content, dict) or "final" in content:
+            return content
+        rest, names = dict(content), {name: f"final_{name}" for name in RECORDED}
+        return rest | {"final": {n: rest.pop(key) for n, key in names.items() if key in rest}}
+
+    @model_serializer(mode="wrap")
+    def _flatten(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = dump(self)
+        final = content.pop("final")
+        return content | {f"final_{name}": score for name, score in final.items()}
+
+
+class Spent(Checked):
+    """What the uploads of a run may tell, at most."""
+
+    protects: Protected
+    epsilon: float  # the highest of all clients, over all rounds
+    delta: float
+    noise_multiplier: float
+    epsilon_per_client: list[float]
+
+
+class Summary(Progress):
+    """summary.json: the result of a finished run."""
+
+    method: str
+    data: str
+    seed: int
+    clients: int
+    paper_bytes_per_client_round: float | None
+    finished: str
+    versions: dict[str, str]
+    machine: dict[str, str | int | None]
+    privacy: Spent | None = None
+
+
+def checked(kind: type[T], value: object, file: object) -> T:
+    """Return what a file holds as a type; RunError names what does not fit."""
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise RunError(f"{file} is not what a run writes: {where}: {first['msg']}") from None
+
+
+def check_format(found: object, file: object) -> None:
+    """Raise RunError for a run folder that another version of fedgh writes."""
+    version = found.get("format_version") if isinstance(found, Mapping) else None
+    if version != FORMAT_VERSION:
+        raise RunError(
+            f"{file} has format version {version!r}; this fedgh reads {FORMAT_VERSION}: use the "
+            "fedgh that has made the run, or run it again"
+        )
