@@ -73,4 +73,5 @@ def test_a_resume_with_another_torch_says_so(tmp_path: Path) -> None:
 
     loop.resume(tmp_path / "run", [Listener()])
     (text,) = heard
-    assert "was begun with torch 2.6.0, here is" in text
+    assert "was started with torch 2.6.0, here is" in text
+    assert RunFolder(tmp_path / "run").identity().versions["torch"] != "2.6.0", "said once"

@@ -49,7 +49,7 @@ class Identity(Checked):
 
     format_version: int = FORMAT_VERSION
     run: str = ""  # drawn when the run begins; its states carry it
-    versions: dict[str, str] = {}  # of the packages with which it was begun
+    versions: dict[str, str] = {}  # of packages, when it was last started
     name: str  # of the data
     samples: Count = 0
     classes: Annotated[list[str], Field(max_length=MAX_CLASSES)]

@@ -153,6 +153,15 @@ class RunFolder:
         check_format(found, self.path / "data.json")
         return checked(Identity, found, self.path / "data.json")
 
+    @explaining()
+    def update_versions(self) -> dict[str, str]:
+        """Record the versions of now; return those of the last start."""
+        known = self.identity()
+        if known.versions != versions():
+            now = known.model_copy(update={"versions": versions()})
+            write_atomic(self.path / "data.json", to_json(now.model_dump()))
+        return known.versions
+
     @cached_property
     def run_id(self) -> str:
         """The identity of the run, which every state and count of it carries."""

@@ -1,6 +1,6 @@
 """From a prepared experiment to a run folder: run, resume."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,8 +135,8 @@ def _train(
         stack.enter_context(closing(told))
         stack.enter_context(suppress(StopTraining))
         told.started(experiment, folder, folder.records()[:done])
-        for text in _other_versions(folder):
-            told.warned(text)
+        for text in _other_versions(folder.update_versions()):
+            told.warned(f"{folder.path} {text}")
         account = _account(experiment, folder, done)
         if done == task.rounds:
             folder.rewind()
@@ -157,14 +157,13 @@ def _train(
         folder.write_summary(summary)
 
 
-def _other_versions(folder: RunFolder) -> Iterator[str]:
-    """Say which packages are not those with which the run was begun: bits may differ."""
-    begun, here = folder.identity().versions, versions()
-    for package in here:
-        if begun.get(package, here[package]) != here[package]:
+def _other_versions(before: Mapping[str, str]) -> Iterator[str]:
+    """Say which packages are not those with which the run was started last: bits may differ."""
+    for package, here in versions().items():
+        if before.get(package) != here:
             yield (
-                f"{folder.path} was begun with {package} {printable(begun[package])}, here is "
-                f"{here[package]}: its last bits may differ from those of an undisturbed run"
+                f"was started with {package} {printable(before.get(package, '(unknown)'))}, here "
+                f"is {here}: its last bits may differ from those of an undisturbed run"
             )
 
 
