@@ -25,6 +25,7 @@ from fedgh.core.names import Names
 from fedgh.core.types import GlobalRounds, LocalTraining, NameList
 from fedgh.data.fetch import expanded
 from fedgh.data.sources import SOURCES
+from fedgh.defaults import IMAGE_SIZE, REP_DIM
 from fedgh.errors import ConfigError, import_object, unknown
 from fedgh.files import read_bytes
 from fedgh.limits import LimitError, Limits
@@ -77,7 +78,7 @@ class DataSection(_SectionModel):
     name: Word = "digits"  # one of `fedgh list datasets`
     dir: Place | None = None  # holds the official files; else $FEDGH_DATA, else the user cache
     path: Place | None = None  # your own file (npz) or folder (image-folder)
-    image_size: int = Field(32, ge=1)  # what the images of a folder are scaled to
+    image_size: int = Field(IMAGE_SIZE, ge=1)  # what the images of a folder are scaled to
     partition: Literal["classes", "dirichlet", "iid"] = "classes"  # who gets which samples
     classes_per_client: int = Field(2, ge=1)  # for "classes"
     alpha: float = Field(0.5, gt=0)  # for "dirichlet"
@@ -97,7 +98,7 @@ class ModelSection(_SectionModel):
     """The extractors, dealt round-robin over the clients, and the width they share."""
 
     zoo: Networks = Field(["cnn1", "cnn2", "cnn3", "cnn4", "cnn5"], min_length=1)  # dealt in turn
-    rep_dim: int = Field(500, ge=1)  # numbers in a representation
+    rep_dim: int = Field(REP_DIM, ge=1)  # numbers in a representation
 
 
 class PrivacySection(_SectionModel):
@@ -166,7 +167,7 @@ class Config(_Sections):
     def portable(self) -> dict[str, Any]:
         """The same without what is one machine's affair: how it is run, where files are.
 
-        What is not used is left out, so that runs from before it could be are still the same.
+        Sections that are not used are left out: their settings change nothing.
         """
         table = self.to_table()
         del table["run"]
@@ -177,9 +178,6 @@ class Config(_Sections):
         }
         for section in (name for name, is_used in used.items() if not is_used):
             del table[section]
-        for setting in self.method.later:
-            if getattr(self.method, setting) == getattr(type(self.method), setting):
-                del table["method"][setting]
         table["data"] = {k: v for k, v in table["data"].items() if k not in ("dir", "path")}
         return table
 

@@ -16,7 +16,7 @@ from fedgh.data import own
 from fedgh.data.partition import SMALLEST, each_its_own
 from fedgh.errors import ConfigError, DataError
 from fedgh.trained.clients import Trained
-from fedgh.training.callbacks import Callback, OnRound, as_callback
+from fedgh.training.callbacks import Callback, OnRound
 from fedgh.training.experiment import Experiment, checked
 from fedgh.training.loop import run_or_resume
 from fedgh.training.participant import Participant
@@ -142,10 +142,9 @@ class Federation:
         experiment = self.experiment(rounds)
         scratch = TemporaryDirectory(prefix="fedgh-") if out is None else None
         path = Path(scratch.name) / "run" if scratch else Path(out or "")
-        told = [as_callback(callback) for callback in callbacks]
         with Live(Console(quiet=not progress), kept=scratch is None) as live:
-            run = run_or_resume(experiment, path, [live, *told])
-        trained = Trained(run, run.load)
+            run = run_or_resume(experiment, path, [live, *callbacks])
+        trained = Trained(run)
         if scratch:
             finalize(trained, scratch.cleanup)
         return trained

@@ -40,6 +40,7 @@ NOT_RUN = {
     "make docs": "tests/docs/test_site.py builds the site",
     "FEDGH_DATA=... make bench": MINUTES,
     "pip install '.[flower]'": NETWORK,
+    "pip install '.[flower]' scikit-learn": NETWORK,
     "pip install '.[report]'": NETWORK,
     "fedgh flower up federation": PROCESSES,
     "fedgh flower up rehearsal": PROCESSES,

@@ -52,13 +52,13 @@ def test_a_client_that_moves_to_another_worker_changes_nothing(
     straight: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moves = []
-    move = Workers._move
+    move = Workers.relocate
 
     def counted(self: Workers, *args: int) -> None:
         moves.append(args)
         move(self, *args)
 
-    monkeypatch.setattr(Workers, "_move", counted)
+    monkeypatch.setattr(Workers, "relocate", counted)
     run = loop.run(quick(*EVERYTHING, "run.engine=workers", "run.workers=2"), tmp_path / "run")
     assert moves
     assert states(run) == states(straight)

@@ -78,7 +78,7 @@ def test_a_dead_actor_is_replaced_and_its_client_runs_again(
 
     engines: list[Ray] = []
     started: list[Seat] = []
-    start = Ray._start
+    start = Ray.start
 
     def noted(self: Ray) -> Seat:
         engines.append(self)
@@ -89,7 +89,7 @@ def test_a_dead_actor_is_replaced_and_its_client_runs_again(
         busy = next(place for place in engines[0]._places if place.job is not None)
         ray.kill(busy.actor)
 
-    monkeypatch.setattr(Ray, "_start", noted)
+    monkeypatch.setattr(Ray, "start", noted)
     run = loop.run(quick(*ON_RAY), tmp_path / "run", [Once(kill_a_busy_one)])
     assert len(started) == 3
     assert numbers(run) == numbers(straight)

@@ -1,6 +1,8 @@
 """A participant answers a question once: asked again, it sends the same bytes."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -180,3 +182,24 @@ def test_statistics_are_released_once_whatever_becomes_of_the_answers(
     assert all(up["sums"].equal(ups[0]["sums"]) for up in ups)
     assert all(up["second"].equal(ups[0]["second"]) for up in ups)
     assert releases(tmp_path) == 1
+
+
+def test_a_server_with_another_torch_gets_the_same_answer(ask: Ask) -> None:
+    """Else an upgrade of the server would cost a second release of privacy."""
+    assert ask(1, torch="2.6.0").up == ask(1).up
+
+
+def test_what_a_participant_logs_is_on_standard_error() -> None:
+    """Python shows no log by itself once a library has a handler, and Flower shows only its own."""
+    code = """
+from flwr.app import Context, Message, MessageType, RecordDict
+from fedgh.flower import client
+from fedgh.flower.grid import LocalGrid
+LocalGrid({})  # messages say whose they are
+message = Message(RecordDict(), dst_node_id=1, message_type=MessageType.TRAIN)
+client.app(message, Context(1, 1, {"client": 0, "app": "nowhere:app"}, RecordDict(), {}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "this client has failed" in done.stderr
+    assert "nowhere" in done.stderr

@@ -68,7 +68,7 @@ def test_a_server_that_is_started_again_repeats_and_loses_nothing(
     with pytest.raises(KeyboardInterrupt):
         house.run()
     house.grid.break_after = 2**62
-    house.grid._waiting.clear()  # a new SuperLink knows nothing of old messages
+    house.grid.waiting.clear()  # a new SuperLink knows nothing of old messages
     assert_same(house, house.run(), straight)
 
 

@@ -177,7 +177,7 @@ def ask_all(
     }
     (place / "questions.json").write_text(json.dumps(told))
     settings = f'questions="{place}/questions.json" answers="{place}/answers.json"'
-    deployment._flwr("run", str(app), "federation", "--run-config", settings)
+    deployment.flwr("run", str(app), "federation", "--run-config", settings)
     wait_until((place / "answers.json").exists, seconds=600)
     found: dict[str, dict[str, Any]] = json.loads((place / "answers.json").read_text())
     return found

@@ -228,7 +228,7 @@ def test_trouble_of_the_superlink_is_not_its_clients_fault(
 
     def troubled(self: Unreliable, name: str) -> Message | None:
         nonlocal left
-        if self._waiting.get(name) == FIRST_NODE + 1:
+        if self.waiting.get(name) == FIRST_NODE + 1:
             left -= 1
             if left >= 0:
                 ask = httpx.Request("POST", "http://superlink")

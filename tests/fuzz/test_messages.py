@@ -140,7 +140,7 @@ def grid() -> LocalGrid:
 
 def arrived(grid: LocalGrid, content: RecordDict) -> Message:
     (name,) = grid.push_messages([Message(content, 1, "train", group_id="7")])
-    return grid._collect(name)
+    return grid.collect(name)
 
 
 def number(value: object, low: float, high: float) -> bool:

@@ -3,7 +3,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedgh import config
 from fedgh.core import wire
 from fedgh.core.local import eval_mode
 from fedgh.errors import RunError
@@ -97,11 +96,3 @@ def test_an_ensemble_survives_a_checkpoint_and_is_exported_whole(tmp_path: Path)
     assert client.export(tmp_path / "model.pt2", "torch-export").difference < 1e-5
     with pytest.raises(RunError, match="holds one network, and standalone predicts with more"):
         client.export(tmp_path / "model.safetensors", "safetensors")
-
-
-def test_one_network_is_no_other_experiment_than_before_there_could_be_more() -> None:
-    one, two = (
-        config.load("demo", ["method.name=standalone", f"method.networks={n}"]) for n in (1, 2)
-    )
-    assert one.portable()["method"] == {"name": "standalone", "reset_header": False}
-    assert two.portable()["method"]["networks"] == 2

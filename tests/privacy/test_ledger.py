@@ -236,7 +236,7 @@ def test_a_run_stops_before_lost_rounds_cost_more_than_was_promised(
         house.grid.break_after, house.grid.delivered = after, 0
         with pytest.raises(KeyboardInterrupt):
             house.run()
-        house.grid._waiting.clear()
+        house.grid.waiting.clear()
     house.grid.break_after, house.grid.delivered = 2**62, 0
     for _ in range(2):
         with pytest.raises(RunError, match=r"one more would bring its ε to .* above .* = 4\."):

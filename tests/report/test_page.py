@@ -24,6 +24,7 @@ from fedgh.runs.read import NamedRun, name_runs
 from fedgh.trained import confusion
 from fedgh.trust import OWN
 from tests.report.parts import HOSTILE, cut, rewrite
+from tests.support.tiny import a_run
 
 
 class Elements(HTMLParser):
@@ -268,8 +269,7 @@ def test_a_stranger_s_code_is_not_run(
 
 def test_runs_are_called_by_what_tells_them_apart(tmp_path: Path) -> None:
     for name in ("a/x/run", "b/x/run"):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "config.toml").touch()
+        a_run(tmp_path / name)
     one, other = tmp_path / "a/x/run", tmp_path / "b/x/run"
     assert [run.label for run in name_runs([one, other])] == ["a/x/run", "b/x/run"]
     assert [run.label for run in name_runs([one])] == ["run"]

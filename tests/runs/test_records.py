@@ -6,10 +6,22 @@ from pathlib import Path
 import pytest
 
 from fedgh.core.metrics import METRICS
-from fedgh.core.records import RECORDED, Identity, Round, checked
+from fedgh.core.records import (
+    RECORDED,
+    Asked,
+    ClientInfo,
+    Identity,
+    Round,
+    Spent,
+    Summary,
+    checked,
+)
 from fedgh.errors import RunError
+from fedgh.report.write import write_report
 from fedgh.runs.folder import RunFolder
-from fedgh.training import loop
+from fedgh.runs.read import name_runs
+from fedgh.trained.clients import Trained
+from fedgh.training import experiment, loop
 from fedgh.training.callbacks import Callback
 from tests.support.runs import interrupted
 from tests.support.tiny import quick
@@ -22,6 +34,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return loop.run(quick(), tmp_path_factory.mktemp("records") / "run")
 
 
+def name_one(path: Path) -> object:
+    return name_runs([path])
+
+
 @pytest.mark.parametrize("version", [None, 0, 2, "1"])
 def test_another_format_is_refused(tmp_path: Path, version: object) -> None:
     made = loop.run(quick("federation.rounds=1"), tmp_path / "run")
@@ -31,15 +47,18 @@ def test_another_format_is_refused(tmp_path: Path, version: object) -> None:
     if version is None:
         del known["format_version"]
     file.write_text(json.dumps(known))
-    with pytest.raises(RunError, match=r"data\.json has format version .*; this fedgh reads 1"):
-        loop.resume(made.path)
+    for use in (loop.resume, RunFolder.open, Trained.load, name_one):
+        with pytest.raises(RunError, match=r"data\.json has format version .*; this fedgh reads 1"):
+            use(made.path)
 
 
 def test_every_key_of_a_record_is_documented(run: RunFolder) -> None:
     page = (ROOT / "docs" / "run-folder.md").read_text(encoding="utf-8")
     for key in run.records()[-1].model_dump():
         assert f"`{key.removesuffix('_per_client')}`" in page, key
-    for key in Identity.model_fields:
+    kinds = (Identity, Round, ClientInfo, Summary, Spent, Asked)
+    known = {key for kind in kinds for key in kind.model_fields} - {"scores", "per_client", "final"}
+    for key in known:
         assert f"`{key}`" in page, key
 
 
@@ -75,3 +94,42 @@ def test_a_resume_with_another_torch_says_so(tmp_path: Path) -> None:
     (text,) = heard
     assert "was started with torch 2.6.0, here is" in text
     assert RunFolder(tmp_path / "run").identity().versions["torch"] != "2.6.0", "said once"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"accuracy_per_client": ...}, "no accuracy, or no accuracy_per_client"),
+        ({"accuracy": ...}, "no accuracy, or no accuracy_per_client"),
+        ({"scores": {}, "per_client": {}}, "Extra inputs are not permitted"),
+        ({"unheard_of": 1}, "unheard_of: Extra inputs are not permitted"),
+        ({"\x1b]0;owned\x07": 1}, "not permitted"),
+        ({"bytes_up": 10**400}, "bytes_up"),
+        ({"participants": [-1]}, "participants.0"),
+        ({"seconds": {}}, "seconds has no total"),
+    ],
+)
+def test_a_line_that_no_run_writes_is_refused(
+    run: RunFolder, changes: dict[str, object], reason: str
+) -> None:
+    line = {**run.records()[-1].model_dump(), **changes}
+    line = {key: value for key, value in line.items() if value is not ...}
+    with pytest.raises(RunError, match=reason) as refused:
+        checked(list[Round], [line], "rounds.jsonl")
+    assert str(refused.value).isprintable()
+
+
+def test_a_record_is_the_same_after_it_was_written_and_read(run: RunFolder) -> None:
+    for record in run.records():
+        assert Round.model_validate(json.loads(json.dumps(record.model_dump()))) == record
+    summary = run.summary()
+    assert Summary.model_validate(json.loads(json.dumps(summary.model_dump()))) == summary
+
+
+def test_what_was_trained_is_used_without_loading_data_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = loop.run(quick(), tmp_path / "run")
+    monkeypatch.setattr(experiment, "load_source", None)
+    assert len(Trained(made).left.took_part) == 5
+    assert write_report(made).exists()

@@ -14,6 +14,7 @@ import fedgh
 from fedgh import config
 from fedgh.core.method import Sharing
 from fedgh.core.types import Job
+from fedgh.defaults import SEEDS
 from fedgh.engines.host import ClientHost
 from fedgh.errors import RunError
 from fedgh.methods import METHODS
@@ -153,7 +154,7 @@ def test_bytes_are_those_of_the_whole_experiment(tmp_path: Path) -> None:
     """FedProto's first round has nothing to send down, so its rounds differ."""
     found = advise(config.load("demo", QUICK), methods="fedproto", rounds=2, out=tmp_path / "a")
     sent = []
-    for seed in advice.USUAL_SEEDS:
+    for seed in SEEDS:
         whole = quick("method.name=fedproto", f"federation.seed={seed}")
         records = loop.run(whole, tmp_path / f"whole-{seed}").records()
         assert records[0].bytes_down < records[1].bytes_down

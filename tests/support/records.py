@@ -17,8 +17,10 @@ def a_round(number: int, accuracy: float | None = None, **keys: Any) -> Round:
         "evaluation_accuracy": None,
         "accuracy_per_client": None,
         "train_loss": None,
-        **dict.fromkeys(("bytes_up", "bytes_down", "bytes_total"), 0),
-        **dict.fromkeys(("rejected", "failed"), ()),
+        "measured": {},
+        "discarded": None,
+        **dict.fromkeys(("bytes_up", "bytes_down", "bytes_total", "wire_bytes"), 0),
+        **dict.fromkeys(("rejected", "failed", "dropped", "set_aside", "forgotten"), ()),
         "seconds": {"total": 0.0},
     }
     return Round.model_validate(usual | keys)
@@ -30,7 +32,8 @@ def a_summary(**keys: Any) -> Summary:
     unknown += ["bytes_per_client_round", "paper_bytes_per_client_round"]
     usual: dict[str, Any] = {
         **dict.fromkeys(unknown),
-        **dict.fromkeys(("rounds", "judged_clients", "bytes_total", "seed", "clients"), 0),
+        **dict.fromkeys(("rounds", "judged_clients", "bytes_total", "wire_bytes_total"), 0),
+        **dict.fromkeys(("seed", "clients"), 0),
         **dict.fromkeys(("method", "data", "finished"), ""),
         "seconds": 0.0,
         "versions": {},

@@ -182,7 +182,7 @@ def test_a_file_that_says_something_else_is_not_written(
     client = trained.clients[trained.left.took_part[0]]
     kind = export.FORMATS["safetensors"]
 
-    def read(trained: TrainedClient, content: bytes) -> export.Run:
+    def read(trained: TrainedClient, content: bytes) -> export.Compute:
         said = kind.read(trained, content)
         return lambda x: said(x) * (1 + wrong)
 

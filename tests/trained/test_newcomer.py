@@ -100,7 +100,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.exit_code == 0, done.output
     assert "The others are at" in done.output
     assert "with the header" in done.output
-    kept = json.loads((tmp_path / "late" / "join.json").read_text())
+    kept = json.loads((tmp_path / "late" / "newcomer.json").read_text())
     assert len(kept["with_header"]) == 3
     assert (tmp_path / "late" / "model.safetensors").exists()
 

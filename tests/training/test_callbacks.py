@@ -7,7 +7,7 @@ import pytest
 
 from fedgh.core.records import Round
 from fedgh.core.types import Reply
-from fedgh.errors import ConfigError
+from fedgh.errors import ConfigError, RunError
 from fedgh.runs.folder import RunFolder
 from fedgh.training import loop
 from fedgh.training.callbacks import Callback, StopTraining
@@ -128,3 +128,34 @@ def test_a_callback_that_fails_is_named_and_the_run_goes_on_later(
     assert "Traceback" not in err
     resumed = loop.resume(tmp_path / "run", overrides=["run.callbacks=[]"])
     assert numbers(resumed) == numbers(loop.run(quick(), tmp_path / "straight"))
+
+
+class Demanding(Callback):
+    def __init__(self, needed: int) -> None: ...
+
+
+class Unclosable(Callback):
+    def close(self) -> None:
+        raise OSError("no room")
+
+
+def test_a_callback_that_fails_is_named(tmp_path: Path) -> None:
+    name = f"{__name__}:Demanding"
+    with pytest.raises(ConfigError, match=r"run\.callbacks: Demanding\(\) has failed.*argument"):
+        loop.run(quick(f"run.callbacks={name}"), tmp_path / "run")
+    with pytest.raises(RunError, match="the callback Unclosable has failed: OSError: no room"):
+        loop.run(quick(), tmp_path / "run", [Unclosable()])
+    assert RunFolder(tmp_path / "run").finished
+
+
+def test_a_function_will_do_for_a_callback(tmp_path: Path) -> None:
+    run = loop.run(quick(), tmp_path / "run", [stop_after_two])
+    assert len(run.records()) == 2
+
+
+def test_a_run_that_lacks_only_its_summary_gets_it(tmp_path: Path) -> None:
+    """Killed after its last commit; a callback that would stop it has nothing left to stop."""
+    settings = quick("federation.rounds=2")
+    run = loop.run(settings, tmp_path / "run")
+    (run.path / "summary.json").unlink()
+    assert loop.resume(run.path, [stop_after_two]).finished

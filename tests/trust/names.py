@@ -45,7 +45,11 @@ CASES = sorted(
 )
 
 
-FIRST = [case for case in CASES if case[3] in [values[0] for values in HOSTILE.values()]]
+FIRST = [
+    case
+    for case in CASES
+    if case[2] == "shared" or case[3] in [values[0] for values in HOSTILE.values()]
+]
 
 
 def followed(seen: list[str]) -> list[str]:

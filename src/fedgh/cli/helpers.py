@@ -100,12 +100,12 @@ def say_missing(console: Console, missing: dict[str, str]) -> None:
 
 def show_result(console: Console, run: "RunFolder") -> None:
     """Print the result of a finished run, and write its report."""
-    if not run.finished:
-        print(f"a callback has stopped the run; go on with: fedgh resume {run.path}")
-        return
     from fedgh.report.terminal import closing_lines, result, say
     from fedgh.report.write import report_after
 
+    if not run.finished:
+        say(console, f"a callback has stopped the run; go on with: fedgh resume {run.path}")
+        return
     console.print(result(run))
     say(console, closing_lines(run))
     with console.status("writing the report"):

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from fedgh.choices import Kind
 from fedgh.cli.options import DataDir
+from fedgh.defaults import IMAGE_SIZE, REP_DIM
 from fedgh.errors import ConfigError
 
 
@@ -33,7 +34,8 @@ def _known(kind: Kind) -> dict[str, str]:
         }
     if kind == "models":
         own = {"package.module:function": "your own: (input shape, rep_dim) -> torch.nn.Module"}
-        task = Task(10, 500, num_clients=1, rounds=1, seed=0, input_shape=(3, 32, 32))
+        shape = (3, IMAGE_SIZE, IMAGE_SIZE)
+        task = Task(10, REP_DIM, num_clients=1, rounds=1, seed=0, input_shape=shape)
         sizes = {
             name: sum(p.numel() for p in split_model(make, task).parameters())
             for name, make in EXTRACTORS.items()

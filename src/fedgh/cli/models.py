@@ -13,6 +13,7 @@ from fedgh.cli.options import (
     TrainedRun,
     TrustIt,
 )
+from fedgh.defaults import IMAGE_SIZE, NEWCOMER_ROUNDS
 
 
 def predict(
@@ -140,8 +141,10 @@ def newcomer(
     network: Annotated[
         str, typer.Option(help="One of `fedgh list models`, or package.module:function.")
     ],
-    rounds: Annotated[int, typer.Option(min=1, help="Of the newcomer's own training.")] = 20,
-    image_size: Annotated[int, typer.Option(min=1, help="What images are scaled to.")] = 32,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Of the newcomer's own training.")
+    ] = NEWCOMER_ROUNDS,
+    image_size: Annotated[int, typer.Option(min=1, help="What images are scaled to.")] = IMAGE_SIZE,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep its model and the numbers there.")
     ] = None,
@@ -149,7 +152,7 @@ def newcomer(
     quiet: Quiet = False,
 ) -> None:
     """Let a newcomer learn with the global header of a run, and measure what that is worth."""
-    from fedgh.report.joined import curve, verdict
+    from fedgh.report.newcomer import curve, verdict
     from fedgh.report.terminal import print_whole, say, sheet
     from fedgh.runs.folder import RunFolder
     from fedgh.trained import newcomer

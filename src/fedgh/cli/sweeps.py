@@ -25,7 +25,10 @@ from fedgh.cli.options import (
     SweepOut,
     Workers,
 )
+from fedgh.defaults import SEEDS
 from fedgh.errors import ConfigError, RunError
+
+USUAL_SEEDS = ",".join(map(str, SEEDS))
 
 
 def compare(
@@ -33,7 +36,7 @@ def compare(
     methods: Annotated[
         str, typer.Option(help="all, or names: fedgh,fedgh:server_lr=0,standalone.")
     ] = "all",
-    seeds: Seeds = "0,1,2",
+    seeds: Seeds = USUAL_SEEDS,
     rounds: Rounds = None,
     reference: Annotated[
         str, typer.Option(help="What the others are compared with; else the first method.")
@@ -90,7 +93,7 @@ def advise(
         str | None,
         typer.Option(help="What to rehearse: fedgh,fedproto or all; else the usual ones."),
     ] = None,
-    seeds: Seeds = "0,1,2",
+    seeds: Seeds = USUAL_SEEDS,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Of the rehearsal; else five, or all if fewer.")
     ] = None,

@@ -49,10 +49,6 @@ class Method(ABC):
     releases_once: ClassVar[bool] = False
     """Whether a client tells of its data once, and repeats that when it is asked again."""
 
-    later: ClassVar[tuple[str, ...]] = ()
-    """Settings that came after runs without them: with its default, such a one is in no
-    fingerprint, so that these runs are still the same."""
-
     def init_server(
         self, task: Task, models: Sequence[SplitModel], rng: torch.Generator
     ) -> Payload:

@@ -20,13 +20,13 @@ from pydantic import (
 
 from fedgh.choices import Protected
 from fedgh.core.metrics import METRICS, SPREADS
-from fedgh.errors import RunError
+from fedgh.errors import RunError, printable
 
 FORMAT_VERSION = 1
 """Of run folders. A fedgh that writes others refuses these, and says so."""
 
 T = TypeVar("T")
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
 Bytes = Annotated[int, Field(ge=0, lt=2**63)]
 
 MAX_CLASSES = 10_000
@@ -53,7 +53,7 @@ class Identity(Checked):
     name: str  # of the data
     samples: Count = 0
     classes: Annotated[list[str], Field(max_length=MAX_CLASSES)]
-    shape: list[int] = []  # of an input; empty when clients have inputs of different shapes
+    shape: list[Count] = []  # of an input; empty when clients have inputs of different shapes
     dtype: str = ""  # of an input
     fingerprint: str  # of the data and the settings
 
@@ -61,15 +61,15 @@ class Identity(Checked):
 class Problem(Checked):
     """A client that failed, or whose upload was rejected."""
 
-    client: int
+    client: Count
     reason: str
 
 
 class LeftOut(Checked):
     """Class means of a client that were left out because they disagreed with the others'."""
 
-    client: int
-    classes: list[int]
+    client: Count
+    classes: list[Count]
 
 
 class Round(Checked):
@@ -79,21 +79,21 @@ class Round(Checked):
     keys of the line.
     """
 
-    round: int
-    participants: list[int]
+    round: Count
+    participants: list[Count]
     scores: dict[str, float | None]  # mean over clients, and spread of accuracy; None: not measured
     per_client: dict[str, list[float | None] | None]
     train_loss: float | None
-    measured: dict[str, float] = {}  # a method's own numbers
+    measured: dict[str, float]  # a method's own numbers
     bytes_up: Bytes
     bytes_down: Bytes
     bytes_total: Bytes
-    wire_bytes: Bytes = 0
+    wire_bytes: Bytes
     rejected: list[Problem]
-    discarded: str | None = None  # why the round changed nothing
-    dropped: list[LeftOut] = []
-    set_aside: list[int] = []
-    forgotten: list[int] = []
+    discarded: str | None  # why the round changed nothing
+    dropped: list[LeftOut]
+    set_aside: list[Count]
+    forgotten: list[Count]
     failed: list[Problem]
     seconds: dict[str, Seconds]
     epsilon: float | None = None  # the highest of all clients so far, where uploads are private
@@ -117,7 +117,7 @@ class Round(Checked):
     @model_validator(mode="before")
     @classmethod
     def _gather(cls, line: Any) -> Any:
-        if not isinstance(line, dict) or "scores" in line or "accuracy" not in line:
+        if not isinstance(line, dict) or "scores" in line:
             return line
         rest = dict(line)
         scores = {name: rest.pop(name) for name in RECORDED if name in rest}
@@ -129,6 +129,10 @@ class Round(Checked):
     def _check(self) -> "Round":
         if "total" not in self.seconds:
             raise ValueError("seconds has no total")
+        if "accuracy" not in self.scores or "accuracy" not in self.per_client:
+            raise ValueError("no accuracy, or no accuracy_per_client")
+        if not (self.scores.keys() <= {*RECORDED} and self.per_client.keys() <= METRICS.keys()):
+            raise ValueError("a metric that is not known")
         for name in METRICS:
             mean, scores = self.scores.get(name), self.per_client.get(name)
             if mean is not None and scores is None:
@@ -149,11 +153,11 @@ class Round(Checked):
 class ClientInfo(Checked):
     """An entry of clients.json: who a client is."""
 
-    client: int
+    client: Count
     name: str | None = None
     extractor: str
-    classes: dict[str, int]  # samples of each; empty when they are the participant's secret
-    shape: list[int] = []  # of its inputs, where these differ between clients
+    classes: dict[str, Count]  # samples of each; empty when they are the participant's secret
+    shape: list[Count] = []  # of its inputs, where these differ between clients
     dtype: str = ""
     train: Count = 0  # samples in each split
     evaluation: Count = 0
@@ -168,15 +172,15 @@ class ClientInfo(Checked):
 class Progress(Checked):
     """What the rounds so far have come to."""
 
-    rounds: int
-    judged_clients: int
+    rounds: Count
+    judged_clients: Count
     final: dict[str, float | None]  # scores of the last evaluated round; `final_…` in the file
     best_accuracy: float | None  # over rounds, chosen on test data: flattering
     target: float | None
     rounds_to_target: int | None
     bytes_to_target: int | None
     bytes_total: Bytes
-    wire_bytes_total: Bytes = 0
+    wire_bytes_total: Bytes
     bytes_per_client_round: float | None
     seconds: Seconds
 
@@ -196,8 +200,15 @@ class Progress(Checked):
     @model_serializer(mode="wrap")
     def _flatten(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         content: dict[str, Any] = dump(self)
-        final = content.pop("final")
-        return content | {f"final_{name}": score for name, score in final.items()}
+        final = {f"final_{name}": score for name, score in content.pop("final").items()}
+        return final | content
+
+
+class Asked(Checked):
+    """asked.json: how often each client was asked for an upload, also in rounds that were lost."""
+
+    run: str
+    asked: dict[Count, Count]
 
 
 class Spent(Checked):
@@ -231,7 +242,9 @@ def checked(kind: type[T], value: object, file: object) -> T:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise RunError(f"{file} is not what a run writes: {where}: {first['msg']}") from None
+        raise RunError(
+            f"{file} is not what a run writes: {printable(where)}: {first['msg']}"
+        ) from None
 
 
 def check_format(found: object, file: object) -> None:

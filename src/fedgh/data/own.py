@@ -16,10 +16,8 @@ from torch import Tensor
 from fedgh.data.arrays import read_npz
 from fedgh.data.images import pixels
 from fedgh.data.sources import Source, Where, channels_first, image_folder
+from fedgh.defaults import IMAGE_SIZE
 from fedgh.errors import DataError
-
-IMAGE_SIZE = 32
-"""The side to which images are scaled that may have any size."""
 
 EXACT = 2**24
 """Whole numbers up to this one are float32, too."""

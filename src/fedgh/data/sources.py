@@ -24,6 +24,7 @@ from torch.nn.functional import interpolate, pad
 from fedgh.data.arrays import read_npz
 from fedgh.data.fetch import expanded, locate
 from fedgh.data.images import images_in, read_image
+from fedgh.defaults import IMAGE_SIZE
 from fedgh.errors import ConfigError, DataError
 from fedgh.files import read_bytes
 
@@ -107,7 +108,7 @@ class Where:
 
     dir: Path | None = None  # the folder that holds the official files
     path: Path | None = None  # the user's own file or folder
-    image_size: int = 32
+    image_size: int = IMAGE_SIZE
     classes: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
 

@@ -81,7 +81,7 @@ class Ray:
         self._blueprint = ray.put(_pack(blueprint))
         self._failed_starts = 0
         self._home: dict[int, Any] = {}  # client -> the actor that has its newest state
-        self._places = [self._start() for _ in range(self._count)]
+        self._places = [self.start() for _ in range(self._count)]
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
         """Jobs in their order, each where its client is if possible; replies as they come."""
@@ -113,7 +113,8 @@ class Ray:
             ray.shutdown()
         self._place.cleanup()
 
-    def _start(self) -> Seat:
+    def start(self) -> Seat:
+        """Start an actor."""
         actor = Actor.options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD").remote(  # type: ignore[attr-defined]
             self._blueprint, self._memory, self._files.run
         )
@@ -186,7 +187,7 @@ class Ray:
             waiting[None].appendleft(place.job)
         ray.kill(place.actor)  # it may only have been out of reach
         self._home = {c: home for c, home in self._home.items() if home is not place.actor}
-        self._places[self._places.index(place)] = self._start()
+        self._places[self._places.index(place)] = self.start()
 
 
 class _Handed:

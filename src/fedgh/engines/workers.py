@@ -78,7 +78,7 @@ class Workers:
             lightest = min(range(len(load)), key=load.__getitem__)
             worker = self.home.get(job.client_id, lightest)
             if load[worker] >= load[lightest] + cost:  # elsewhere it would be done by then
-                self._move(job.client_id, worker, lightest, job.round)
+                self.relocate(job.client_id, worker, lightest, job.round)
                 worker = lightest
             self.home[job.client_id] = worker
             queues[worker].append(job)
@@ -104,7 +104,7 @@ class Workers:
             process.join()
         self._workers = []
 
-    def _move(self, client: int, origin: int, destination: int, round: int) -> None:
+    def relocate(self, client: int, origin: int, destination: int, round: int) -> None:
         """Let a client change its worker, between rounds."""
         self._send(origin, "release", (client, round))
         (path,) = self._answers(1)

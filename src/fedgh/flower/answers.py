@@ -33,7 +33,7 @@ class Question:
     @classmethod
     def of(cls, request: Request, down: bytes) -> "Question":
         """The same digest for requests that differ in nothing that matters to the answer."""
-        rest = replace(request, start=0, committed=0, settled=0, deadline=1.0)
+        rest = replace(request, start=0, committed=0, settled=0, deadline=1.0, torch="")
         digest = blake2b(json.dumps(asdict(rest), sort_keys=True).encode(), digest_size=16)
         digest.update(down)
         return cls(request.round, request.start, digest.hexdigest())

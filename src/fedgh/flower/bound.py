@@ -22,7 +22,7 @@ are refused.
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 from pydantic import BeforeValidator, Field, ValidationError
 
@@ -37,7 +37,7 @@ from fedgh.privacy.mechanism import MIN_DELTA
 NodeConfig = Mapping[str, str | float | int | bool]
 """What the participant has set when it started its SuperNode."""
 
-LEVELS = ("nothing", "sample", "client")
+LEVELS = get_args(Protected)
 """What uploads may protect, the least first."""
 
 SAFEGUARDS = ("max-epsilon", "delta", "protects", "allow", "state")

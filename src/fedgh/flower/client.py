@@ -62,6 +62,7 @@ def app_of(make_blueprint: MakeBlueprint) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
+        _show_log()
         reply = answer(message, context.node_config, make_blueprint)
         return Message(messages.answer(reply), reply_to=message)
 
@@ -316,6 +317,12 @@ def _discreet(problem: Exception) -> str:
     return f"{type(problem).__name__}; the participant's own log says more"
 
 
+def _show_log() -> None:
+    """Show warnings and errors of fedgh on standard error, where the SuperNode's log is."""
+    if logging.lastResort is not None and not logging.getLogger().hasHandlers():
+        logging.getLogger("fedgh").addHandler(logging.lastResort)
+
+
 def log(problem: Exception) -> None:
     """Tell the participant all about it."""
     logger.error("this client has failed", exc_info=problem)
@@ -327,6 +334,7 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Hand a message to the participant's own app, or to that of dealt data."""
+    _show_log()
     name = context.node_config.get("app")
     if name is None:
         return app_of(dealt)(message, context)

@@ -103,7 +103,7 @@ class Deployment:
 
     def status(self, run: int) -> tuple[str, str]:
         """Flower's view of a run: pending, running, finished; and how it has finished."""
-        answer = self._flwr("list", "federation", "--run-id", str(run))
+        answer = self.flwr("list", "federation", "--run-id", str(run))
         status, _, how = str(answer["runs"][0]["status"]).partition(":")
         return status, how
 
@@ -126,9 +126,10 @@ class Deployment:
 
     def _register(self, client: int) -> None:
         key = f"participants/{client}.pub"
-        self._flwr("supernode", "register", key, "federation", accept="already in use")
+        self.flwr("supernode", "register", key, "federation", accept="already in use")
 
-    def _flwr(self, *arguments: str, accept: str | None = None) -> dict[str, Any]:
+    def flwr(self, *arguments: str, accept: str | None = None) -> dict[str, Any]:
+        """Give a command to Flower; return what it answers."""
         script = str(self.folder.server / "flwr.sh")
         return self._ask([script, *arguments, "--format", "json"], accept)
 

@@ -57,7 +57,7 @@ class LocalGrid(HttpGrid):
     def __init__(self, nodes: Mapping[int, Node]) -> None:
         super().__init__(token="none")
         self.nodes = dict(nodes)
-        self._waiting: dict[str, int] = {}  # message -> the node that it is for
+        self.waiting: dict[str, int] = {}  # message -> the node that it is for
         self._objects = InMemoryObjectStore()
         self._client = _SuperLink(self)
         self.set_run(Run.create_empty(run_id=1))
@@ -66,11 +66,11 @@ class LocalGrid(HttpGrid):
 
     def _reply(self, name: str) -> Message | None:
         """The reply to a message, if one is still to come."""
-        if name not in self._waiting:
+        if name not in self.waiting:
             return None
-        return self._deliver(self._collect(name), self._waiting.pop(name))
+        return self._deliver(self.collect(name), self.waiting.pop(name))
 
-    def _collect(self, name: str) -> Message:
+    def collect(self, name: str) -> Message:
         """The message as it arrives: put together from bytes."""
         tree = iterate_object_tree(self._objects.get_object_tree(name))
         contents = {part.object_id: self._objects.get(part.object_id) or b"" for part in tree}
@@ -108,7 +108,7 @@ class _SuperLink(RuntimeHttpClient):
     def PushMessages(self, request: PushAppMessagesRequest) -> PushAppMessagesResponse:
         """Keep messages until their replies are asked for."""
         sent = {m.metadata.message_id: m.metadata.dst_node_id for m in request.messages_list}
-        self._grid._waiting.update(sent)
+        self._grid.waiting.update(sent)
         new = [self._grid._objects.preregister(1, tree) for tree in request.message_object_trees]
         return PushAppMessagesResponse(message_ids=sent, objects_to_push=chain(*new))
 

@@ -34,7 +34,6 @@ class Standalone(Method):
 
     name: ClassVar[str] = "standalone"
     shares: ClassVar[Sharing] = "nothing"
-    later: ClassVar[tuple[str, ...]] = ("networks",)
 
     reset_header: bool = False  # to a new random one, every round
     networks: Annotated[int, Field(ge=1, le=8)] = 1  # of a client, which predict together

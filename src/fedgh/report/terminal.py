@@ -99,16 +99,19 @@ def closing_lines(run: RunFolder) -> str:
 
 
 def _spread_lines(summary: Summary) -> list[str]:
-    """Metrics that count every class alike, and how clients differ, where they were measured."""
-    if summary.final.get("balanced_accuracy") is None:
-        return []
-    std, p10, worst = (summary.final[f"accuracy_{name}"] for name in SPREADS)
-    lines = [
-        f"clients    worst {percent(worst)}, 10th percentile {percent(p10)}, std {percent(std)}"
-    ]
-    balanced, f1, loss = (summary.final[name] for name in ("balanced_accuracy", "macro_f1", "loss"))
-    known = "" if loss is None else f", loss {loss:.3f}"
-    return [*lines, f"balanced   accuracy {percent(balanced)}, macro-F1 {percent(f1)}{known}"]
+    """How clients differ, and metrics that count every class alike, where they were measured."""
+    lines = []
+    std, p10, worst = (summary.final.get(f"accuracy_{name}") for name in SPREADS)
+    if worst is not None:
+        lines.append(
+            f"clients    worst {percent(worst)}, 10th percentile {percent(p10)}, std {percent(std)}"
+        )
+    names = ("balanced_accuracy", "macro_f1", "loss")
+    balanced, f1, loss = (summary.final.get(name) for name in names)
+    if balanced is not None:
+        known = "" if loss is None else f", loss {loss:.3f}"
+        lines.append(f"balanced   accuracy {percent(balanced)}, macro-F1 {percent(f1)}{known}")
+    return lines
 
 
 def _global_line(run: RunFolder, summary: Summary) -> list[str]:

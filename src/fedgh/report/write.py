@@ -10,6 +10,7 @@ from fedgh.files import make_folder
 from fedgh.runs.folder import RunFolder
 from fedgh.trained.clients import Trained
 from fedgh.trained.confusion import Confusion, measure
+from fedgh.training.run import Run
 from fedgh.trust import FOREIGN, OWN, Trust
 
 
@@ -41,8 +42,9 @@ def write_page(
     return out
 
 
-def write_report(trained: Trained, out: str | Path | None = None) -> Path:
+def write_report(run: Trained | Run, out: str | Path | None = None) -> Path:
     """Write the page about a run, into its folder if no other place is given."""
+    trained = run if isinstance(run, Trained) else Trained(run)
     return write_page(
         [trained.folder.path],
         None if out is None else Path(out),

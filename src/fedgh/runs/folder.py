@@ -26,9 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, NonNegativeInt, ValidationError
-
-from fedgh.core.records import ClientInfo, Identity, Round, Summary, check_format, checked
+from fedgh.core.records import Asked, ClientInfo, Identity, Round, Summary, check_format, checked
 from fedgh.core.types import Payload
 from fedgh.errors import RunError
 from fedgh.files import (
@@ -59,11 +57,6 @@ MAX_PARTS = 2**22
 
 MAX_MEANS = 2**30
 """Bytes of the class means of all rounds that were kept."""
-
-
-class _Asked(BaseModel):
-    run: str
-    asked: dict[int, NonNegativeInt]
 
 
 class RunFolder:
@@ -124,9 +117,10 @@ class RunFolder:
         return run
 
     def check_there(self) -> None:
-        """Raise RunError unless a run was begun here."""
+        """Raise RunError unless a run was begun here, by a fedgh that writes this format."""
         if not self.config.is_file():
             raise RunError(f"{self.path} is not a run folder (it has no config.toml)")
+        self.identity()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -182,20 +176,14 @@ class RunFolder:
         """Count that these are about to be asked: what they answer may cost privacy."""
         asked = Counter(self.asked())
         asked.update(clients)
-        content = _Asked(run=self.run_id, asked=dict(asked))
+        content = Asked(run=self.run_id, asked=dict(asked))
         write_atomic(self.path / "asked.json", content.model_dump_json().encode() + b"\n")
 
     def asked(self) -> dict[int, int]:
         """How often each client was asked, also in rounds that were then lost, where counted."""
         if not (self.path / "asked.json").exists():
             return {}
-        try:
-            known = _Asked.model_validate(self._read_json("asked.json"))
-        except ValidationError as error:
-            where = ".".join(map(str, error.errors()[0]["loc"]))
-            raise RunError(
-                f"{self.path / 'asked.json'} is not what a run writes: {where}"
-            ) from None
+        known = checked(Asked, self._read_json("asked.json"), self.path / "asked.json")
         if known.run != self.run_id:
             raise RunError(f"{self.path / 'asked.json'} is of another run")
         return known.asked

@@ -16,6 +16,7 @@ from pydantic import ConfigDict
 from fedgh import config as configs
 from fedgh.choices import Protected
 from fedgh.core.records import Checked, ClientInfo, Identity, Progress, Round, checked
+from fedgh.defaults import REP_DIM
 from fedgh.errors import ConfigError, RunError
 from fedgh.runs.folder import RunFolder
 from fedgh.runs.summary import so_far
@@ -39,7 +40,7 @@ class _ShownMethod(_Shown):
 
 
 class _ShownModel(_Shown):
-    rep_dim: int = 500
+    rep_dim: int = REP_DIM
 
 
 class _ShownPrivacy(_Shown):

@@ -14,6 +14,7 @@ import numpy as np
 from fedgh import config as configs
 from fedgh.config import Config
 from fedgh.core.method import Sharing
+from fedgh.defaults import SEEDS
 from fedgh.errors import ConfigError, RunError
 from fedgh.formats import human_bytes
 from fedgh.methods import METHODS
@@ -36,7 +37,6 @@ USUAL_METHODS = [
 """Methods that are rehearsed when none is named."""
 
 USUAL_ROUNDS = 5
-USUAL_SEEDS = (0, 1, 2)
 ENOUGH_SEEDS = 5
 
 POINT = 0.01
@@ -89,7 +89,7 @@ def advise(
     *,
     methods: str | None = None,
     rounds: int | None = None,
-    seeds: Sequence[int] = USUAL_SEEDS,
+    seeds: Sequence[int] = SEEDS,
     out: Path | str | None = None,
     overrides: Sequence[str] = (),
     data_dir: Path | None = None,

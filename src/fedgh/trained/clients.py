@@ -189,10 +189,13 @@ class Trained:
     """A run and the models that it has left; these are read when they are first used."""
 
     def __init__(
-        self, folder: RunFolder, load: Callable[[], Checkpoint], trust: Trust = FOREIGN
+        self,
+        folder: RunFolder,
+        load: Callable[[], Checkpoint] | None = None,
+        trust: Trust = FOREIGN,
     ) -> None:
         self.folder = folder
-        self._load = load
+        self._load = load or partial(restore.load, folder, trust=trust)
         self.trust = trust  # how far the names in its configuration are followed
         self._files = NamedRun(folder.path.name, folder)
 

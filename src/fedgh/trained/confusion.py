@@ -17,7 +17,6 @@ from fedgh.errors import RunError
 from fedgh.files import read_bytes, write_atomic
 from fedgh.runs.folder import MAX_JSON, RunFolder
 from fedgh.training.restore import Checkpoint, load
-from fedgh.training.run import Run
 from fedgh.trust import Trust
 
 MOST_CLIENTS = 200
@@ -62,7 +61,7 @@ def measure(folder: RunFolder, left: Checkpoint | None = None, *, trust: Trust) 
     if not folder.finished:
         raise RunError("the run has not finished")
     if left is None:
-        left = folder.load() if isinstance(folder, Run) else load(folder, trust=trust)
+        left = load(folder, trust=trust)
     with one_thread():  # as in the run, so that the numbers are the same
         measured = _measure(left)
     write_atomic(_path(folder), json.dumps(asdict(measured)).encode() + b"\n")

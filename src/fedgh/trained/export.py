@@ -45,7 +45,7 @@ TOLERANCE = 1e-4
 """The largest difference between logits, relative to the largest logit. Others add up in another
 order: that is about 1e-6."""
 
-Run = Callable[[Tensor], Tensor]
+Compute = Callable[[Tensor], Tensor]
 """From raw inputs to logits."""
 
 
@@ -57,7 +57,7 @@ class Format:
     includes_preprocessing: bool
     tolerance: float
     write: Callable[[TrainedClient, str], bytes]
-    read: Callable[[TrainedClient, bytes], Run]
+    read: Callable[[TrainedClient, bytes], Compute]
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _samples(trained: TrainedClient) -> tuple[Tensor, bool]:
     return torch.randn(shape, generator=rng), False
 
 
-def _difference(trained: TrainedClient, run: Run, x: Tensor) -> float:
+def _difference(trained: TrainedClient, run: Compute, x: Tensor) -> float:
     """How far the logits of a file are from the model's, for many inputs and for one alone."""
     worst = torch.zeros(())
     for some in (x, x[:1]):
@@ -185,7 +185,7 @@ def _write_safetensors(trained: TrainedClient, about: str) -> bytes:
     return safetensors.torch.save(part(trained.loaded.client.state(), "model."), {KEY: about})
 
 
-def _read_safetensors(trained: TrainedClient, content: bytes) -> Run:
+def _read_safetensors(trained: TrainedClient, content: bytes) -> Compute:
     client = trained.loaded.client
     other = replace(client, model=deepcopy(client.model), modules=deepcopy(client.modules))
     other.memory = {name: tensor.clone() for name, tensor in client.memory.items()}
@@ -202,8 +202,8 @@ def _write_torch(trained: TrainedClient, about: str) -> bytes:
     return out.getvalue()
 
 
-def _read_torch(_: TrainedClient, content: bytes) -> Run:
-    run: Run = torch.export.load(io.BytesIO(content)).module()
+def _read_torch(_: TrainedClient, content: bytes) -> Compute:
+    run: Compute = torch.export.load(io.BytesIO(content)).module()
     return run
 
 
@@ -219,7 +219,7 @@ def _write_onnx(trained: TrainedClient, about: str) -> bytes:
     return content
 
 
-def _read_onnx(_: TrainedClient, content: bytes) -> Run:
+def _read_onnx(_: TrainedClient, content: bytes) -> Compute:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])

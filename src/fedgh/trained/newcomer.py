@@ -25,6 +25,7 @@ from fedgh.core.types import Client, Payload, Task, Upload, part
 from fedgh.data.own import source_of
 from fedgh.data.partition import only
 from fedgh.data.sources import Source
+from fedgh.defaults import NEWCOMER_ROUNDS
 from fedgh.engines.host import Blueprint
 from fedgh.errors import RunError, WireError, one_line
 from fedgh.files import make_folder, write_atomic
@@ -39,7 +40,7 @@ from fedgh.trust import how_far
 if TYPE_CHECKING:
     import pandas
 
-OnRound = Callable[[int, float, float], None]
+OnNewcomerRound = Callable[[int, float, float], None]
 """Told the round, and the accuracy with the header and without."""
 
 
@@ -85,8 +86,8 @@ class Joined:
 def join(
     run: RunFolder | Path | str,
     newcomer: Participant,
-    rounds: int = 20,
-    on_round: OnRound = lambda *_: None,
+    rounds: int = NEWCOMER_ROUNDS,
+    on_round: OnNewcomerRound = lambda *_: None,
     *,
     trust: bool = False,
 ) -> Joined:
@@ -151,7 +152,7 @@ def newcomer(
 def keep(joined: Joined, folder: Path) -> list[Path]:
     """Write the newcomer's model and how it did; returns the files."""
     make_folder(folder)
-    model, numbers = folder / "model.safetensors", folder / "join.json"
+    model, numbers = folder / "model.safetensors", folder / "newcomer.json"
     joined.client.export(model, "safetensors")
     words = {
         "others": joined.others,

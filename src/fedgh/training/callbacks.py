@@ -87,7 +87,7 @@ class Callbacks(Callback):
         """Close all, the last first, whatever one of them raises."""
         with ExitStack() as stack:
             for callback in self._all:
-                stack.callback(callback.close)
+                stack.callback(_naming(callback)(callback.close))
 
 
 @contextmanager
@@ -157,7 +157,13 @@ class Log(Callback):
 def as_callback(given: object) -> Callback:
     """Return a callback, a class of callbacks or a function of a record as a callback."""
     if isinstance(given, type) and issubclass(given, Callback):
-        return given()
+        try:
+            return given()
+        except FedghError:
+            raise
+        except Exception as error:
+            text = f"{given.__name__}() has failed: {one_line(error)}"
+            raise ConfigError(f"{text}; a callback is made without arguments") from error
     if isinstance(given, Callback):
         return given
     if callable(given):

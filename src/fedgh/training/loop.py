@@ -18,7 +18,14 @@ from fedgh.privacy.accounting import Account
 from fedgh.runs.folder import RunFolder, versions
 from fedgh.runs.means import Album, worth_keeping
 from fedgh.runs.summary import summarise
-from fedgh.training.callbacks import Callback, Callbacks, Log, StopTraining
+from fedgh.training.callbacks import (
+    Callback,
+    Callbacks,
+    Log,
+    OnRound,
+    StopTraining,
+    as_callback,
+)
 from fedgh.training.experiment import Experiment, prepare
 from fedgh.training.restore import FORGETTING, interrupted
 from fedgh.training.run import Run
@@ -33,7 +40,7 @@ MakeEngine = Callable[[Experiment, RunFolder, int, Payload], Engine]
 def run(
     experiment: Experiment,
     out: Path,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | OnRound] = (),
     *,
     make_engine: MakeEngine | None = None,
 ) -> Run:
@@ -57,7 +64,7 @@ def run(
 
 def resume(
     path: Path,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | OnRound] = (),
     *,
     engine: str | None = None,
     workers: int | None = None,
@@ -89,7 +96,7 @@ def resume(
 def resume_with(
     experiment: Experiment,
     path: Path,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | OnRound] = (),
     *,
     make_engine: MakeEngine | None = None,
 ) -> Run:
@@ -103,7 +110,7 @@ def resume_with(
 def run_or_resume(
     experiment: Experiment,
     path: Path,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | OnRound] = (),
     *,
     make_engine: MakeEngine | None = None,
 ) -> Run:
@@ -115,7 +122,7 @@ def run_or_resume(
 def _go_on(
     experiment: Experiment,
     folder: RunFolder,
-    callbacks: Sequence[Callback],
+    callbacks: Sequence[Callback | OnRound],
     make_engine: MakeEngine | None,
 ) -> None:
     check_same(folder, experiment)
@@ -134,7 +141,11 @@ def _train(
             raise interrupted(folder, state)
         stack.enter_context(closing(told))
         stack.enter_context(suppress(StopTraining))
-        told.started(experiment, folder, folder.records()[:done])
+        try:
+            told.started(experiment, folder, folder.records()[:done])
+        except StopTraining:
+            if done < task.rounds:  # else only the summary is missing
+                raise
         for text in _other_versions(folder.update_versions()):
             told.warned(f"{folder.path} {text}")
         account = _account(experiment, folder, done)
@@ -273,9 +284,10 @@ def _check_data_are_here(experiment: Experiment) -> None:
         )
 
 
-def _told(experiment: Experiment, callbacks: Sequence[Callback]) -> Callbacks:
+def _told(experiment: Experiment, callbacks: Sequence[Callback | OnRound]) -> Callbacks:
     """All that are told of a run: the log, what its configuration names, what the caller gives."""
-    return Callbacks([Log(), *named_callbacks(experiment.config.run.callbacks), *callbacks])
+    named = named_callbacks(experiment.config.run.callbacks)
+    return Callbacks([Log(), *named, *map(as_callback, callbacks)])
 
 
 def local_engine(experiment: Experiment, folder: RunFolder, round: int, state: Payload) -> Engine:

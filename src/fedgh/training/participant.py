@@ -6,8 +6,9 @@ from pathlib import Path
 
 from torch import nn
 
-from fedgh.data.own import IMAGE_SIZE, Data, source_of
+from fedgh.data.own import Data, source_of
 from fedgh.data.sources import Source
+from fedgh.defaults import IMAGE_SIZE
 from fedgh.errors import ConfigError, DataError
 from fedgh.models.adapt import Brought
 from fedgh.models.body import Transform

@@ -22,6 +22,7 @@ from fedgh.runs.folder import RunFolder
 from fedgh.training import experiment as experiments
 from fedgh.training.experiment import Experiment
 from fedgh.training.participant import Participant
+from fedgh.training.run import Run
 from fedgh.training.same import check_same
 from fedgh.trust import Trust
 
@@ -74,8 +75,12 @@ class Checkpoint:
 def load(folder: RunFolder, *, trust: Trust, forgetting: bool = False) -> Checkpoint:
     """Load the clients of a run and their data; RunError says what is missing.
 
+    Those of a `Run` are made from its experiment: nothing that its folder names is used.
+
     One that `fedgh forget` was killed in is only for that command.
     """
+    if isinstance(folder, Run):
+        return load_with(folder, folder.experiment, forgetting=forgetting)
     _check_models_are_here(folder)
     config = _config(folder, trust, ("run.address", "run.callbacks"))
     data = config.data

@@ -5,7 +5,7 @@ others learn together, then joins: with their header, beside itself without, and
 a header that nobody has trained (server_lr = 0). The last tells what a header does by being the
 same for all and starting every round anew, from what it does by what it has learned.
 
-python -m benchmarks.join [--newcomers 6] [--seeds 0,1,2]
+python -m benchmarks.newcomer [--newcomers 6] [--seeds 0,1,2]
 """
 
 import argparse
@@ -154,14 +154,14 @@ def main() -> None:
         cases.append(found)
     about = trained.folder.summary()
     document = {
-        "command": shlex.join(["python", "-m", "benchmarks.join", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "benchmarks.newcomer", *sys.argv[1:]]),
         "seeds": [int(seed) for seed in asked.seeds.split(",")],
         **about.model_dump(include={"finished", "versions", "machine"}),
         "summary": summary(cases),
         "cases": cases,
     }
-    write_atomic(RESULTS / "join-digits.json", json.dumps(document, indent=1).encode() + b"\n")
-    save(chart(cases), RESULTS / "figures" / "join-digits.svg")
+    write_atomic(RESULTS / "newcomer-digits.json", json.dumps(document, indent=1).encode() + b"\n")
+    save(chart(cases), RESULTS / "figures" / "newcomer-digits.svg")
     print(json.dumps(document["summary"], indent=1))
 
 

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from benchmarks.join import ARMS, RESULTS, epochs_needed, summary
+from benchmarks.newcomer import ARMS, RESULTS, epochs_needed, summary
 
-DOCUMENT = json.loads((RESULTS / "join-digits.json").read_text(encoding="utf-8"))
-PAGE = (RESULTS.parent / "guides" / "join.md").read_text(encoding="utf-8")
+DOCUMENT = json.loads((RESULTS / "newcomer-digits.json").read_text(encoding="utf-8"))
+PAGE = (RESULTS.parent / "guides" / "newcomer.md").read_text(encoding="utf-8")
 
 
 def test_the_summary_is_that_of_the_cases() -> None:
