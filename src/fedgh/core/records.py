@@ -252,6 +252,6 @@ def check_format(found: object, file: object) -> None:
     version = found.get("format_version") if isinstance(found, Mapping) else None
     if version != FORMAT_VERSION:
         raise RunError(
-            f"{file} has format version {version!r}; this fedgh reads {FORMAT_VERSION}: use the "
-            "fedgh that has made the run, or run it again"
+            f"{file} has format version {printable(repr(version))}; this fedgh reads "
+            f"{FORMAT_VERSION}: use the fedgh that has made the run, or run it again"
         )
