@@ -23,7 +23,7 @@ from fedgh.core.metrics import METRICS, SPREADS
 from fedgh.errors import RunError, printable
 
 FORMAT_VERSION = 1
-"""Of run folders. A fedgh that writes others refuses these, and says so."""
+"""Version of the run-folder format. fedgh refuses to read a folder with another version."""
 
 T = TypeVar("T")
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -59,7 +59,7 @@ class Identity(Checked):
 
 
 class Problem(Checked):
-    """A client that failed, or whose upload was rejected."""
+    """Failure of a client, or rejection of its upload, with the reason."""
 
     client: Count
     reason: str
@@ -170,7 +170,7 @@ class ClientInfo(Checked):
 
 
 class Progress(Checked):
-    """What the rounds so far have come to."""
+    """Totals and latest scores of a run after its rounds so far."""
 
     rounds: Count
     judged_clients: Count
@@ -212,7 +212,7 @@ class Asked(Checked):
 
 
 class Spent(Checked):
-    """What the uploads of a run may tell, at most."""
+    """Privacy spent by a finished run: an upper bound on what its uploads reveal."""
 
     protects: Protected
     epsilon: float  # the highest of all clients, over all rounds

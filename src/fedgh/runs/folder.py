@@ -149,7 +149,7 @@ class RunFolder:
 
     @explaining()
     def update_versions(self) -> dict[str, str]:
-        """Record the versions of now; return those of the last start."""
+        """Write the installed package versions to data.json; return those of the last start."""
         known = self.identity()
         if known.versions != versions():
             now = known.model_copy(update={"versions": versions()})
@@ -162,7 +162,7 @@ class RunFolder:
         return self.identity().run
 
     def clients(self) -> list[ClientInfo]:
-        """Return who the clients are."""
+        """Return the clients: network, classes and number of samples of each."""
         found = self._read_json("clients.json")
         return checked(list[ClientInfo], found, self.path / "clients.json")
 
@@ -255,7 +255,7 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the last round is done and summarised."""
+        """Whether the run is finished: its folder has a summary.json."""
         return (self.path / "summary.json").exists()
 
     def summary(self) -> Summary:

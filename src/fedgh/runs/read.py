@@ -123,7 +123,7 @@ class NamedRun:
 
     @cached_property
     def result(self) -> Progress:
-        """What its rounds have come to so far."""
+        """Totals and latest scores after its rounds so far."""
         return so_far(self.rounds, self.settings.federation.target)
 
 

@@ -189,7 +189,7 @@ def _account(experiment: Experiment, folder: RunFolder, done: int) -> Account | 
 
 
 def _spent(experiment: Experiment, account: Account | None) -> Spent | None:
-    """Return what the uploads may tell, where they are private."""
+    """Return the privacy spent so far; None when the run has no privacy."""
     privacy = experiment.privacy
     if privacy is None or account is None:
         return None
