@@ -1,18 +1,18 @@
 """What a round costs when clients do nothing."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from statistics import median
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from benchmarks.rounds import Stopwatch
 from fedgh import config
-from fedgh.core import wire
+from fedgh.core.message import NOTHING
 from fedgh.core.method import Method
-from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
+from fedgh.core.types import Client, Payload
+from fedgh.core.uploads import Uploads
 from fedgh.training import loop
 from fedgh.training.experiment import prepare
 
@@ -22,36 +22,18 @@ if TYPE_CHECKING:
 ROUNDS = 20
 
 
-@dataclass(frozen=True)
 class Idle(Method):
     """Nothing down, nothing done, nothing up."""
 
-    name: ClassVar[str] = "idle"
-
-    def init_server(
-        self,
-        task: Task,  # noqa: ARG002
-        models: Sequence[SplitModel],  # noqa: ARG002
-        rng: torch.Generator,  # noqa: ARG002
-    ) -> Payload:
-        """Nothing to know."""
-        return {}
+    up = down = NOTHING
 
     def client_update(self, client: Client, down: Payload) -> Payload:  # noqa: ARG002
         """Nothing to do."""
         return {}
 
-    def download_specs(self, client: Client) -> list[wire.Spec]:  # noqa: ARG002
-        """Nothing to say."""
-        return [{}]
-
-    def server_update(self, server: Payload, uploads: Iterable[Upload]) -> Payload:  # noqa: ARG002
+    def server_update(self, server: Payload, uploads: Uploads) -> Payload:  # noqa: ARG002
         """Nothing to learn."""
         return server
-
-    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:  # noqa: ARG002
-        """Nothing to send."""
-        return {}
 
 
 def smallest(shape: tuple[int, ...], rep_dim: int) -> nn.Module:

@@ -26,10 +26,10 @@ from fedgh.core.types import GlobalRounds, LocalTraining, NameList
 from fedgh.data.fetch import expanded
 from fedgh.data.sources import SOURCES
 from fedgh.defaults import IMAGE_SIZE, REP_DIM
-from fedgh.errors import ConfigError, import_object, unknown
+from fedgh.errors import ConfigError, unknown
 from fedgh.files import read_bytes
 from fedgh.limits import LimitError, Limits
-from fedgh.methods import METHODS
+from fedgh.methods import METHODS, find_method, name_of, plugins
 from fedgh.privacy.mechanism import MIN_DELTA
 from fedgh.trust import OWN, ForeignError, Trust, texts_in
 
@@ -47,6 +47,16 @@ second for so many."""
 
 PLACES = ("data.dir", "data.path", "run.address", "run.callbacks")
 """Settings that say where things are and who is told, and not what is computed."""
+
+
+LATER = ("optimizer", "schedule", "schedule_rounds", "schedule_factor")
+"""Keys of `[local]` that the first runs do not have: their defaults stay out of fingerprints."""
+
+LATER_IN_METHODS: dict[str, dict[str, object]] = {
+    "fedproto": {"predict": "header"},
+    "fedkd": {"weight_constant": True},
+}
+"""The same of methods, with their defaults."""
 
 
 # What the text in a field names, see `core.names`.
@@ -160,9 +170,7 @@ class Config(_Sections):
     @property
     def method_name(self) -> str:
         """The name by which a configuration names its method."""
-        kind = type(self.method)
-        packaged = METHODS.get(kind.name) is kind
-        return kind.name if packaged else f"{kind.__module__}:{kind.__qualname__}"
+        return name_of(self.method)
 
     def portable(self) -> dict[str, Any]:
         """The same without what is one machine's affair: how it is run, where files are.
@@ -179,6 +187,13 @@ class Config(_Sections):
         for section in (name for name, is_used in used.items() if not is_used):
             del table[section]
         table["data"] = {k: v for k, v in table["data"].items() if k not in ("dir", "path")}
+        usual = asdict(LocalTraining())
+        for key in LATER:
+            if table["local"][key] == usual[key]:
+                del table["local"][key]
+        for key, value in LATER_IN_METHODS.get(self.method.name, {}).items():
+            if table["method"].get(key) == value:
+                del table["method"][key]
         return table
 
     def to_toml(self) -> str:
@@ -349,32 +364,17 @@ def _parse_method(table: object, trust: Trust) -> Method:
         raise ConfigError(f"method: expected a section, got {table!r}")
     settings = dict(table)
     name = str(settings.pop("name", DEFAULT_METHOD))
-    if ":" in name:
+    if ":" in name or name in plugins():
         trust.check("method.name", Names.METHOD, name)
-    method = _find_method(name)
+    try:
+        method = find_method(name)
+    except ConfigError as error:
+        raise ConfigError(f"method.name: {error}") from None
     try:
         parsed: Method = TypeAdapter(method).validate_json(_as_json(settings))
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(error, method, ("method",)))) from None
     return parsed
-
-
-def _find_method(name: str) -> type[Method]:
-    """The method of that name, or the class that `package.module:Class` names."""
-    if name in METHODS:
-        return METHODS[name]
-    if ":" not in name:
-        raise ConfigError("method.name: " + unknown("method", name, METHODS))
-    try:
-        found = import_object(name)
-    except ConfigError as error:
-        raise ConfigError(f"method.name: {error}") from None
-    if not (isinstance(found, type) and issubclass(found, Method)):
-        raise ConfigError(f"method.name: '{name}' is not a subclass of fedgh.Method")
-    lacks = [*sorted(found.__abstractmethods__), *(["name"] if not hasattr(found, "name") else [])]
-    if lacks:
-        raise ConfigError(f"method.name: '{name}' does not define {', '.join(lacks)}")
-    return found
 
 
 def _as_json(table: object) -> str:

@@ -1,7 +1,6 @@
 """An audit of fedgh_plus: of its second moment, and of class means of the same features."""
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -30,7 +29,6 @@ PLUS += ["data.classes_per_client=4"]  # so that each class is with two clients
 LITTLE = Effort(sizes=(1,), widths=(0.5, 4), targets=4, candidates=100, levels=(OPEN, MIDDLE))
 
 
-@dataclass(frozen=True)
 class Prototypes(FedProto):
     """A method from elsewhere."""
 

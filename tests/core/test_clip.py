@@ -14,11 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedgh.core import class_table
 from fedgh.core.average import mean_by_examples
 from fedgh.core.defence import Defence, Dropped
 from fedgh.core.types import Payload, Upload
 from fedgh.methods.fedgh import FedGH
 from fedgh.methods.fedproto import FedProto
+from tests.support.rounds import uploads_of
 
 CLIP = 2.0
 CLASSES, WIDTH = 10, 6
@@ -91,7 +93,7 @@ def test_how_far_a_client_moves_the_header(epochs: int) -> None:
     for uploads in rounds():
         together = median(float(sizes(u)[0].sum()) for u in uploads if len(sizes(u)[0]))
         liar = clipped(uploads)[0]
-        after = method.server_update(start, [liar])
+        after = method.server_update(start, uploads_of([liar]))
         moved = sqrt(sum(float((after[n] - start[n]).square().sum()) for n in start))
         most = epochs * 0.5 * sqrt(2) * (CLIP * together + len(liar.payload["classes"]))
         assert moved <= most
@@ -113,8 +115,7 @@ def test_claimed_samples_are_believed_unless_they_are_clipped() -> None:
         Upload(0, 2**53, said(1.0, 2**53)),
         *(Upload(k, 100, said(0.0, 100)) for k in range(1, 10)),
     ]
-    known = {"known": torch.zeros(10, 1, dtype=torch.bool), "filled": torch.zeros(1).bool()}
-    server = known | {"prototypes": torch.zeros(1, 2)}
+    server = class_table.empty(num_classes=1, width=2)
     networks = [replace(u, payload={"weight": u.payload["means"][0, 1:]}) for u in uploads]
     for defence, share, norm in (
         (Defence(), 1.0, 1.0),
@@ -122,5 +123,5 @@ def test_claimed_samples_are_believed_unless_they_are_clipped() -> None:
     ):
         averaged = mean_by_examples(defence.apply(networks, Dropped()), {})
         assert float(averaged["weight"]) == pytest.approx(share, rel=1e-5)
-        after = FedProto().server_update(server, defence.apply(uploads, Dropped()))
-        assert float(after["prototypes"][0, 1]) == pytest.approx(share * norm, rel=1e-5)
+        after = FedProto().server_update(server, uploads_of(defence.apply(uploads, Dropped())))
+        assert float(after["means"][0, 1]) == pytest.approx(share * norm, rel=1e-5)

@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
 from fedgh.core import batches
-from fedgh.core.local import class_means, gradient, judge, sgd_epochs
+from fedgh.core.local import class_means, gradient, judge, train
 from fedgh.core.metrics import accuracy
 from fedgh.core.types import Client
 from tests.support.tiny import a_client, noisy
@@ -20,8 +20,8 @@ def data() -> tuple[Tensor, Tensor]:
     return x, (x[:, 0] > 0).long() * 2  # classes 0 and 2 of 3: class 1 is absent
 
 
-def train(client: Client) -> None:
-    sgd_epochs(client, lambda x, y: cross_entropy(client.model(x), y))
+def trained(client: Client) -> None:
+    train(client, lambda x, y: cross_entropy(client.model(x), y))
 
 
 @pytest.mark.parametrize("size", [1, 10, 100, 101, 1000])
@@ -30,7 +30,7 @@ def test_lars_are_the_plain_class_means_for_any_batch_size(
 ) -> None:
     x, y = data
     client = a_client(x, y, noisy((6,), 4))
-    train(client)  # gives batch norm statistics of its own, and leaves the model in train mode
+    trained(client)  # gives batch norm statistics of its own, and leaves the model in train mode
     monkeypatch.setattr(batches.in_order, "__defaults__", (size,))
     sent = class_means(client)
     client.model.eval()
@@ -58,7 +58,7 @@ def test_every_sample_is_trained_on_once_per_epoch(data: tuple[Tensor, Tensor]) 
         seen.append(x)
         return cross_entropy(client.model(x), y)
 
-    sgd_epochs(client, loss)
+    train(client, loss)
     expected = data[0].repeat(3, 1)
     assert_close(torch.cat(seen).sort(0).values, expected.sort(0).values)
     # 101 samples in tens: the last, single one joins the batch before it.
@@ -80,13 +80,13 @@ def test_training_equals_a_plain_loop(data: tuple[Tensor, Tensor]) -> None:
             for p, v, g in zip(plain.model.parameters(), velocity, grads, strict=True):
                 v.mul_(0.9).add_(g * scale + 0.01 * p)
                 p.sub_(0.1 * v)
-    train(client)
+    trained(client)
     assert_close(client.model.state_dict(), plain.model.state_dict(), atol=1e-5, rtol=1e-4)
 
 
 def test_train_loss_is_the_mean_over_samples(data: tuple[Tensor, Tensor]) -> None:
     client = a_client(*data, batch_size=7)
-    sgd_epochs(client, lambda x, y: client.model(x).sum() * 0 + len(y))
+    train(client, lambda x, y: client.model(x).sum() * 0 + len(y))
     # batches of 7 (14 of them) and of 3: the mean over samples, not over batches
     assert client.metrics["train_loss"] == pytest.approx((14 * 7 * 7 + 3 * 3) / 101)
 
@@ -112,7 +112,7 @@ def test_a_model_that_blew_up_in_its_last_step_is_not_accepted(
     client = a_client(*data, batch_size=200, lr=1e38)
     with pytest.raises(FloatingPointError, match=r"lower local\.lr"):
         # the only loss is finite: it is computed before the step
-        sgd_epochs(client, lambda x, y: 1e4 * cross_entropy(client.model(x), y))
+        train(client, lambda x, y: 1e4 * cross_entropy(client.model(x), y))
 
 
 @pytest.mark.parametrize("size", [10, 25, 1000])
@@ -121,7 +121,7 @@ def test_a_gradient_is_that_of_all_samples_and_noise_the_distance_of_batches(
 ) -> None:
     x, y = data
     client = a_client(x, y, noisy((6,), 4), batch_size=size)
-    train(client)
+    trained(client)
     before, parameters = client.state(), list(client.model.parameters())
 
     def loss(x: Tensor, y: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ def test_a_rare_class_counts_as_much_as_a_frequent_one() -> None:
 
 def test_what_a_client_says_is_counted_and_its_loss_is_the_cross_entropy() -> None:
     client = quick().blueprint().make(0)
-    judged = judge(client, Standalone().predict, client.data.test)
+    judged = judge(client, Standalone().logits, client.data.test)
     test = client.data.test
     assert int(judged.counts.sum()) == len(test)
     assert judged.counts.sum(1).tolist() == test.labels.bincount(minlength=10).tolist()

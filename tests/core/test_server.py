@@ -1,38 +1,33 @@
 """The round, played with an engine that does exactly what a test wants."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
 from fedgh.core import wire
+from fedgh.core.message import Own
 from fedgh.core.method import Method
 from fedgh.core.records import Problem, Round
 from fedgh.core.server import Server
-from fedgh.core.types import Client, GlobalRounds, Job, Payload, Reply, Task, Upload
+from fedgh.core.types import Client, GlobalRounds, Job, Payload, Reply, Task
+from fedgh.core.uploads import Uploads
 from fedgh.errors import RunError
 
 
-@dataclass(frozen=True)
 class Sum(Method):
     """The server adds up what it gets."""
 
-    name: ClassVar[str] = "sum"
+    up = Own(lambda *_: {"value": wire.Field(torch.float32, (1,))})
+    down = Own(lambda *_: {"total": wire.Field(torch.float32, (1,))})
 
     def client_update(self, client: Client, down: Payload) -> Payload:
         raise NotImplementedError
 
-    def server_update(self, server: Payload, uploads: Iterable[Upload]) -> Payload:
+    def server_update(self, server: Payload, uploads: Uploads) -> Payload:
         return {"total": server["total"] + sum(upload.payload["value"] for upload in uploads)}
-
-    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
-        return {"value": wire.Field(torch.float32, (1,))}
-
-    def download_specs(self, client: Client) -> list[wire.Spec]:
-        raise NotImplementedError
 
 
 METRICS = ("accuracy", "evaluation_accuracy")

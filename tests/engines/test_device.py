@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedgh.core import wire
-from fedgh.core.types import CPU, Job
+from fedgh.core.types import CPU, Job, Recipient
 from fedgh.engines.device import find_device, processes_for, share_of
 from fedgh.engines.host import ClientHost
 from fedgh.errors import ConfigError
@@ -125,7 +125,7 @@ def test_every_method_computes_where_its_client_is(name: str, tmp_path: Path) ->
     replies = {}
     for device in (CPU, ELSEWHERE):
         host = ClientHost(replace(prepared.blueprint(), device=device), ClientFiles(tmp_path, 0))
-        down = prepared.config.method.broadcast(prepared.initial_server(), 0)
+        down = prepared.config.method.broadcast(prepared.initial_server(), Recipient(0))
         replies[device] = [
             host.run(Job(0, round, wire.to_bytes(down), evaluate=True)) for round in (1, 2)
         ]

@@ -370,7 +370,7 @@ def test_a_client_that_fails_half_way_is_as_it_was_before(tmp_path: Path) -> Non
     fresh = prepared.blueprint().make(0)
     kept = host.kept[0]
     assert all(t.equal(fresh.state()[n]) for n, t in kept.state().items())
-    assert reply.metrics["accuracy"] == accuracy(judge(fresh, FedGH().predict, fresh.data.test))
+    assert reply.metrics["accuracy"] == accuracy(judge(fresh, FedGH().logits, fresh.data.test))
     host.save(1)
     assert list(tmp_path.iterdir()) == []
 
@@ -415,7 +415,7 @@ class Modest(FedGH):
 
     name = "modest"
 
-    def predict_global(self, client: Client, x: Tensor) -> Tensor:
+    def global_logits(self, client: Client, x: Tensor) -> Tensor:
         return torch.eye(client.task.num_classes)[torch.zeros(len(x), dtype=torch.int64)]
 
 

@@ -15,7 +15,7 @@ from flwr.app import Message, MessageType
 
 from fedgh import __version__
 from fedgh.core import wire
-from fedgh.core.types import Reply
+from fedgh.core.types import Recipient, Reply
 from fedgh.engines.host import Blueprint
 from fedgh.flower import NodeConfig, client, messages
 from fedgh.flower.client import MakeBlueprint
@@ -174,7 +174,7 @@ def test_statistics_are_released_once_whatever_becomes_of_the_answers(
 ) -> None:
     """The server has lost every answer, and counts on the state before the first round."""
     plus = quick("method.name=fedgh_plus", "method.feature_dim=32", "privacy.protects=sample")
-    down = wire.to_bytes(plus.config.method.broadcast(plus.initial_server(), 0))
+    down = wire.to_bytes(plus.config.method.broadcast(plus.initial_server(), Recipient(0)))
     make = partial(unpredictable, of=plus)
     replies = [ask(round, down=down, make=make, trained=0) for round in (1, 2, 3)]
     ups = [wire.from_bytes(reply.up) for reply in replies if reply.up is not None]

@@ -8,12 +8,13 @@ import torch
 
 from fedgh.core import wire
 from fedgh.core.defence import Defence
+from fedgh.core.message import Shapes
 from fedgh.core.method import Method
 from fedgh.core.metrics import own_metrics
 from fedgh.core.moments import Moments
 from fedgh.core.rng import isolated, stream
-from fedgh.core.server import Server
-from fedgh.core.types import Job, Payload, Reply, Task, Upload, part
+from fedgh.core.server import Server, Surroundings
+from fedgh.core.types import Job, Payload, Reply, SplitModel, Task, Upload
 from fedgh.methods import METHODS
 from fedgh.models import split_model
 from tests.fuzz.payloads import honest
@@ -81,6 +82,7 @@ def play(
         defence=defence,
         largest_norm=NORM,
         strikes=3,
+        surroundings=SURROUNDINGS,
     )
     accepted: dict[int, Upload] = {}
     record = federation.round(
@@ -90,12 +92,18 @@ def play(
     return Played(federation.server, rejected, accepted)
 
 
+def _network() -> SplitModel:
+    with isolated(0, "models"):
+        return split_model(mlp, TASK)
+
+
+SURROUNDINGS = Surroundings(networks=(_network,))
+
+
 @cache
 def init_server(name: str) -> Payload:
     """What the server holds before the first round."""
-    with isolated(0, "models"):
-        models = [split_model(mlp, TASK)]
-    return method_of(name).init_server(TASK, models, stream(0, "server"))
+    return method_of(name).init_server(TASK, [_network()], stream(0, "server"))
 
 
 @cache
@@ -103,8 +111,8 @@ def start(name: str) -> Payload:
     """The state after a first round in which all were honest."""
     server = init_server(name)
     before = Server.initial_state(TASK, server)
-    spec = method_of(name).upload_spec(TASK, server)
-    federation = Server(TASK, method_of(name), Answers(_sent(name, spec), {}), before)
+    sent = _sent(name, spec_of(name))
+    federation = Server(TASK, method_of(name), Answers(sent, {}), before, surroundings=SURROUNDINGS)
     federation.round(1)
     return federation.state()
 
@@ -112,7 +120,8 @@ def start(name: str) -> Payload:
 @cache
 def spec_of(name: str) -> wire.Spec:
     """What an upload to that server has to be."""
-    return method_of(name).upload_spec(TASK, part(start(name), "server."))
+    (spec,) = method_of(name).upload_specs(Shapes(TASK, _network))
+    return spec
 
 
 @cache

@@ -8,7 +8,8 @@ import torch
 from hypothesis import strategies as st
 
 from fedgh.core import wire
-from fedgh.core.types import Job, LocalTraining, Payload, part
+from fedgh.core.message import Shapes
+from fedgh.core.types import Job, LocalTraining, Payload, Recipient, part
 from fedgh.data import partition
 from fedgh.data.sources import Source
 from fedgh.engines.host import Blueprint, ClientHost
@@ -66,7 +67,7 @@ def train(name: str, state: Payload | None, round: int, down: bytes) -> tuple[Pa
 @cache
 def after_one_round(name: str) -> Payload:
     """The state of a client that has taken part in the first round."""
-    down = method_of(name).broadcast(init_server(name), CLIENT)
+    down = method_of(name).broadcast(init_server(name), Recipient(CLIENT))
     state, error = train(name, None, 1, wire.to_bytes(down))
     assert state is not None, error
     return state
@@ -75,7 +76,7 @@ def after_one_round(name: str) -> Payload:
 @cache
 def usual(name: str) -> Payload:
     """What an honest server sends in the second round."""
-    return method_of(name).broadcast(part(start(name), "server."), CLIENT)
+    return method_of(name).broadcast(part(start(name), "server."), Recipient(CLIENT, last_round=1))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -88,7 +89,7 @@ def test_an_honest_message_is_learned_from(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 @fuzz(0.01, data=st.data())
 def test_a_hostile_download_is_refused_or_valid(name: str, data: st.DataObject) -> None:
-    specs = method_of(name).download_specs(blueprint(name).make(CLIENT))
+    specs = method_of(name).download_specs(Shapes.of(blueprint(name).make(CLIENT)))
     message = data.draw(st.sampled_from(specs).flatmap(messages))
     before = {key: tensor.clone() for key, tensor in after_one_round(name).items()}
     state, error = train(name, after_one_round(name), 2, message)

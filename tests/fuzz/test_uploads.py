@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedgh.core import wire
 from fedgh.core.defence import Defence
-from fedgh.core.types import Payload
+from fedgh.core.types import Payload, Recipient
 from fedgh.errors import RunError
 from fedgh.methods import METHODS
 from tests.fuzz import oracle
@@ -51,7 +51,7 @@ def assert_valid(name: str, payload: Payload, message: bytes, examples: int) -> 
 def assert_readable(name: str, server: Payload) -> None:
     """No client refuses what the server would send next."""
     for client in range(CLIENTS):
-        down = method_of(name).broadcast(server, client)
+        down = method_of(name).broadcast(server, Recipient(client))
         assert oracle.valid(down, {key: anything(tensor) for key, tensor in down.items()}, NORM)
 
 

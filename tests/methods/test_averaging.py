@@ -13,6 +13,7 @@ from fedgh.errors import ConfigError
 from fedgh.methods.fedavg import FedAvg
 from fedgh.methods.lg_fedavg import LGFedAvg
 from fedgh.training import loop
+from tests.support.rounds import uploads_of
 from tests.support.tiny import a_client, noisy, quick
 
 
@@ -28,7 +29,8 @@ def test_the_mean_worked_by_hand() -> None:
     ]
     for method in (FedAvg(), LGFedAvg()):
         assert_close(
-            method.server_update({"w": torch.zeros(2)}, uploads), {"w": torch.tensor([4.0, 3.0])}
+            method.server_update({"w": torch.zeros(2)}, uploads_of(uploads)),
+            {"w": torch.tensor([4.0, 3.0])},
         )
 
 
@@ -40,7 +42,7 @@ def test_fedavg_averages_whole_models_with_their_batch_norm_statistics() -> None
     uploads = [
         Upload(k, n, network_state(m)) for k, (n, m) in enumerate(zip(sizes, models, strict=True))
     ]
-    mean = FedAvg().server_update(uploads[0].payload, uploads)
+    mean = FedAvg().server_update(uploads[0].payload, uploads_of(uploads))
     for name in network_state(models[0]):
         expected = sum(
             n / 100 * m.state_dict()[name].double() for n, m in zip(sizes, models, strict=True)

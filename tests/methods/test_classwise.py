@@ -2,16 +2,16 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
-from fedgh.core.types import Payload, Task, Upload
+from fedgh.core.types import Payload, Upload
 from fedgh.methods.fd import FD, distillation
-from fedgh.methods.fedproto import FedProto, distance
+from fedgh.methods.fedproto import FedProto
+from tests.support.rounds import TASK, recipient, uploads_of
 from tests.support.tiny import a_client
 
-TASK = Task(num_classes=4, rep_dim=3, num_clients=5, rounds=1, seed=0)
 HOLDINGS = {0: [0, 1], 1: [1, 2], 2: [0, 1, 3], 4: [1]}  # client 3 sits out
 
 
@@ -41,20 +41,20 @@ def rows_of(sent: list[Upload], label: int) -> dict[int, tuple[Tensor, int]]:
 
 def test_fd_answers_with_the_mean_over_the_others() -> None:
     sent = uploads(4)
-    server = FD().server_update(FD().init_server(TASK, [], torch.Generator()), sent)
+    server = FD().server_update(FD().init_server(TASK, [], torch.Generator()), uploads_of(sent))
     for client, classes in HOLDINGS.items():
-        down = FD().broadcast(server, client)
+        down = FD().broadcast(server, recipient(client, classes))
         others = {
             label: [mean for owner, (mean, _) in rows_of(sent, label).items() if owner != client]
             for label in classes
         }
         expected = {label: torch.stack(rows).mean(0) for label, rows in others.items() if rows}
         assert down["classes"].tolist() == sorted(expected)
-        for label, row in zip(down["classes"].tolist(), down["rows"], strict=True):
+        for label, row in zip(down["classes"].tolist(), down["means"], strict=True):
             assert_close(row, expected[label])
     # Classes 2 and 3 have one owner each: nobody can tell them anything about these.
-    assert FD().broadcast(server, 1)["classes"].tolist() == [1]
-    assert FD().broadcast(server, 2)["classes"].tolist() == [0, 1]
+    assert FD().broadcast(server, recipient(1, HOLDINGS[1]))["classes"].tolist() == [1]
+    assert FD().broadcast(server, recipient(2, HOLDINGS[2]))["classes"].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("method", [FD(), FedProto()])
@@ -63,48 +63,50 @@ def test_a_newcomer_is_told_about_all_classes_until_it_has_shown_its_own(
 ) -> None:
     width = 4 if isinstance(method, FD) else 3
     server = method.init_server(TASK, [], torch.Generator())
-    assert len(method.broadcast(server, 0)["classes"]) == 0  # nobody has said anything yet
-    server = method.server_update(server, uploads(width))
-    assert method.broadcast(server, 3)["classes"].tolist() == [0, 1, 2, 3]
+    assert len(method.broadcast(server, recipient(0))["classes"]) == 0  # no upload yet
+    server = method.server_update(server, uploads_of(uploads(width)))
+    assert method.broadcast(server, recipient(3))["classes"].tolist() == [0, 1, 2, 3]
     shown: Payload = {
         "classes": torch.tensor([1], dtype=torch.int32),
         "means": torch.ones(1, width),
         "counts": torch.tensor([5], dtype=torch.int32),
     }
-    server = method.server_update(server, [*uploads(width), Upload(3, 0, shown)])
-    assert method.broadcast(server, 3)["classes"].tolist() == [1]
+    server = method.server_update(server, uploads_of([*uploads(width), Upload(3, 0, shown)]))
+    assert method.broadcast(server, recipient(3, [1]))["classes"].tolist() == [1]
 
 
 def test_fd_remembers_who_has_what_but_only_hears_the_last_round() -> None:
-    server = FD().server_update(FD().init_server(TASK, [], torch.Generator()), uploads(4))
-    server = FD().server_update(server, uploads(4)[1:2])  # only client 1, with classes 1 and 2
-    down = FD().broadcast(server, 0)  # client 0 sat out, but its classes are known
+    start, all_of_them = FD().init_server(TASK, [], torch.Generator()), uploads(4)
+    server = FD().server_update(start, uploads_of(all_of_them))
+    server = FD().server_update(server, uploads_of(all_of_them[1:2]))  # client 1: classes 1 and 2
+    down = FD().broadcast(server, recipient(0, HOLDINGS[0]))  # it sat out; its classes are known
     assert down["classes"].tolist() == [1]
-    assert_close(down["rows"][0], uploads(4)[1].payload["means"][0])
-    assert len(FD().broadcast(server, 1)["classes"]) == 0  # nobody but itself spoke
+    assert_close(down["means"][0], all_of_them[1].payload["means"][0])
+    only_itself = FD().broadcast(server, recipient(1, HOLDINGS[1]))
+    assert len(only_itself["classes"]) == 0
 
 
 def test_fedproto_weighs_by_counts() -> None:
     sent = uploads(3)
-    server = FedProto().server_update(FedProto().init_server(TASK, [], torch.Generator()), sent)
+    start = FedProto().init_server(TASK, [], torch.Generator())
+    server = FedProto().server_update(start, uploads_of(sent))
     for label in range(4):
         holders = rows_of(sent, label).values()
         total = sum(count for _, count in holders)
         expected = sum(mean * count for mean, count in holders) / total
-        assert_close(server["prototypes"][label], expected)
-    down = FedProto().broadcast(server, 2)
+        assert_close(server["means"][label], expected)
+    down = FedProto().broadcast(server, recipient(2, HOLDINGS[2]))
     assert down["classes"].tolist() == HOLDINGS[2]
-    assert_close(down["rows"], server["prototypes"][HOLDINGS[2]])
+    assert_close(down["means"], server["means"][HOLDINGS[2]])
 
 
 def test_fedproto_keeps_a_prototype_that_nobody_renews() -> None:
-    first = FedProto().server_update(
-        FedProto().init_server(TASK, [], torch.Generator()), uploads(3)
-    )
+    start = FedProto().init_server(TASK, [], torch.Generator())
+    first = FedProto().server_update(start, uploads_of(uploads(3)))
     renewed = uploads(3)[1:2]  # classes 1 and 2
-    second = FedProto().server_update(first, renewed)
-    assert second["prototypes"][[0, 3]].equal(first["prototypes"][[0, 3]])
-    assert_close(second["prototypes"][[1, 2]], renewed[0].payload["means"])
+    second = FedProto().server_update(first, uploads_of(renewed))
+    assert second["means"][[0, 3]].equal(first["means"][[0, 3]])
+    assert_close(second["means"][[1, 2]], renewed[0].payload["means"])
 
 
 def test_the_distances_worked_by_hand() -> None:
@@ -116,7 +118,10 @@ def test_the_distances_worked_by_hand() -> None:
     assert_close(distillation(logits, y, targets, filled), torch.tensor(2 * 0.6931472 / 3))
     representation = torch.tensor([[1.5, 0.5], [1.0, 2.0], [7.0, 7.0]])
     # Squares 1, 0, 0 and 4, and nothing for the third sample, over six numbers.
-    assert_close(distance(representation, y, targets, filled), torch.tensor(5 / 6))
+    client = a_client(representation, y, nn.Identity(), rep_dim=2)
+    loss = FedProto(lam=1.0).loss(client, representation, y, targets, filled)
+    plain = cross_entropy(client.model(representation), y)
+    assert_close(loss - plain, torch.tensor(5 / 6))
 
 
 @pytest.mark.parametrize("method", [FD(gamma=5.0), FedProto(lam=5.0)])
@@ -124,8 +129,8 @@ def test_a_client_moves_towards_what_it_is_told(method: FD | FedProto) -> None:
     x, y = torch.randn(60, 6), torch.arange(60) % 3
     width = 3 if isinstance(method, FD) else 4
     rows = torch.tensor([[0.2, 0.3, 0.5]] * 3) if isinstance(method, FD) else torch.ones(3, 4)
-    told = {"classes": torch.arange(3).int(), "rows": rows}
-    silent = {"classes": torch.zeros(0, dtype=torch.int32), "rows": torch.zeros(0, width)}
+    told = {"classes": torch.arange(3).int(), "means": rows}
+    silent = {"classes": torch.zeros(0, dtype=torch.int32), "means": torch.zeros(0, width)}
     far = {}
     for name, down in (("told", told), ("silent", silent)):
         torch.manual_seed(0)
@@ -138,7 +143,7 @@ def test_a_client_moves_towards_what_it_is_told(method: FD | FedProto) -> None:
 def test_fd_uploads_mean_softmax_outputs() -> None:
     x, y = torch.randn(50, 6), torch.arange(50) % 2
     client = a_client(x, y)
-    silent = {"classes": torch.zeros(0, dtype=torch.int32), "rows": torch.zeros(0, 3)}
+    silent = {"classes": torch.zeros(0, dtype=torch.int32), "means": torch.zeros(0, 3)}
     up = FD().client_update(client, silent)
     with torch.inference_mode():
         outputs = client.model(x).softmax(1)
@@ -151,14 +156,14 @@ def test_fd_uploads_mean_softmax_outputs() -> None:
 def test_fedproto_uploads_counts() -> None:
     y = torch.tensor([0] * 7 + [2] * 5)
     client = a_client(torch.randn(12, 6), y)
-    silent = {"classes": torch.zeros(0, dtype=torch.int32), "rows": torch.zeros(0, 4)}
+    silent = {"classes": torch.zeros(0, dtype=torch.int32), "means": torch.zeros(0, 4)}
     up = FedProto().client_update(client, silent)
     assert up["counts"].tolist() == [7, 5]
 
 
 @pytest.mark.parametrize("method", [FD(gamma=0.0), FedProto(lam=0.0)])
 def test_without_its_weight_it_is_plain_training(method: FD | FedProto) -> None:
-    from fedgh.core.local import sgd_epochs
+    from fedgh.core.local import train
 
     x, y = torch.randn(60, 6), torch.arange(60) % 3
     torch.manual_seed(0)
@@ -166,6 +171,6 @@ def test_without_its_weight_it_is_plain_training(method: FD | FedProto) -> None:
     torch.manual_seed(0)
     plain = a_client(x, y)
     width = 3 if isinstance(method, FD) else 4
-    method.client_update(client, {"classes": torch.arange(3).int(), "rows": torch.ones(3, width)})
-    sgd_epochs(plain, lambda x, y: cross_entropy(plain.model(x), y))
+    method.client_update(client, {"classes": torch.arange(3).int(), "means": torch.ones(3, width)})
+    train(plain, lambda x, y: cross_entropy(plain.model(x), y))
     assert_close(client.state(), plain.state())

@@ -1,5 +1,7 @@
 """What every method owes to the rest of the system."""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -7,12 +9,18 @@ import torch
 from torch.nn import functional
 
 from fedgh.core import wire
-from fedgh.core.types import Payload, Task, Upload
+from fedgh.core.groups import group_numbers
+from fedgh.core.low_rank import LEFT, RIGHT
+from fedgh.core.message import Shapes
+from fedgh.core.method import Method
+from fedgh.core.types import Payload, Recipient, Task, Upload
+from fedgh.core.uploads import Uploads
 from fedgh.engines.host import Blueprint
 from fedgh.methods import METHODS
-from fedgh.methods.fedkd import LEFT, RIGHT
+from fedgh.methods.paper_bytes import paper_bytes
 from fedgh.training import loop
 from fedgh.training.experiment import Experiment
+from tests.support.rounds import shapes_of, uploads_of
 from tests.support.runs import interrupted
 from tests.support.tiny import numbers, quick, states
 
@@ -33,6 +41,12 @@ def federation(name: str, *overrides: str) -> Experiment:
     return quick(*words, *overrides)
 
 
+def groups_of(prepared: Experiment) -> list[int]:
+    """The group of each client."""
+    kinds = group_numbers([make() for make in prepared.surroundings().networks])
+    return [kinds[k % len(kinds)] for k in range(prepared.task.num_clients)]
+
+
 def copied(payload: Payload) -> Payload:
     return {name: tensor.clone() for name, tensor in payload.items()}
 
@@ -43,29 +57,36 @@ def same(a: Payload, b: Payload) -> bool:
 
 def play(prepared: Experiment, blueprint: Blueprint, rounds: int) -> Payload:
     """Rounds by hand, checking at every step that what was received is left alone."""
-    method, task = blueprint.method, blueprint.task
+    method, task, around = blueprint.method, blueprint.task, prepared.surroundings()
     clients = [blueprint.make(k) for k in range(task.num_clients)]
     server = prepared.initial_server()
+    groups, last = groups_of(prepared), [0] * task.num_clients
     for number in range(1, rounds + 1):
         before = copied(server)
         uploads = []
         for client in clients[number % 2 :]:  # not everybody every time
             client.round = number
-            down = method.broadcast(server, client.id)
-            received = copied(down)
-            specs = method.download_specs(client)
+            to = Recipient(client.id, None, last[client.id], groups[client.id])
+            down = method.broadcast(server, to)
+            received, shapes = copied(down), Shapes.of(client)
+            specs = method.download_specs(shapes)
             assert same(wire.read(wire.to_bytes(down), specs), down), "not as declared"
             up = method.client_update(client, down)
             assert same(down, received), "the client changed what it received"
-            spec = method.upload_spec(task, server)
-            assert same(wire.read(wire.to_bytes(up), [spec], largest_norm=1000), up)
+            specs = method.upload_specs(shapes)
+            known = method.upload_specs(Shapes(task, partial(around.network, client.id)))
+            assert specs == known, "the server expects something else than the client"
+            assert same(wire.read(wire.to_bytes(up), specs, largest_norm=1000), up)
+            last[client.id] = number
             for tensor in (*down.values(), *up.values()):
                 assert tensor.device.type == "cpu"
                 assert not tensor.requires_grad
-            uploads.append(Upload(client.id, len(client.data.train), up))
+            group = groups[client.id]
+            uploads.append(Upload(client.id, len(client.data.train), up, group))
         assert same(server, before), "a broadcast changed the server's state"
         sent = [copied(upload.payload) for upload in uploads]
-        after = method.server_update(server, iter(uploads))
+        told = Uploads(iter(uploads), task, number, around.device, around.public, around.network)
+        after = method.server_update(server, told)
         assert same(server, before), "the server changed its old state"
         assert all(same(u.payload, s) for u, s in zip(uploads, sent, strict=True))
         server = after
@@ -83,8 +104,10 @@ def test_a_round_without_uploads_leaves_the_server_usable(name: str) -> None:
     prepared = federation(name)
     method = prepared.config.method
     server = prepared.initial_server()
-    again = method.server_update(server, iter([]))
-    assert same(method.broadcast(again, 0), method.broadcast(server, 0))
+    around, task = prepared.surroundings(), prepared.task
+    none = Uploads([], task, 1, around.device, around.public, around.network)
+    again = method.server_update(server, none)
+    assert same(method.broadcast(again, Recipient(0)), method.broadcast(server, Recipient(0)))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -123,7 +146,7 @@ def test_a_client_learns_more_than_its_header(name: str) -> None:
     client.round = 1
     before = client.state()
     method = prepared.config.method
-    method.client_update(client, method.broadcast(prepared.initial_server(), 0))
+    method.client_update(client, method.broadcast(prepared.initial_server(), Recipient(0)))
     weights = [n for n in before if n.startswith("model.extractor") and n.endswith("weight")]
     assert all(not client.state()[name].equal(before[name]) for name in weights)
 
@@ -136,10 +159,10 @@ def test_only_methods_that_weigh_by_them_are_told_numbers_of_samples(
     seen: list[int] = []
     original = type(prepared.config.method).server_update
 
-    def spy(self: object, server: Payload, uploads: list[Upload]) -> Payload:
+    def spy(self: Method, server: Payload, uploads: Uploads) -> Payload:
         kept = list(uploads)
         seen.extend(upload.num_examples for upload in kept)
-        return original(self, server, kept)  # type: ignore[arg-type]
+        return original(self, server, replace(uploads, accepted=kept))
 
     monkeypatch.setattr(type(prepared.config.method), "server_update", spy)
     loop.run(prepared, tmp_path / "run")
@@ -172,12 +195,12 @@ SENT_BYTES = {  # really, once every client has taken part: labels, counts and b
 def test_bytes_per_client_and_round(name: str, setting: int, num_classes: int, local: int) -> None:
     method = METHODS[name]()
     task = Task(num_classes, 500, num_clients=2, rounds=9, seed=0, input_shape=(3, 32, 32))
-    assert method.paper_bytes(task, local) == PAPER_BYTES[name][setting]
+    assert paper_bytes(name, task, local) == PAPER_BYTES[name][setting]
     if name not in SENT_BYTES:
         return
     # Two clients with the same classes upload once; then count what goes down and up.
     server = method.init_server(task, [], torch.Generator())
-    spec = method.upload_spec(task, server)
+    (spec,) = method.upload_specs(shapes_of(task))
     up: Payload = {
         field: torch.ones(
             [local if isinstance(dim, wire.Dim) else dim for dim in what.shape], dtype=what.dtype
@@ -186,8 +209,9 @@ def test_bytes_per_client_and_round(name: str, setting: int, num_classes: int, l
     }
     if "classes" in up:
         up["classes"] = torch.arange(local).int()
-    server = method.server_update(server, [Upload(k, 1, up) for k in range(2)])
-    down = method.broadcast(server, 0)
+    server = method.server_update(server, uploads_of([Upload(k, 1, up) for k in range(2)], task))
+    shown = torch.arange(num_classes) < local
+    down = method.broadcast(server, Recipient(0, shown, last_round=1))
     assert wire.nbytes(up) + wire.nbytes(down) == SENT_BYTES[name][setting]
 
 
@@ -195,9 +219,8 @@ def test_fml_and_fedkd_send_the_small_model_only() -> None:
     task = Task(10, 500, num_clients=2, rounds=9, seed=0, input_shape=(3, 32, 32))
     fml = METHODS["fml"]().init_server(task, [], torch.Generator())
     assert wire.nbytes(fml) == 4 * 670_058  # CNN-5
-    fedkd = METHODS["fedkd"]()
-    server = fedkd.init_server(task, [], torch.Generator())
-    factors = {name for name in fedkd.upload_spec(task, server) if name.endswith((LEFT, RIGHT))}
+    (spec,) = METHODS["fedkd"]().upload_specs(shapes_of(task))
+    factors = {name for name in spec if name.endswith((LEFT, RIGHT))}
     assert factors == {n + end for n in fml if n.endswith("weight") for end in (LEFT, RIGHT)}
 
 

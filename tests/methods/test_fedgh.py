@@ -12,7 +12,9 @@ from fedgh.core.header import LinearSGD
 from fedgh.core.rng import stream
 from fedgh.core.types import Payload, Task, Upload
 from fedgh.methods.fedgh import FedGH
+from fedgh.methods.paper_bytes import paper_bytes
 from tests.support.headers import by_autograd
+from tests.support.rounds import shapes_of, uploads_of
 from tests.support.tiny import a_client
 
 
@@ -37,7 +39,7 @@ def start() -> Payload:
 def test_server_trains_the_header_it_returns() -> None:
     server = {"weight": torch.zeros(2, 1), "bias": torch.zeros(2)}
     sent = {"classes": torch.tensor([1], dtype=torch.int32), "means": torch.tensor([[2.0]])}
-    out = FedGH(server_lr=0.5).server_update(server, [Upload(0, 4, sent)])
+    out = FedGH(server_lr=0.5).server_update(server, uploads_of([Upload(0, 4, sent)]))
     # softmax(0, 0) = 1/2, so the logit gradient is (+1/2, -1/2): worked by hand
     assert_close(out["weight"], torch.tensor([[-0.5], [0.5]]))
     assert_close(out["bias"], torch.tensor([-0.25, 0.25]))
@@ -50,7 +52,7 @@ def test_the_server_update_is_sgd_over_the_pairs_in_client_order(
     batch: Literal["pair", "client"], epochs: int
 ) -> None:
     out = FedGH(server_lr=0.05, server_batch=batch, server_epochs=epochs).server_update(
-        start(), iter(uploads())
+        start(), uploads_of(uploads())
     )
     steps = [(u.payload["means"], u.payload["classes"]) for u in uploads()]
     if batch == "pair":
@@ -61,13 +63,13 @@ def test_the_server_update_is_sgd_over_the_pairs_in_client_order(
 def test_the_order_of_the_clients_counts() -> None:
     method = FedGH(server_lr=0.5)
     forward, backward = uploads(), uploads()[::-1]
-    a, b = method.server_update(start(), forward), method.server_update(start(), backward)
+    a, b = (method.server_update(start(), uploads_of(each)) for each in (forward, backward))
     assert not a["weight"].allclose(b["weight"])
 
 
 def test_a_frozen_header_keeps_its_bits() -> None:
     before = start()
-    after = FedGH(server_lr=0.0).server_update(before, uploads())
+    after = FedGH(server_lr=0.0).server_update(before, uploads_of(uploads()))
     assert all(after[name].equal(start()[name]) for name in ("weight", "bias"))
 
 
@@ -83,7 +85,7 @@ def test_a_trained_header_changes_and_fits_the_pairs_better(
 
     before, after = start(), start()
     for _ in range(5):
-        after = FedGH(server_batch=batch).server_update(after, uploads())
+        after = FedGH(server_batch=batch).server_update(after, uploads_of(uploads()))
         assert not after["weight"].equal(before["weight"])
         assert loss(after) < loss(before)
         before = after
@@ -104,7 +106,7 @@ def test_uploads_are_consumed_as_a_stream(monkeypatch: pytest.MonkeyPatch) -> No
             yield upload
 
     monkeypatch.setattr(LinearSGD, "step_batch", logged)
-    FedGH(server_batch="client").server_update(start(), arriving())
+    FedGH(server_batch="client").server_update(start(), uploads_of(arriving()))
     assert log == ["in", "step"] * 3
 
 
@@ -132,14 +134,15 @@ def test_only_classes_and_means_are_uploaded() -> None:
     down = FedGH().init_server(client.task, [], stream(0, "server"))
     up = FedGH().client_update(client, down)
     assert set(up) == {"classes", "means"}
-    wire.check(up, FedGH().upload_spec(client.task, down))
+    (spec,) = FedGH().upload_specs(shapes_of(client.task))
+    wire.check(up, spec)
     assert wire.nbytes(up) == 2 * 4 + 2 * 4 * 4  # two int32 labels, two means of four floats
 
 
 @pytest.mark.parametrize(("num_classes", "local", "paper"), [(10, 2, 24_008), (100, 10, 220_040)])
 def test_the_papers_reckoning(num_classes: int, local: int, paper: int) -> None:
     task = Task(num_classes, 500, 10, 1, 0)
-    assert FedGH().paper_bytes(task, local) == paper
+    assert paper_bytes("fedgh", task, local) == paper
     up = local * 4 + local * 500 * 4
     down = wire.nbytes(FedGH().init_server(task, [], stream(0, "server")))
     assert up + down == paper + num_classes * 4  # the paper leaves out the header's bias

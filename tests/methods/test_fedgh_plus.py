@@ -20,6 +20,7 @@ from fedgh.trained.forget import forget
 from fedgh.training import loop
 from fedgh.training.callbacks import Callback
 from fedgh.training.experiment import Experiment
+from tests.support.rounds import recipient, shapes_of, uploads_of
 from tests.support.runs import interrupted
 from tests.support.tiny import numbers, quick, states
 
@@ -129,8 +130,8 @@ def test_the_fusion_is_for_own_classes_and_for_all(tmp_path: Path) -> None:
     own = client.memory["own"].tolist()
     client.model.eval()
     with torch.no_grad():
-        assert set(method.predict(client, x).argmax(1).tolist()) <= set(own)
-        everything = method.predict_global(client, x)
+        assert set(method.logits(client, x).argmax(1).tolist()) <= set(own)
+        everything = method.global_logits(client, x)
     assert not set(everything.argmax(1).tolist()) <= set(own)
     torch.testing.assert_close(everything.exp().sum(1), torch.ones(50))
     labels = experiment.source.y[:50]
@@ -193,8 +194,8 @@ def upload_of(client: int, seed: int, samples: int = 9) -> Upload:
 def test_statistics_that_were_not_asked_for_are_ignored() -> None:
     experiment = federation()
     method, server = experiment.config.method, experiment.initial_server()
-    once = method.server_update(server, [upload_of(0, 1), upload_of(1, 2)])
-    twice = method.server_update(once, [upload_of(0, 3)])
+    once = method.server_update(server, uploads_of([upload_of(0, 1), upload_of(1, 2)]))
+    twice = method.server_update(once, uploads_of([upload_of(0, 3)]))
     assert twice["sum.second"].equal(once["sum.second"])
     assert twice["version"] == once["version"]
 
@@ -210,7 +211,7 @@ def test_one_table_of_losses_does_not_decide_for_all() -> None:
         Upload(number, 0, upload_of(number, number).payload | {"losses": table})
         for number, table in enumerate(tables)
     ]
-    down = method.broadcast(method.server_update(server, ups), 0)
+    down = method.broadcast(method.server_update(server, uploads_of(ups)), recipient(0))
     assert down["losses"].equal(honest_table)
 
 
@@ -222,7 +223,7 @@ def test_a_header_that_is_too_sure_of_itself_is_scaled() -> None:
     x = torch.eye(32).double()[torch.arange(200) % 3] + spread
     payload = Moments.of(x, torch.arange(200) % 3, 10).payload() | {"losses": torch.zeros(0, 35)}
     method.check_upload(experiment.task, payload, 1000)
-    header = part(method.server_update(server, [Upload(0, 0, payload)]), "header.")
+    header = part(method.server_update(server, uploads_of([Upload(0, 0, payload)])), "header.")
     norms = [float(header["weight"].norm(dim=1).max()), float(header["bias"].norm())]
     assert max(norms) == pytest.approx(500)
     z = in_steps(x[:3]).float() / 4096 * 32**0.5
@@ -309,7 +310,7 @@ def test_a_private_client_that_is_asked_again_sends_the_same_numbers() -> None:
     ups = []
     for number in (1, 2):  # the server has lost what came in the first round
         client.round = number
-        ups.append(method.client_update(client, method.broadcast(server, 0)))
+        ups.append(method.client_update(client, method.broadcast(server, recipient(0))))
     assert not method.will_release(client)
     assert all(ups[0][name].equal(ups[1][name]) for name in ups[0])
 
@@ -335,7 +336,7 @@ def hostile(change: str) -> Payload:
 def test_impossible_statistics_are_refused(change: str) -> None:
     experiment = federation()
     method, task = experiment.config.method, experiment.task
-    spec = method.upload_spec(task, experiment.initial_server())
+    (spec,) = method.upload_specs(shapes_of(task))
     method.check_upload(task, hostile("nothing"), 1000)
     payload = wire.read(wire.to_bytes(hostile(change)), [spec], 1000)
     with pytest.raises(WireError):
@@ -355,7 +356,7 @@ def test_another_map_is_refused(tmp_path: Path) -> None:
     experiment = federation()
     method = experiment.config.method
     client = experiment.blueprint().make(0)
-    down = method.broadcast(experiment.initial_server(), 0)
+    down = method.broadcast(experiment.initial_server(), recipient(0))
     down["map"] = down["map"] ^ 1
     with pytest.raises(ConfigError, match="the map on this client is not the server's"):
         method.client_update(client, down)
@@ -376,11 +377,11 @@ def test_a_client_with_a_class_that_the_header_does_not_know_predicts_alone() ->
     server = experiment.initial_server()
     x = torch.randn(40, 32, generator=torch.Generator().manual_seed(0)).double()
     others = {**Moments.of(x, torch.arange(40) % 2 + 8, 10).payload(), "losses": torch.zeros(0, 35)}
-    server = method.server_update(server, [Upload(1, 0, others)])
+    server = method.server_update(server, uploads_of([Upload(1, 0, others)]))
     client.round = 1
-    up = method.client_update(client, method.broadcast(server, 0))
+    up = method.client_update(client, method.broadcast(server, recipient(0)))
     assert "pair" not in client.memory
     assert len(up["losses"]) == 0
     inputs = client.data.test.x[:3].float()
     client.model.eval()
-    assert method.predict(client, inputs).equal(client.model(inputs))
+    assert method.logits(client, inputs).equal(client.model(inputs))

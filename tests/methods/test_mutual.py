@@ -15,11 +15,13 @@ from torch.testing import assert_close
 from fedgh.core import wire
 from fedgh.core.average import network_state
 from fedgh.core.losses import distill
+from fedgh.core.low_rank import LEFT, RIGHT, compress, expand
 from fedgh.core.types import Client, Payload, Upload
 from fedgh.methods import fedkd
-from fedgh.methods.fedkd import LEFT, RIGHT, FedKD, compress, expand
-from fedgh.methods.fml import FML, mutual_loss
+from fedgh.methods.fedkd import FedKD
+from fedgh.methods.fml import FML
 from fedgh.models import shared_model
+from tests.support.rounds import recipient, shapes_of, uploads_of
 from tests.support.tiny import a_client
 
 NOISY = "tests.support.tiny:noisy"
@@ -44,7 +46,7 @@ def test_fml_losses_and_their_gradients() -> None:
     y = torch.tensor([0, 2, 1, 1])
     private, shared = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
     alpha, beta = 0.3, 0.8
-    total = mutual_loss(private, shared, y, alpha, beta)
+    total = FML(alpha=alpha, beta=beta).loss(private, shared, y)
 
     def kl(p: Tensor, q: Tensor) -> Tensor:
         return (p.softmax(1) * (p.log_softmax(1) - q.log_softmax(1))).sum(1).mean()
@@ -63,8 +65,9 @@ def test_both_models_learn_and_nothing_else_changes(method: FML | FedKD) -> None
     method.init_client(each)
     server = method.init_server(each.task, [], torch.Generator())
     before = each.state()
-    up = method.client_update(each, method.broadcast(server, 0))
-    wire.check(up, method.upload_spec(each.task, server))
+    up = method.client_update(each, method.broadcast(server, recipient(0)))
+    (spec,) = method.upload_specs(shapes_of(each.task))
+    wire.check(up, spec)
     weights = {name for name in before if name.endswith(("weight", "bias"))}
     after = each.state()
     changed = {name for name in before if not after[name].equal(before[name])}
@@ -77,7 +80,7 @@ def test_both_models_learn_and_nothing_else_changes(method: FML | FedKD) -> None
 
 
 def test_fml_without_mutual_learning_is_plain_training_also_when_clipped() -> None:
-    from fedgh.core.local import sgd_epochs
+    from fedgh.core.local import train
 
     torch.manual_seed(0)
     each = client(clip=0.1)
@@ -85,7 +88,7 @@ def test_fml_without_mutual_learning_is_plain_training_also_when_clipped() -> No
     plain = client(clip=0.1)
     method = FML(alpha=1.0, beta=1.0, shared="tests.support.tiny:mlp")
     method.client_update(each, method.init_server(each.task, [], torch.Generator()))
-    sgd_epochs(plain, lambda x, y: cross_entropy(plain.model(x), y))
+    train(plain, lambda x, y: cross_entropy(plain.model(x), y))
     assert_close(each.state(), plain.state())
 
 
@@ -211,8 +214,8 @@ def test_uploads_and_broadcasts_keep_the_energy_of_their_round(
     monkeypatch.setattr(fedkd, "compress", spy)
     up = method.client_update(each, {})
     server = method.init_server(each.task, [], torch.Generator())
-    server["clock"] = torch.tensor([round - 1, 10])
-    down = method.broadcast(method.server_update(server, [Upload(0, 1, up)]), 0)
+    server = method.server_update(server, uploads_of([Upload(0, 1, up)], each.task, round))
+    down = method.broadcast(server, recipient(0, last_round=round))
     energy = method.energy(round, 10)
     assert up[name + LEFT].shape[1] == smallest_rank(sent[0], energy)
     assert down[f"last.{name}{LEFT}"].shape[1] == smallest_rank(sent[1], energy)
@@ -230,20 +233,20 @@ def test_fedkd_compresses_each_rounds_mean_and_keeps_their_exact_sum() -> None:
     server = method.init_server(each.task, [], torch.Generator())
     weights = [1, 2, 5]
     expected: Payload = {}
-    for _ in range(3):
+    for round in range(1, 4):
         updates = random_updates(each, 3)
         uploads = [
             Upload(k, n, compress(u, 1.0))
             for k, (n, u) in enumerate(zip(weights, updates, strict=True))
         ]
-        server = method.server_update(server, uploads)
+        server = method.server_update(server, uploads_of(uploads, each.task, round))
         for name in updates[0]:
             mean = sum(n * u[name] for n, u in zip(weights, updates, strict=True)) / 8
             kept = expand(compress({name: torch.as_tensor(mean)}, 0.6))[name]
             expected[name] = expected.get(name, torch.zeros(())) + kept
     for name, tensor in expected.items():
         assert_close(server[f"sum.{name}"], tensor, atol=1e-4, rtol=1e-4)
-    assert server["clock"].tolist() == [3, each.task.rounds]
+    assert server["updated"] == 3
 
 
 def test_who_missed_a_round_of_fedkd_gets_the_whole_sum_and_reaches_the_same_mentee() -> None:
@@ -255,17 +258,18 @@ def test_who_missed_a_round_of_fedkd_gets_the_whole_sum_and_reaches_the_same_men
         each.task = replace(each.task, num_clients=2, rounds=9)
         method.init_client(each)
     server = method.init_server(faithful.task, [], torch.Generator())
-    assert method.broadcast(server, 0) == {}  # everybody knows the start
+    assert method.broadcast(server, recipient(0)) == {}  # all know the start
     for number in range(1, 5):
         faithful.round = number
-        down = method.broadcast(server, 0)
+        down = method.broadcast(server, recipient(0, last_round=number - 1))
         assert all(name.startswith("last.") for name in down)
         method.client_update(faithful, down)
         (update,) = random_updates(faithful, 1)
-        server = method.server_update(server, [Upload(0, 1, compress(update, 0.6))])
+        sent = uploads_of([Upload(0, 1, compress(update, 0.6))], faithful.task, number)
+        server = method.server_update(server, sent)
     faithful.round = late.round = 5
-    down = method.broadcast(server, 1)
+    down = method.broadcast(server, recipient(1))
     assert all(name.startswith("sum.") for name in down)
     method.client_update(late, down)
-    method.client_update(faithful, method.broadcast(server, 0))
+    method.client_update(faithful, method.broadcast(server, recipient(0, last_round=4)))
     assert_close(late.memory, faithful.memory, atol=1e-4, rtol=1e-4)

@@ -6,10 +6,11 @@ from torch import nn
 
 from fedgh.core import wire
 from fedgh.core.average import network_spec, network_state, update_spec
+from fedgh.core.low_rank import LEFT, RIGHT, compress
 from fedgh.core.server import Server
 from fedgh.errors import WireError
 from fedgh.methods.fd import FD
-from fedgh.methods.fedkd import LEFT, RIGHT, FedKD, compress
+from fedgh.methods.fedkd import FedKD
 from tests.fuzz.arena import CLIENTS, NORM, TASK, Answers, method_of, spec_of, start
 from tests.fuzz.payloads import honest
 
@@ -25,10 +26,10 @@ def test_a_variance_is_not_negative() -> None:
 
 def test_mean_outputs_add_up_to_one() -> None:
     rows = torch.randn(3, 100).softmax(1)
-    FD().check_upload(TASK, {"means": rows}, 1000.0)
+    FD().up.check({"means": rows})
     for hostile in (torch.ones(1, 100), torch.zeros(1, 100), rows * 1.02):
         with pytest.raises(WireError, match="a row that adds up to 1 ±"):
-            FD().check_upload(TASK, {"means": hostile}, 1000.0)
+            FD().up.check({"means": hostile})
 
 
 def test_a_sum_that_nobody_would_accept_does_not_come_to_be() -> None:

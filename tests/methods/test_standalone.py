@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from fedgh.core import wire
+from fedgh.core.ensemble import networks_of
 from fedgh.core.local import eval_mode
 from fedgh.errors import RunError
-from fedgh.methods.standalone import Standalone, networks_of
+from fedgh.methods.standalone import Standalone
 from fedgh.trained.clients import Trained
 from fedgh.training import loop
 from tests.support.tiny import a_client, numbers, quick, states
@@ -69,7 +70,7 @@ def test_networks_predict_with_the_mean_of_their_probabilities() -> None:
     eval_mode(client)
     x = torch.rand(6, *blueprint.task.input_shape)
     one, other = (network(x).softmax(1) for network in networks_of(client))
-    said = blueprint.method.predict(client, x)
+    said = blueprint.method.logits(client, x)
     assert said.exp().allclose((one + other) / 2, atol=1e-6)
     assert said.exp().sum(1).allclose(torch.ones(6))
 

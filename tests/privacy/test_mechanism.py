@@ -11,7 +11,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from fedgh.core.classwise import nearest_distributions
+from fedgh.core.class_table import nearest_distributions
 from fedgh.core.local import class_means, class_statistics
 from fedgh.core.types import Client
 from fedgh.privacy.mechanism import Privacy, system_normal

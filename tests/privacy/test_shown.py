@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from torch.testing import assert_close
 
+from fedgh.core.types import Recipient
 from fedgh.report.run_page import run_page
 from fedgh.report.terminal import closing_lines
 from fedgh.runs.read import name_runs
@@ -34,7 +35,8 @@ def test_fd_sends_distributions_also_with_noise() -> None:
     prepared = quick(*PRIVATE, "method.name=fd")
     client = prepared.blueprint().make(0)
     method = prepared.config.method
-    up = method.client_update(client, method.broadcast(prepared.initial_server(), 0))
+    up = method.client_update(client, method.broadcast(prepared.initial_server(), Recipient(0)))
     assert bool((up["means"] >= 0).all())
     assert_close(up["means"].sum(dim=1), torch.ones(len(up["means"])))
-    assert client.released == client.round
+    assert client.release is not None
+    assert client.release.round == client.round

@@ -12,7 +12,7 @@ import pytest
 
 import fedgh
 from fedgh import config
-from fedgh.core.method import Sharing
+from fedgh.core.message import Sharing
 from fedgh.core.types import Job
 from fedgh.defaults import SEEDS
 from fedgh.engines.host import ClientHost

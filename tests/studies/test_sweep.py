@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedgh.core.types import Job
+from fedgh.core.types import Job, Recipient
 from fedgh.errors import ConfigError, RunError
 from fedgh.methods import METHODS
 from fedgh.report.terminal import comparison
@@ -68,7 +68,7 @@ def test_methods_train_on_the_same_batches_from_the_same_weights(
         monkeypatch.setattr(local, "shuffled", recorded)
         for client.round in (1, 2):
             prepared.config.method.client_update(
-                client, prepared.config.method.broadcast(server, 0)
+                client, prepared.config.method.broadcast(server, Recipient(0))
             )
         seen[name] = batches
     assert len(seen["fedgh"]) > 50

@@ -1,12 +1,10 @@
 """A method from elsewhere whose field declares nothing about its text."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from fedgh.methods.standalone import Standalone
 
 
-@dataclass(frozen=True)
 class Plugin(Standalone):
     """Standalone with a text."""
 

@@ -26,7 +26,7 @@ def attack(victim: Victim, seed: int, effort: Effort, say: Say) -> Audit:
         auxiliary=len(attacks.attacker.own),
         networks=0,
         width=attacks.width,
-        clip=victim.method.longest,
+        clip=victim.method.up.max_norm,
         reconstructed=[],
         told=list(attacks.memberships()),
         pictures={},

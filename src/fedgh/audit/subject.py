@@ -17,9 +17,10 @@ from fedgh.audit.noise import DELTA, OPEN, Level, level_of
 from fedgh.audit.scene import Knowledge, Samples, Scene, See
 from fedgh.core.batches import to_input
 from fedgh.core.local import outputs
+from fedgh.core.message import Shapes
 from fedgh.core.method import Method
 from fedgh.core.rng import stream
-from fedgh.core.types import Client, Examples, part
+from fedgh.core.types import Client, Examples
 from fedgh.errors import ConfigError, RunError
 from fedgh.runs.folder import RunFolder
 from fedgh.training import restore
@@ -63,7 +64,6 @@ class Victim:
         """What the result says of it, whatever the attack on these classes."""
         names = self.folder.identity().classes
         train = self.client.data.train.labels.bincount(minlength=len(names))
-        server = part(self.folder.committed()[1], "server.")
         return {
             "method": self.method.name,
             "client": self.client.id,
@@ -73,7 +73,9 @@ class Victim:
             "sizes": train[labels].tolist(),
             "delta": DELTA,
             "protected": self.level,
-            "sends_counts": "counts" in self.method.upload_spec(self.client.task, server),
+            "sends_counts": any(
+                "counts" in spec for spec in self.method.upload_specs(Shapes.of(self.client))
+            ),
         }
 
 
@@ -89,13 +91,13 @@ class Subject:
     loss_held_out: Tensor
 
 
-def summarised(method: Method, client: Client) -> Callable[[Tensor], Tensor]:
-    """What the method sends class means or moments of: from inputs to a vector for each."""
-    of = method.summarised(client)
+def averaged(method: Method, client: Client) -> Callable[[Tensor], Tensor]:
+    """Return what the method sends class means or moments of: a function of inputs."""
+    of = method.averaged(client)
     if of is None:
         raise RunError(
             f"{method.name}, as this run sets it, sends neither class means nor moments, and the "
-            "attacks are on those (Method.summarised)"
+            "attacks are on those (Method.averaged)"
         )
     return of
 
@@ -114,7 +116,7 @@ def choose(folder: RunFolder, client: int | None, *, trust: Trust) -> Victim:
     if number not in left.took_part:
         raise ConfigError(f"--client {number} has not taken part in the run")
     victim = Victim(folder, left, left.client(number))
-    summarised(victim.method, victim.client)  # before anything else is computed
+    averaged(victim.method, victim.client)  # before anything else is computed
     return victim
 
 
@@ -123,7 +125,7 @@ def find(chosen: Victim, seed: int) -> Subject:
     left, victim, number = chosen.left, chosen.client, chosen.client.id
     labels = _attacked(left, number)
     auxiliary = others_samples(chosen, labels, seed)
-    predict = chosen.method.predict
+    predict = chosen.method.logits
     members, held_out = own_samples(chosen, labels)
 
     def loss(on: Examples) -> Tensor:
@@ -164,7 +166,7 @@ def _sight(left: Checkpoint, victim: Client) -> See | None:
     shape = left.experiment.task.input_shape
     if not is_image(left.experiment.source.x) or max(shape[1:]) > LARGEST_IMAGE:
         return None
-    of = summarised(left.blueprint.method, victim)
+    of = averaged(left.blueprint.method, victim)
     return lambda images: of(to_input(2 * images.to(victim.device) - 1)).cpu()
 
 
@@ -241,4 +243,4 @@ def _numbers(examples: Examples, labels: list[int]) -> Tensor:
 
 def vectors(method: Method, client: Client, on: Examples) -> Tensor:
     """What the client would summarise of each of these samples."""
-    return outputs(client, summarised(method, client), on).double()
+    return outputs(client, averaged(method, client), on).double()

@@ -38,8 +38,9 @@ def shuffled(
     rng: torch.Generator,
     augment: Sequence[Augmentation] = (),
     device: torch.device = CPU,
+    views: int = 1,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """All examples once, in random order, augmented.
+    """All examples once, in random order, augmented; several `views` are [views, batch, ...].
 
     A single left-over example joins the batch before it: batch normalisation cannot train on
     a batch of one, and dropping it would waste a sample.
@@ -50,14 +51,25 @@ def shuffled(
         batches[-2:] = [torch.cat(batches[-2:])]
     for rows in batches:
         x = _take(examples.x, rows).to(device)
-        if "flip" in augment:
-            x = flip(x, rng)
-        if "crop" in augment:
-            x = random_crop(x, rng)
-        x = to_input(x)
-        if "erase" in augment:
-            x = erase(x, rng)
-        yield x, examples.y[rows].to(device)
+        seen = [_augmented(x, rng, augment) for _ in range(views)]
+        yield seen[0] if views == 1 else torch.stack(seen), examples.y[rows].to(device)
+
+
+def forever(
+    examples: Examples, size: int, rng: torch.Generator, device: torch.device = CPU
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches without end: all examples in random order, then again in another."""
+    while True:
+        yield from shuffled(examples, size, rng, device=device)
+
+
+def _augmented(x: Tensor, rng: torch.Generator, augment: Sequence[Augmentation]) -> Tensor:
+    if "flip" in augment:
+        x = flip(x, rng)
+    if "crop" in augment:
+        x = random_crop(x, rng)
+    x = to_input(x)
+    return erase(x, rng) if "erase" in augment else x
 
 
 def _take(x: Tensor, rows: Tensor) -> Tensor:

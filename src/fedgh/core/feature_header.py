@@ -56,7 +56,7 @@ def solve_with_own_covariance(pooled: Payload, own: Moments, shrinkage: float) -
     return _header(pooled["classes"].cpu(), *solved)
 
 
-def logits(header: Payload, features: Tensor, num_classes: int) -> Tensor:
+def header_logits(header: Payload, features: Tensor, num_classes: int) -> Tensor:
     """Return the logits of all classes; those that the header does not know are very low."""
     z = normalize(features, dim=1) * sqrt(features.shape[1])
     # Not len(features): an exporter would take it for a constant.

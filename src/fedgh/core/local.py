@@ -1,4 +1,4 @@
-"""What a client does with its own data: the only training loop and the only inference loops.
+"""What a client does with data: the only training loop and the only inference loops.
 
 Train and eval mode are set here and nowhere else. Every sample is used: the last, smaller batch
 counts too.
@@ -7,57 +7,125 @@ counts too.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedgh.core.batches import in_order, shuffled
+from fedgh.core.class_table import nearest_distributions
 from fedgh.core.metrics import Judged
-from fedgh.core.types import Client, Examples, Payload
+from fedgh.core.types import (
+    CPU,
+    Augmentation,
+    Client,
+    Examples,
+    LocalTraining,
+    Payload,
+    Release,
+)
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From a batch (x, y) to the mean loss over it."""
 
 
-def sgd_epochs(client: Client, loss: Loss, modules: Sequence[nn.Module] | None = None) -> None:
-    """Train `modules` (default: the client's model) for the configured epochs of SGD.
+def train(
+    client: Client,
+    loss: Loss,
+    modules: Sequence[nn.Module] | None = None,
+    *,
+    on: Examples | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    stream: str = "batches",
+    views: int = 1,
+    augment: Sequence[Augmentation] | None = None,
+    metric: str = "train_loss",
+) -> None:
+    """Train `modules` (default: the client's model) on `on` (default: its training samples).
 
-    The optimizer starts afresh, so momentum does not outlive a round. The mean loss over all
-    samples seen becomes the client's `train_loss`.
+    What is not given is as `[local]` configures it; a learning rate that is given follows the
+    schedule, too. A round may have several phases: each gives a `stream` of its own, or it sees
+    the batches of the one before it, and a `metric` under which its mean loss is recorded.
+
+    The optimizer starts afresh, so its momentum does not outlive the phase. The client's networks
+    outside `modules` are fixed: in eval mode and without gradients, so that neither weights nor
+    running statistics change. With several `views` the loss is given x as [views, batch, ...],
+    each view augmented by itself. `numbered(on)` gives it positions of samples in place of labels.
     """
     how = client.local
     modules = [client.model] if modules is None else modules
     parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(
-        parameters,
-        lr=how.lr,
-        momentum=how.momentum,
-        weight_decay=how.weight_decay,
-        fused=True,
-    )
-    for module in modules:
-        module.train()
-    rng = client.stream("batches")
+    if not parameters:
+        return
+    rate = (how.lr if lr is None else lr) * how.rate_factor(client.round, client.task.rounds)
+    optimizer = _optimizer(how, parameters, rate)
+    rng = client.stream(stream)
     total, seen = torch.zeros((), device=client.device), 0
-    with client.timed("train"), _gradients_gone_after(optimizer):
-        for _ in range(how.epochs):
+    with client.timed("train"), _only(client, modules), _gradients_gone_after(optimizer):
+        for _ in range(how.epochs if epochs is None else epochs):
             for x, y in shuffled(
-                client.data.train, how.batch_size, rng, how.augment, client.device
+                client.data.train if on is None else on,
+                how.batch_size if batch_size is None else batch_size,
+                rng,
+                how.augment if augment is None else augment,
+                client.device,
+                views,
             ):
                 value = loss(x, y)
                 optimizer.zero_grad()
                 value.backward()
                 if how.clip > 0:
                     for module in modules:  # each by itself: one must not slow the other down
-                        _clip(module, how.clip)
+                        clip_gradients(module, how.clip)
                 optimizer.step()
                 total += value.detach() * len(y)
                 seen += len(y)
     if not (total.isfinite() and all(bool(p.isfinite().all()) for p in parameters)):
         raise FloatingPointError("training diverged; lower local.lr or set local.clip")
-    client.metrics["train_loss"] = float(total) / seen
+    if seen:
+        client.metrics[metric] = float(total) / seen
+
+
+def _optimizer(
+    how: LocalTraining, parameters: list[nn.Parameter], lr: float
+) -> torch.optim.Optimizer:
+    if how.optimizer == "sgd":
+        return torch.optim.SGD(
+            parameters, lr, how.momentum, weight_decay=how.weight_decay, fused=True
+        )
+    kind = torch.optim.Adam if how.optimizer == "adam" else torch.optim.AdamW
+    return kind(parameters, lr, weight_decay=how.weight_decay, fused=True)
+
+
+@contextmanager
+def _only(client: Client, modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Let `modules` learn, and fix the client's other networks."""
+    eval_mode(client)
+    for module in modules:
+        module.train()
+    learning = {parameter for module in modules for parameter in module.parameters()}
+    own = (parameter for network in networks(client) for parameter in network.parameters())
+    fixed = [p for p in own if p.requires_grad and p not in learning]
+    for parameter in fixed:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in fixed:
+            parameter.requires_grad_(True)
+
+
+def numbered(examples: Examples) -> Examples:
+    """Return the same samples with their positions 0, 1, ... in place of their labels.
+
+    A loss then finds what it keeps of each sample: `targets[y]`.
+    """
+    positions = torch.zeros(len(examples.x), dtype=torch.int64)
+    positions[examples.index] = torch.arange(len(examples))
+    return replace(examples, y=positions)
 
 
 @contextmanager
@@ -69,7 +137,7 @@ def _gradients_gone_after(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         optimizer.zero_grad()
 
 
-def _clip(module: nn.Module, largest: float) -> None:
+def clip_gradients(module: nn.Module, largest: float) -> None:
     """Shrink gradients whose norm is too large; most are not, and are left alone."""
     norm = nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
     if norm > largest:
@@ -110,10 +178,16 @@ def gradient(client: Client, loss: Loss, parameters: Sequence[nn.Parameter]) -> 
     return Gradient(total, mean, max(0.0, squares - float(mean @ mean)), batches)
 
 
+def networks(client: Client) -> Iterator[nn.Module]:
+    """The client's model, and the networks that its method keeps beside it."""
+    yield client.model
+    yield from client.modules.values()
+
+
 def eval_mode(client: Client) -> None:
     """Put all networks of a client into the mode in which they are judged."""
-    for module in (client.model, *client.modules.values()):
-        module.eval()
+    for network in networks(client):
+        network.eval()
 
 
 Of = Callable[[Tensor], Tensor]
@@ -139,7 +213,7 @@ def class_statistics(client: Client, of: Of | None = None, largest: float = math
     """
     privacy = None if client.privacy is None else client.privacy.within(largest)
     of = client.model.represent if of is None else of
-    client.model.eval()
+    eval_mode(client)
     num_classes = client.task.num_classes
     sums: Tensor | None = None
     with client.timed("summarise"):
@@ -157,13 +231,41 @@ def class_statistics(client: Client, of: Of | None = None, largest: float = math
         if privacy is None:
             means = sums / counts[:, None]
         else:
-            if client.released == client.round:
+            if client.release is not None and client.release.round == client.round:
                 raise RuntimeError(
                     "with privacy a round has one release: all that is accounted for"
                 )
-            client.released = client.round
             means, counts = privacy.release(sums, counts, privacy.normal(client.stream("privacy")))
-    return {"classes": present.int(), "means": means.float(), "counts": counts.int()}
+    return _released(
+        client, {"classes": present.int(), "means": means.float(), "counts": counts.int()}
+    )
+
+
+def class_outputs(client: Client) -> Payload:
+    """The mean softmax output of the client's model for each of its classes, without counts.
+
+    Noise makes of them what no output is, and a negative target would reward a model without end
+    for never naming a class: with privacy the nearest distributions are returned.
+    """
+    found = class_means(client, lambda x: client.model(x).softmax(dim=1), 1.0)
+    if client.privacy is None:
+        return found
+    return _released(client, found | {"means": nearest_distributions(found["means"])})
+
+
+def _released(client: Client, payload: Payload) -> Payload:
+    """Keep a copy of class means that may leave the client: uploads are compared with it."""
+    if client.privacy is not None:
+        kept = {name: tensor.clone() for name, tensor in payload.items()}
+        client.release = Release(client.round, kept)
+    return payload
+
+
+@torch.inference_mode()
+def network_outputs(network: nn.Module, on: Examples, device: torch.device = CPU) -> Tensor:
+    """What a network in eval mode makes of each sample, in order and in main memory."""
+    network.eval()
+    return torch.cat([network(x).cpu() for x, _ in in_order(on, device)])
 
 
 @torch.inference_mode()

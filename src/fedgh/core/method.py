@@ -1,111 +1,152 @@
-"""What a federated method is: two functions over messages, and what they start from.
+"""A federated method: declarations of what crosses, and two functions over messages.
 
-A method is a frozen dataclass whose fields are its hyper-parameters. It sees one client at a
-time on the one side and a stream of uploads on the other; never a file, a process, a device or
-the clock. Nothing it receives is changed in place.
+The fields of a method are its hyper-parameters. A method sees one client at a time on the one side
+and a stream of uploads on the other; never a file, a process or the clock. Nothing it receives is
+changed in place. `fedgh.methods.api` has all that the author of a method needs.
 """
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, dataclass_transform
 
 import torch
-from pydantic import ConfigDict
-from torch import Tensor
+from pydantic import ConfigDict, Field
+from torch import Tensor, nn
 
-from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
+from fedgh.core.message import Message, Shapes, Sharing
+from fedgh.core.names import Names
+from fedgh.core.types import Client, Payload, Recipient, SplitModel, Task
+from fedgh.core.uploads import Uploads
 from fedgh.core.wire import Spec
 from fedgh.errors import MethodError
 
-Sharing = Literal["nothing", "class means", "moments", "more"]
+NonNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+NetworkName = Annotated[str, Names.NETWORK]
 
+Models = Sequence[SplitModel]
+"""One fresh model of each architecture; that of client k is models[k % len(models)]."""
 
 RELEASE = "release."
 """Names in a client's memory of what it sends whenever it is asked, with the noise it was given."""
 
+DERIVED = ("shares", "upload_specs", "download_specs")
+"""What follows from `up` and `down`, and may not be defined beside them."""
 
+
+@dataclass_transform(frozen_default=True)
 @dataclass(frozen=True)
 class Method(ABC):
-    """Base class. `client_update` and `server_update` are the algorithm."""
+    """Base class. `client_update` and `server_update` are the algorithm.
+
+    A subclass becomes a frozen dataclass by itself.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False
     )
 
     name: ClassVar[str]
+    """In messages and tables; by default the name of the class in lower case."""
+    up: ClassVar[Message]
+    """What a client sends: see `core.message`."""
+    down: ClassVar[Message]
+    """What the server sends."""
     weighs_by_examples: ClassVar[bool] = False
     """Whether the server learns how many training samples each client has."""
-    shares: ClassVar[Sharing] = "more"
-    """What uploads tell of a client's data. Only nothing, what one call of `class_means` or
-    `class_statistics` gives, and moments (`core.private_moments`) can be bounded by `privacy`."""
-
-    longest: ClassVar[float] = math.inf
-    """A length that no vector of `summarised` exceeds, whatever the network and the data."""
-
     welcomes: ClassVar[bool] = False
     """Whether the server has a header for a client that comes after the last round."""
     releases_once: ClassVar[bool] = False
     """Whether a client tells of its data once, and repeats that when it is asked again."""
 
-    def init_server(
-        self, task: Task, models: Sequence[SplitModel], rng: torch.Generator
-    ) -> Payload:
-        """What the server holds before the first round.
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" not in cls.__dict__:
+            cls.name = cls.__name__.lower()
+        for name in DERIVED:
+            if name in cls.__dict__:
+                raise TypeError(
+                    f"{cls.__name__}.{name} follows from what the method declares as `up` and "
+                    "`down` (fedgh.methods.api): change the declaration"
+                )
+        dataclass(frozen=True)(cls)
 
-        `models` has one fresh model of each architecture; client k's is models[k % len(models)].
-        A method that cannot work with them raises ConfigError here, before anything runs.
+    @property
+    def shares(self) -> Sharing:
+        """What uploads tell of a client's data.
+
+        Only nothing, class means and moments can be bounded by `privacy`.
+        """
+        return self.up.shares
+
+    def upload_specs(self, shapes: Shapes) -> list[Spec]:
+        """The tensors of an upload; anything else is rejected."""
+        return self.up.specs(self, shapes)
+
+    def download_specs(self, shapes: Shapes) -> list[Spec]:
+        """The tensors that a client may be sent: those of one of these specs."""
+        return self.down.specs(self, shapes)
+
+    def shared_network(self, task: Task) -> nn.Module:
+        """Return the network that the method shares beside the clients' own, at its start.
+
+        All parties make the same one: from the seed, by `fedgh.models.shared_model`.
+        """
+        raise NotImplementedError(f"{self.name} shares no network: define shared_network")
+
+    def init_server(self, task: Task, models: Models, rng: torch.Generator) -> Payload:
+        """Return what the server holds before the first round.
+
+        A method that cannot work with these models raises ConfigError here, before anything runs.
         """
         return {}
 
     def init_client(self, client: Client) -> None:  # noqa: B027
         """Give a new client what it needs beside its model."""
 
-    def broadcast(self, server: Payload, client_id: int) -> Payload:
-        """What the server sends to this participant."""
+    def broadcast(self, server: Payload, to: Recipient) -> Payload:
+        """Return what the server sends to this participant."""
         return server
 
     def sendable(self, server: Payload) -> Payload:
-        """All that `broadcast` may send: what clients would refuse must not come to be there."""
-        return self.broadcast(server, 0)
+        """Return all that `broadcast` may ever send: no row of it may exceed `run.largest_norm`.
+
+        By default all that the server holds; less, where it keeps some of that to itself.
+        """
+        return server
 
     @abstractmethod
     def client_update(self, client: Client, down: Payload) -> Payload:
-        """A participant's round: learn from `down` and the local data, return the upload."""
+        """Learn from `down` and the local data; return the upload."""
 
     @abstractmethod
-    def server_update(self, server: Payload, uploads: Iterable[Upload]) -> Payload:
-        """The server's round: consume uploads in client order, as they come."""
-
-    @abstractmethod
-    def upload_spec(self, task: Task, server: Payload) -> Spec:
-        """The tensors an upload has; anything else is rejected."""
+    def server_update(self, server: Payload, uploads: Uploads) -> Payload:
+        """Consume uploads in client order, as they come; return what the server holds next."""
 
     def check_upload(  # noqa: B027
         self, task: Task, payload: Payload, largest_norm: float
     ) -> None:
-        """Refuse, by WireError, what is as declared and yet cannot be meant."""
+        """Raise WireError for an upload that is as declared, and yet impossible."""
 
-    @abstractmethod
-    def download_specs(self, client: Client) -> Sequence[Spec]:
-        """What a client may be sent: the tensors of one of these; anything else is refused."""
-
-    def predict(self, client: Client, x: Tensor) -> Tensor:
-        """The logits by which the client is judged on its own data."""
+    def logits(self, client: Client, x: Tensor) -> Tensor:
+        """Return the logits by which the client is evaluated on its own data."""
         out: Tensor = client.model(x)
         return out
 
-    def predict_global(self, client: Client, x: Tensor) -> Tensor:
-        """Logits over all classes, for samples of any client; by default those of `predict`."""
-        return self.predict(client, x)
+    def global_logits(self, client: Client, x: Tensor) -> Tensor:
+        """Return logits over all classes, for samples of any client; by default `logits`."""
+        return self.logits(client, x)
 
-    def summarised(self, client: Client) -> Callable[[Tensor], Tensor] | None:
-        """Return what the class means or moments are of: from inputs to a vector for each.
+    def averaged(self, client: Client) -> Callable[[Tensor], Tensor] | None:
+        """Return the function of inputs whose class means or moments are sent; None: none are.
 
-        None: the method sends neither.
+        It follows from `up`. A method that sends means of something else says so here, or an audit
+        attacks what is not sent.
         """
-        return None
+        return self.up.averaged(client)
 
     def will_release(self, client: Client) -> bool:
         """Tell if the client's next update tells of its data anew."""
@@ -128,7 +169,3 @@ class Method(ABC):
             f"{self.name} cannot forget a client: what it sent is mixed with what the others "
             "learned from it; fedgh_plus can"
         )
-
-    def paper_bytes(self, task: Task, local_classes: int) -> int | None:
-        """Bytes up and down per client and round as the FedGH paper reckons; None: it does not."""
-        return None

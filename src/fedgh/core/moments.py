@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedgh.core import wire
-from fedgh.core.classwise import for_each_class
+from fedgh.core.message import for_each_class
 from fedgh.core.types import Payload, Task
 from fedgh.errors import WireError
 

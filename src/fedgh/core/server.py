@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import inf
 from typing import Protocol
 
@@ -11,12 +12,28 @@ from torch import Tensor
 
 from fedgh.core import wire
 from fedgh.core.defence import Defence, Dropped
+from fedgh.core.groups import group_numbers
+from fedgh.core.message import Shapes
 from fedgh.core.method import Method
 from fedgh.core.metrics import METRICS, NEEDED, own_metrics, spread
 from fedgh.core.records import LeftOut, Problem, Round
-from fedgh.core.rng import stream
-from fedgh.core.types import GlobalRounds, Job, Payload, Reply, Task, Upload, part, prefixed
-from fedgh.errors import RunError, WireError
+from fedgh.core.rng import isolated, stream
+from fedgh.core.types import (
+    CPU,
+    Examples,
+    GlobalRounds,
+    Job,
+    Payload,
+    Recipient,
+    Reply,
+    SplitModel,
+    Task,
+    Upload,
+    part,
+    prefixed,
+)
+from fedgh.core.uploads import Uploads
+from fedgh.errors import MethodError, RunError, WireError
 
 MOST_EMPTY_ROUNDS = 3
 """Rounds in a row whose few participants all fail; a client's bad day should not end a run."""
@@ -61,10 +78,29 @@ class Received:
         default_factory=lambda: {"train": 0.0, "summarise": 0.0, "evaluate": 0.0}
     )
 
+    def means(self) -> dict[str, float]:
+        """Return the mean of each of a method's own numbers over those that reported it."""
+        return {name: _mean(values) for name, values in self.measured.items()}
+
     def first_problem(self) -> str:
         """Who had trouble, and which, for the end of a sentence."""
         problems = self.failed + self.rejected
         return f"; client {problems[0].client}: {problems[0].reason}" if problems else ""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the server has beside its state: the clients' architectures, public data, a device."""
+
+    networks: Sequence[Callable[[], SplitModel]] = ()  # dealt in turn; none where they are secret
+    public: Examples | None = None
+    device: torch.device = CPU
+
+    def network(self, client_id: int) -> SplitModel:
+        """Return a fresh network of a client's architecture."""
+        if not self.networks:
+            raise MethodError("the clients' networks are not known here (model.zoo, data.shape)")
+        return self.networks[client_id % len(self.networks)]()
 
 
 class Server:
@@ -85,6 +121,7 @@ class Server:
         defence: Defence | None = None,
         largest_norm: float = inf,
         strikes: int = 0,
+        surroundings: Surroundings | None = None,
     ) -> None:
         self.task = task
         self.method = method
@@ -108,6 +145,13 @@ class Server:
         none = torch.zeros(task.num_clients, dtype=torch.int64)
         self.strikes = state.get("strikes", none).clone()  # each client's rejected uploads
         self._forgotten = state.get("forgotten", none.bool())  # clients taken out of the run
+        # Classes that each client has shown to have, where the server answers class by class.
+        self._per_class = method.up.names_classes and method.down.names_classes
+        classes = task.num_classes if self._per_class else 0
+        unshown = torch.zeros(task.num_clients, classes, dtype=torch.bool)
+        self._classes = state.get("classes", unshown).clone()
+        self._surroundings = surroundings or Surroundings()
+        self._specs: dict[int, list[wire.Spec]] = {}  # of uploads, for each architecture
 
     @staticmethod
     def initial_state(task: Task, server: Payload) -> Payload:
@@ -165,16 +209,14 @@ class Server:
             self._receive(jobs, received, on_reply, on_upload), received.dropped
         )
         update = time.perf_counter()
-        before = self.server
-        self.server = self.method.server_update(self.server, uploads)
-        for _ in uploads:  # a method need not listen to everybody, but everybody finishes
-            pass
+        before, shown = self.server, self._classes.clone()
+        self._update(number, uploads, received)
         server_seconds = time.perf_counter() - update - received.waited
 
         received.discarded = self._too_large()
         self._check_health(number, len(participants), received, evaluate)
         if received.discarded is not None:
-            self.server = before
+            self.server, self._classes = before, shown
         self.bytes_total += received.bytes_up + bytes_down
         scores, per_client = self._evaluation(evaluate, globally)
         return Round(
@@ -183,7 +225,7 @@ class Server:
             scores=scores,
             per_client=per_client,
             train_loss=_mean(received.losses) if received.losses else None,
-            measured={name: _mean(values) for name, values in received.measured.items()},
+            measured=received.means(),
             bytes_up=received.bytes_up,
             bytes_down=bytes_down,
             bytes_total=self.bytes_total,
@@ -216,7 +258,65 @@ class Server:
             "empty_rounds": torch.tensor(self._empty_rounds),
             "strikes": self.strikes,
             **({"forgotten": self._forgotten} if bool(self._forgotten.any()) else {}),
+            **({"classes": self._classes} if self._per_class else {}),
         }
+
+    def _update(self, number: int, uploads: Iterator[Upload], received: Received) -> None:
+        """Let the method learn from the uploads of a round."""
+        around = self._surroundings
+        told = Uploads(
+            self._noting_classes(uploads),
+            task=self.task,
+            round=number,
+            device=around.device,
+            public=around.public,
+            make_network=around.network,
+        )
+        try:
+            # Layers and dropout on the server draw from the global generator.
+            with isolated(self.task.seed, "server-round", round=number):
+                self.server = self.method.server_update(self.server, told)
+        except FloatingPointError as error:
+            raise RunError(f"round {number}: {error}; the last completed round is safe") from None
+        for _ in told:  # a method need not listen to all participants, but all of them finish
+            pass
+        for name, value in told.metrics.items():
+            received.measured[name] = [value]
+
+    def _noting_classes(self, uploads: Iterator[Upload]) -> Iterator[Upload]:
+        """Pass uploads on, after the defence: classes that it left out are not remembered."""
+        for upload in uploads:
+            if self._per_class:
+                self._classes[upload.client_id, upload.payload["classes"].long()] = True
+            yield upload
+
+    def recipient(self, client: int) -> Recipient:
+        """Return what is known of a client that is about to be sent something."""
+        shown = self._classes[client]
+        return Recipient(
+            id=client,
+            classes=shown if bool(shown.any()) else None,
+            last_round=int(self._trained[client]),
+            group=self._group(client),
+        )
+
+    def _group(self, client: int) -> int:
+        return self._groups[client % len(self._groups)]
+
+    @cached_property
+    def _groups(self) -> list[int]:
+        """The group of each architecture; one for all where no network crosses."""
+        crosses = self.method.up.holds_own_network or self.method.down.holds_own_network
+        make = self._surroundings.networks if crosses else ()
+        return group_numbers([each() for each in make]) or [0]
+
+    def _upload_specs(self, client: int) -> list[wire.Spec]:
+        """What an upload of this client may be: it depends on the client's architecture alone."""
+        kind = client % max(1, len(self._surroundings.networks))
+        if kind not in self._specs:
+            shapes = Shapes(self.task, lambda: self._surroundings.network(client))
+            self._specs[kind] = self.method.upload_specs(shapes)
+        return self._specs[kind]
 
     def _jobs(
         self, number: int, participants: list[int], evaluate: bool, globally: bool
@@ -225,12 +325,12 @@ class Server:
         jobs = []
         bytes_down = 0
         last: tuple[Payload, bytes] | None = None
-        most_up = wire.most_bytes(self.method.upload_spec(self.task, self.server))
         for client in participants:
-            down = self.method.broadcast(self.server, client)
+            down = self.method.broadcast(self.server, self.recipient(client))
             if last is None or down is not last[0]:  # one message serves all who get the same
                 last = (down, wire.to_bytes(down))
             trained = int(self._trained[client])
+            most_up = max(map(wire.most_bytes, self._upload_specs(client)))
             jobs.append(Job(client, number, last[1], evaluate, trained, most_up, globally))
             bytes_down += wire.nbytes(down)
         stale, unknown = self._out_of_date(evaluate, globally)
@@ -265,7 +365,6 @@ class Server:
         on_upload: Callable[[Upload], None],
     ) -> Iterator[Upload]:
         """Accepted uploads in client order, as they come; everything else is noted down."""
-        spec = self.method.upload_spec(self.task, self.server)
         handed_out = time.perf_counter()  # the engine's work, not the server's
         replies = _in_order(jobs, self.engine.run(jobs), on_reply)
         received.waited += time.perf_counter() - handed_out
@@ -277,7 +376,7 @@ class Server:
                 return
             self._note(reply, received)
             try:
-                upload = self._read(reply, spec)
+                upload = self._read(reply)
             except WireError as error:
                 received.rejected.append(Problem(client=reply.client_id, reason=str(error)))
                 self.strikes[reply.client_id] += 1
@@ -290,7 +389,7 @@ class Server:
                 on_upload(upload)
                 yield upload
 
-    def _read(self, reply: Reply, spec: wire.Spec) -> Upload | None:
+    def _read(self, reply: Reply) -> Upload | None:
         """The upload in a reply, if there is one; WireError when it is not what was declared."""
         if reply.invalid is not None:
             raise WireError(reply.invalid)
@@ -298,9 +397,11 @@ class Server:
             return None
         if self.method.weighs_by_examples and reply.num_examples < 1:
             raise WireError(f"a weight of {reply.num_examples} samples")
-        payload = wire.read(reply.up, [spec], self.largest_norm)
+        payload = wire.read(reply.up, self._upload_specs(reply.client_id), self.largest_norm)
+        self.method.up.check(payload)
         self.method.check_upload(self.task, payload, self.largest_norm)
-        return Upload(reply.client_id, reply.num_examples, payload)
+        group = self._group(reply.client_id)
+        return Upload(reply.client_id, reply.num_examples, payload, group)
 
     def _note(self, reply: Reply, received: Received) -> None:
         """Record what holds even if the upload is rejected."""

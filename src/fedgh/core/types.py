@@ -1,5 +1,6 @@
 """The nouns of a federation: what crosses, who takes part, what is asked and answered."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,6 +48,9 @@ NameList = Annotated[list[str], BeforeValidator(_split_commas)]
 
 Augmentation = Literal["flip", "crop", "erase"]
 
+OptimizerName = Literal["sgd", "adam", "adamw"]
+ScheduleName = Literal["constant", "step", "cosine"]
+
 GlobalRounds = Literal["last", "every", "never"]
 """The rounds in which clients are judged on all classes: of those in which they are judged."""
 
@@ -61,12 +65,13 @@ class Task:
     rounds: int
     seed: int
     input_shape: tuple[int, ...] = ()
+    public_size: int = 0  # public samples that all parties know
     privacy: Privacy | None = None  # how uploads are made private
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """How a client trains on its own data: plain SGD, started afresh every round."""
+    """How a client trains on its own data. The optimizer starts afresh every round."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False
@@ -78,9 +83,21 @@ class LocalTraining:
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # does not outlive a round
     weight_decay: Annotated[float, Field(ge=0)] = 0.0  # of all weights
     clip: Annotated[float, Field(ge=0)] = 0.0  # largest gradient norm; 0 = no clipping
+    optimizer: OptimizerName = "sgd"  # adam and adamw have no `momentum`
+    schedule: ScheduleName = "constant"  # of the learning rate, over the rounds
+    schedule_rounds: Annotated[int, Field(ge=1)] = 10  # for "step": rounds between two steps
+    schedule_factor: Annotated[float, Field(gt=0, le=1)] = 0.1  # for "step": times this at each
     augment: Annotated[list[Augmentation], BeforeValidator(_split_commas)] = field(
         default_factory=list
     )  # random changes to training images
+
+    def rate_factor(self, round: int, rounds: int) -> float:
+        """Return what the learning rate is multiplied by in a round."""
+        if self.schedule == "step":
+            return float(self.schedule_factor ** ((round - 1) // self.schedule_rounds))
+        if self.schedule == "cosine":
+            return (1 + math.cos(math.pi * (round - 1) / rounds)) / 2
+        return 1.0
 
 
 class SplitModel(nn.Module):
@@ -128,6 +145,14 @@ class ClientData:
     test: Examples
 
 
+@dataclass(frozen=True)
+class Release:
+    """Class means as they leave a client, with noise if the run is private."""
+
+    round: int
+    payload: Payload
+
+
 @dataclass
 class Client:
     """One participant while it works: its model, its data, and what it keeps between rounds."""
@@ -141,7 +166,7 @@ class Client:
     memory: Payload = field(default_factory=dict)  # what a method keeps between rounds
     make_model: Callable[[], SplitModel] | None = None  # another network like its own
     privacy: Privacy | None = None  # how its class means are made before they leave it
-    released: int | None = None  # the round in which they last were
+    release: Release | None = None  # the class means that it last made
     round: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -160,12 +185,7 @@ class Client:
     @property
     def nbytes(self) -> int:
         """The size of its state."""
-        tensors = [
-            *self.model.state_dict().values(),
-            *self.modules.state_dict().values(),
-            *self.memory.values(),
-        ]
-        return sum(tensor.nbytes for tensor in tensors)
+        return sum(tensor.nbytes for tensor in self.live_state().values())
 
     def stream(self, name: str) -> torch.Generator:
         """The random stream `name` of this client in this round."""
@@ -178,16 +198,19 @@ class Client:
         yield
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
-    def state(self) -> Payload:
-        """A copy of everything that outlives a round, in main memory."""
-        live = {
+    def live_state(self) -> Payload:
+        """Everything that outlives a round, where it is."""
+        return {
             **prefixed("model.", self.model.state_dict()),
             **prefixed("modules.", self.modules.state_dict()),
             **prefixed("memory.", self.memory),
         }
+
+    def state(self) -> Payload:
+        """A copy of everything that outlives a round, in main memory."""
         return {
             name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-            for name, tensor in live.items()
+            for name, tensor in self.live_state().items()
         }
 
     def load(self, state: Payload) -> None:
@@ -199,12 +222,25 @@ class Client:
 
 
 @dataclass(frozen=True)
+class Recipient:
+    """A client as the server knows it when it sends something to it."""
+
+    id: int
+    classes: Tensor | None = None
+    """bool [C], the classes of its uploads, where messages both ways are per class; None before
+    the first of them."""
+    last_round: int = 0  # in which the client last trained; 0: never
+    group: int = 0  # clients with the same network have the same number
+
+
+@dataclass(frozen=True)
 class Upload:
     """What the server learns from one client in one round."""
 
     client_id: int
     num_examples: int  # 0 unless the method weighs by it
     payload: Payload
+    group: int = 0  # clients with the same network have the same number
 
 
 @dataclass(frozen=True)

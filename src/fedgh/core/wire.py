@@ -67,13 +67,20 @@ def read(message: bytes, specs: Sequence[Spec], largest_norm: float = inf) -> Pa
     if len(message) > most:
         raise WireError(f"a message of {len(message)} bytes; what was declared takes {most}")
     payload = from_bytes(message)
-    alike = (spec for spec in specs if spec.keys() == payload.keys())
-    check(payload, next(alike, specs[0]), largest_norm)
+    check(payload, _meant(payload, specs), largest_norm)
     return payload
 
 
 def check(payload: Payload, spec: Spec, largest_norm: float = inf) -> None:
     """Accept exactly what was declared: names, dtypes, shapes, values, labels, norms of rows."""
+    check_shapes(payload, [spec])
+    for name, field in spec.items():
+        _check_values(name, payload[name], field, largest_norm)
+
+
+def check_shapes(payload: Payload, specs: Sequence[Spec]) -> None:
+    """Accept names, dtypes and shapes as one of `specs` declares; look at no value."""
+    spec = _meant(payload, specs)
     if payload.keys() != spec.keys():
         raise WireError(f"expected tensors {sorted(spec)}, got {sorted(payload)}")
     sizes: dict[Dim, int] = {}
@@ -83,7 +90,11 @@ def check(payload: Payload, spec: Spec, largest_norm: float = inf) -> None:
             raise WireError(f"'{name}' is {tensor.dtype}, declared {field.dtype}")
         if not _fits(tensor, field, sizes):
             raise WireError(f"'{name}' has shape {tuple(tensor.shape)}, declared {_shape(field)}")
-        _check_values(name, tensor, field, largest_norm)
+
+
+def _meant(payload: Payload, specs: Sequence[Spec]) -> Spec:
+    """The spec with the names of the payload's tensors; the first where none has them."""
+    return next((spec for spec in specs if spec.keys() == payload.keys()), specs[0])
 
 
 def most_bytes(spec: Spec) -> int:

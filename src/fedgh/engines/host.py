@@ -11,6 +11,7 @@ import torch
 from fedgh.core import wire
 from fedgh.core.attack import Attack
 from fedgh.core.local import judge
+from fedgh.core.message import Shapes
 from fedgh.core.method import RELEASE, Method
 from fedgh.core.metrics import NEEDED, scores
 from fedgh.core.rng import isolated
@@ -30,7 +31,7 @@ from fedgh.core.types import (
 from fedgh.data.global_sample import GlobalSample
 from fedgh.data.partition import Partition
 from fedgh.data.sources import Source
-from fedgh.errors import RunError, one_line
+from fedgh.errors import MethodError, RunError, WireError, one_line
 from fedgh.models import Extractor, split_model
 from fedgh.models.cost import forward_flops
 from fedgh.privacy.mechanism import Privacy
@@ -236,14 +237,16 @@ class ClientHost:
 
     def _train(self, client: Client, down: bytes) -> bytes:
         blueprint = self.blueprint
-        sent = wire.read(down, blueprint.method.download_specs(client), blueprint.largest_norm)
-        upload = blueprint.method.client_update(client, moved(sent, client.device))
-        up = wire.to_bytes(blueprint.attack.poisoned(client, moved(upload, CPU)))
+        method, shapes = blueprint.method, Shapes.of(client)
+        sent = wire.read(down, method.download_specs(shapes), blueprint.largest_norm)
+        upload = moved(method.client_update(client, moved(sent, client.device)), CPU)
+        _check_declared(client, method, shapes, upload)
+        up = wire.to_bytes(blueprint.attack.poisoned(client, upload))
         self._changed.add(client.id)
         return up
 
     def _evaluate(self, client: Client) -> None:
-        predict, data = self.blueprint.method.predict, client.data
+        predict, data = self.blueprint.method.logits, client.data
         found = scores(judge(client, predict, data.test), "test")
         found |= scores(judge(client, predict, data.evaluation), "evaluation")
         if self.blueprint.reticent:
@@ -255,8 +258,24 @@ class ClientHost:
         if sample is not None:
             (pool,) = self.blueprint.sources
             all_classes = Examples(pool.x, pool.y, sample.indices(client.id))
-            predict = self.blueprint.method.predict_global
+            predict = self.blueprint.method.global_logits
             client.metrics |= scores(judge(client, predict, all_classes), "all classes")
+
+
+def _check_declared(client: Client, method: Method, shapes: Shapes, upload: Payload) -> None:
+    """Raise unless an upload is as the method declares it and the client's state is finite.
+
+    What a method sends by mistake never leaves the client, and what cannot be used is not kept.
+    """
+    try:
+        wire.check_shapes(upload, method.upload_specs(shapes))
+    except WireError as error:
+        raise MethodError(f"{method.name} sends what `up` does not declare: {error}") from None
+    if client.privacy is not None:
+        method.up.check_private(client, upload)
+    for name, tensor in client.live_state().items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise FloatingPointError(f"'{name}' of the client is not finite any more")
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:

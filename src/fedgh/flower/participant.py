@@ -8,6 +8,7 @@ from pathlib import Path
 from flwr.clientapp import ClientApp
 from torch import nn
 
+from fedgh.core.method import Method
 from fedgh.core.rng import isolated
 from fedgh.core.types import Task
 from fedgh.data import partition
@@ -18,7 +19,6 @@ from fedgh.files import read_bytes, write_atomic
 from fedgh.flower.bound import NodeConfig, PublicError
 from fedgh.flower.client import app_of, log, parse_settings
 from fedgh.flower.messages import Request
-from fedgh.methods import METHODS
 from fedgh.models import check_extractor
 from fedgh.training.experiment import Experiment, load_source
 from fedgh.training.participant import Participant
@@ -26,28 +26,31 @@ from fedgh.training.participant import Participant
 MakeClient = Callable[[Task, NodeConfig], Participant]
 """From what the federation agrees on, and the participant's own settings, to what it brings."""
 
-DISCREET = tuple(name for name in METHODS if name != "fedavg")
-"""The methods with which no participant's own network travels."""
-
-
 SECRET = 16
 """Bytes of what first weights are drawn from."""
 
 
-def client_app(make_client: MakeClient, methods: Collection[str] = DISCREET) -> ClientApp:
+def client_app(make_client: MakeClient, methods: Collection[str] | None = None) -> ClientApp:
     """The app of a participant that brings its own network and data.
 
     Name it where the SuperNode is started: `--node-config 'client=0 app="my_module:app"'`.
-    The server may ask for any of `methods`, by the names that a configuration has for them.
+    The server may ask for `methods`, by the names that a configuration has for them; by default for
+    each method of fedgh, and of `allow` in node.conf, with which the participant's own network does
+    not travel, by what the method declares.
     """
 
     def bring(request: Request, home: Path, node: NodeConfig) -> Blueprint:
         settings = request.settings
         if settings.get("data", {}).get("name") != "private":
             raise PublicError("this federation deals out its data; it is not for data of your own")
-        config = parse_settings(request, node, methods, own_network=True)
-        if config.method_name not in methods:
+        config = parse_settings(request, node, methods or (), own_network=True)
+        if methods is not None and config.method_name not in methods:
             raise PublicError(f"this participant does not take part in {config.method_name}")
+        if methods is None and _network_travels(config.method):
+            raise PublicError(
+                f"with {config.method_name} this participant's own network would travel, which it "
+                "allows only to methods that it names (client_app)"
+            )
         nobodys = partition.nothing(config.federation.clients)
         try:
             experiment = Experiment(config, (load_source(config.data),), nobodys, extractors=())
@@ -59,6 +62,10 @@ def client_app(make_client: MakeClient, methods: Collection[str] = DISCREET) -> 
             ) from None
 
     return app_of(bring)
+
+
+def _network_travels(method: Method) -> bool:
+    return method.up.holds_own_network or method.down.holds_own_network
 
 
 def own_blueprint(

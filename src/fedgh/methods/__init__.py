@@ -1,6 +1,15 @@
-"""The methods, one file each. A new one is a file beside these and a line below."""
+"""The methods, one file each. A new one is a file beside these and a line below.
+
+Methods of other packages are found by their entry points in the group `fedgh.methods`. They are
+imported when a configuration that is trusted names them, and never before.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 
 from fedgh.core.method import Method
+from fedgh.errors import ConfigError, import_object, unknown
 from fedgh.methods.fd import FD
 from fedgh.methods.fedavg import FedAvg
 from fedgh.methods.fedgh import FedGH
@@ -25,3 +34,42 @@ METHODS: dict[str, type[Method]] = {
         FedGHPlus,
     )
 }
+"""The methods of the package."""
+
+ENTRY_POINTS = "fedgh.methods"
+
+
+@cache
+def plugins() -> Mapping[str, EntryPoint]:
+    """Return the methods of other installed packages by name; a built-in name is never replaced."""
+    found = entry_points(group=ENTRY_POINTS)
+    return {entry.name: entry for entry in found if entry.name not in METHODS}
+
+
+def find_method(name: str) -> type[Method]:
+    """Return the method of that name: built in, a plug-in's, or the class `package.module:Class`.
+
+    Imports what is not built in. Raises ConfigError for a name that is no method's.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    if name not in plugins() and ":" not in name:
+        raise ConfigError(unknown("method", name, [*METHODS, *plugins()]))
+    found = import_object(plugins()[name].value if name in plugins() else name)
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ConfigError(f"'{name}' is not a subclass of fedgh.Method")
+    lacks = [*sorted(found.__abstractmethods__)]
+    lacks += [each for each in ("up", "down") if not hasattr(found, each)]
+    if lacks:
+        raise ConfigError(f"'{name}' does not define {', '.join(lacks)}")
+    return found
+
+
+def name_of(method: Method) -> str:
+    """Return the name by which a configuration names a method."""
+    kind = type(method)
+    if METHODS.get(kind.name) is kind:
+        return kind.name
+    place = f"{kind.__module__}:{kind.__qualname__}"
+    short = (name for name, entry in plugins().items() if entry.value == place)
+    return next(short, place)

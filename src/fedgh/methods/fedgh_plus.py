@@ -16,9 +16,9 @@ server                                          client k
   losses of each (p, g)    ◀── every round ─▶   predict by p · network + g · header
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -27,10 +27,11 @@ from torch.nn.functional import cross_entropy
 
 from fedgh.core import fusion, private_moments, wire
 from fedgh.core.batches import in_order
-from fedgh.core.classwise import for_each_class, mean_of_means
-from fedgh.core.feature_header import Kind, logits, solve, solve_with_own_covariance
-from fedgh.core.local import class_statistics, outputs, sgd_epochs
-from fedgh.core.method import RELEASE, Method, Sharing
+from fedgh.core.class_table import weighted_means
+from fedgh.core.feature_header import Kind, header_logits, solve, solve_with_own_covariance
+from fedgh.core.local import class_statistics, outputs, train
+from fedgh.core.message import NOTHING, Message, OneOf, Own, Shapes, Sharing, for_each_class
+from fedgh.core.method import RELEASE, Method, Models
 from fedgh.core.moments import Moments, unit
 from fedgh.core.names import Names
 from fedgh.core.types import (
@@ -38,13 +39,13 @@ from fedgh.core.types import (
     Client,
     Examples,
     Payload,
-    SplitModel,
+    Recipient,
     Task,
-    Upload,
     moved,
     part,
     prefixed,
 )
+from fedgh.core.uploads import Uploads
 from fedgh.errors import ConfigError, WireError
 from fedgh.models.features import feature_map, fingerprint
 
@@ -65,13 +66,37 @@ PER_CLIENT = ("losses", "voted", "given", "known")
 
 
 @dataclass(frozen=True)
+class Statistics(Message):
+    """Statistics of some classes, or of none; a table of losses, or none."""
+
+    kind: Literal["moments", "class means"]
+    feature_dim: int
+
+    @property
+    def shares(self) -> Sharing:
+        return self.kind
+
+    @property
+    def max_norm(self) -> float:
+        return 1.0  # feature vectors are scaled to that
+
+    @property
+    def names_classes(self) -> bool:
+        return True
+
+    def specs(self, method: Method, shapes: Shapes) -> list[wire.Spec]:
+        if self.kind == "moments":
+            return [{**Moments.spec(shapes.task, self.feature_dim), "losses": LOSSES}]
+        means = wire.Field(torch.float32, (self.feature_dim,))
+        counts = wire.Field(torch.int32, (), at_least=1)
+        return [{**for_each_class(shapes.task, means=means, counts=counts), "losses": LOSSES}]
+
+
 class FedGHPlus(Method):
     """`statistics = "own"` shares nothing: the control that shows what the federation adds."""
 
-    name: ClassVar[str] = "fedgh_plus"
-    welcomes: ClassVar[bool] = True
-    releases_once: ClassVar[bool] = True
-    longest: ClassVar[float] = 1.0
+    name = "fedgh_plus"
+    welcomes = releases_once = True
 
     features: Annotated[str, Names.FEATURES] = "auto"  # conv, relu, or a network all can name
     feature_dim: Annotated[int, Field(ge=8)] = 512  # numbers in a feature vector
@@ -82,22 +107,39 @@ class FedGHPlus(Method):
     shrinkage: Annotated[float, Field(gt=0)] = 0.5  # of the covariance, times dimensions / samples
 
     @property
-    def shares(self) -> Sharing:  # type: ignore[override]
-        """What uploads tell of a client's data: the settings decide."""
+    def up(self) -> Message:  # type: ignore[override]
+        """The settings decide what crosses."""
         if self.statistics == "own":
-            return "nothing"
-        return "moments" if self.covariance == "shared" else "class means"
+            return NOTHING
+        kind: Literal["moments", "class means"] = (
+            "moments" if self.covariance == "shared" else "class means"
+        )
+        return Statistics(kind, self.feature_dim)
 
-    def init_server(
-        self, task: Task, models: Sequence[SplitModel], rng: torch.Generator
-    ) -> Payload:
+    @property
+    def down(self) -> Message:  # type: ignore[override]
+        """The map's fingerprint, what is wanted, median losses; the header where it is new."""
+        if self.statistics == "own":
+            return NOTHING
+        always = {
+            "map": wire.Field(torch.uint8, (8,)),
+            "wanted": wire.Field(torch.bool, (1,)),
+            "losses": LOSSES,
+        }
+        row, number = (wire.Field(torch.float32, shape) for shape in ((self.feature_dim,), ()))
+        rows = {"means": row} if self.covariance == "own" else {"weight": row, "bias": number}
+        with_header = Own(lambda _, shapes: {**always, **for_each_class(shapes.task, **rows)})
+        return OneOf(Own(lambda *_: always), with_header)
+
+    def init_server(self, task: Task, models: Models, rng: torch.Generator) -> Payload:
         """No samples yet. `version` counts headers; `known` is the one that each client has."""
         if self.header == "ridge" and self.covariance == "own":
             raise ConfigError("method.header = 'ridge' needs method.covariance = 'shared'")
         digest = fingerprint(self._map(task))
         if self.shares == "nothing":
             return {}
-        size = task.num_clients * wire.most_bytes(self.upload_spec(task, {}))
+        (spec,) = self.up.specs(self, Shapes(task, lambda: models[0]))
+        size = task.num_clients * wire.most_bytes(spec)
         if size > MAX_STATISTICS:
             raise ConfigError(
                 f"the server would keep up to {size / 2**30:.0f} GiB of statistics; lower "
@@ -114,20 +156,20 @@ class FedGHPlus(Method):
             "version": torch.tensor(0),
         }
 
-    def broadcast(self, server: Payload, client_id: int) -> Payload:
+    def broadcast(self, server: Payload, to: Recipient) -> Payload:
         """Median losses, whether statistics are wanted, and the header if the client lacks it."""
         if self.shares == "nothing":
             return {}
         voted = server["voted"]
         down = {
             "map": server["map"],
-            "wanted": ~server["given"][client_id : client_id + 1],
+            "wanted": ~server["given"][to.id : to.id + 1],
             # Of voters that lie the median says less than the mean.
             "losses": server["losses"][voted].quantile(0.5, dim=0)[None]
             if bool(voted.any())
             else server["losses"][:0],
         }
-        if server["known"][client_id] == server["version"]:
+        if server["known"][to.id] == server["version"]:
             return down
         return down | part(server, "header.")
 
@@ -137,7 +179,7 @@ class FedGHPlus(Method):
 
     def client_update(self, client: Client, down: Payload) -> Payload:
         """Train the own network alone; send statistics if they are wanted, and losses."""
-        sgd_epochs(client, lambda x, y: cross_entropy(client.model(x), y))
+        train(client, lambda x, y: cross_entropy(client.model(x), y))
         up = self.refresh(client, down)
         return up | self._statistics(client) if down.get("wanted") else up
 
@@ -153,7 +195,7 @@ class FedGHPlus(Method):
         rows = none.payload() if self.shares == "moments" else none.as_means()
         return {**rows, "losses": losses}
 
-    def server_update(self, server: Payload, uploads: Iterable[Upload]) -> Payload:
+    def server_update(self, server: Payload, uploads: Uploads) -> Payload:
         """Add statistics that were wanted, and solve the header."""
         if self.shares == "nothing":
             return server
@@ -191,33 +233,23 @@ class FedGHPlus(Method):
         more = {name: torch.cat([t, torch.zeros_like(t[:1])]) for name, t in rows.items()}
         return server | more
 
-    def predict(self, client: Client, x: Tensor) -> Tensor:
+    def logits(self, client: Client, x: Tensor) -> Tensor:
         """Logits of the client's own classes; the others are out of the question."""
         if "pair" not in client.memory:
-            return super().predict(client, x)
+            return super().logits(client, x)
         return self._fused(client, x, self._header_logits(client, x))
 
-    def predict_global(self, client: Client, x: Tensor) -> Tensor:
+    def global_logits(self, client: Client, x: Tensor) -> Tensor:
         """Logits of all classes: the header decides between the client's own and the others."""
         if "pair" not in client.memory:
-            return super().predict(client, x)
+            return super().global_logits(client, x)
         header = self._header_logits(client, x)
         return fusion.all_classes(self._fused(client, x, header), header, client.memory["own"])
 
-    def summarised(self, client: Client) -> Callable[[Tensor], Tensor] | None:
+    def averaged(self, client: Client) -> Callable[[Tensor], Tensor] | None:
         """Feature vectors of length one: for all clients the same."""
         known = self._map(client.task)
         return None if self.shares == "nothing" else lambda x: unit(known(x.cpu().double()))
-
-    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
-        """Statistics of some classes, or of none; a table of losses, or none."""
-        if self.shares == "nothing":
-            return {}
-        if self.shares == "moments":
-            return {**Moments.spec(task, self.feature_dim), "losses": LOSSES}
-        means = wire.Field(torch.float32, (self.feature_dim,))
-        counts = wire.Field(torch.int32, (), at_least=1)
-        return {**for_each_class(task, means=means, counts=counts), "losses": LOSSES}
 
     def check_upload(self, task: Task, payload: Payload, largest_norm: float) -> None:
         """Refuse statistics that no samples have."""
@@ -228,19 +260,6 @@ class FedGHPlus(Method):
             private_moments.check(moments, task.privacy) if task.privacy else moments.check()
         elif bool((payload["means"].norm(dim=1) > LONGEST).any()):
             raise WireError("'means' are longer than means of vectors of length one")
-
-    def download_specs(self, client: Client) -> list[wire.Spec]:
-        """The map's fingerprint, what is wanted, median losses; the header where it is new."""
-        if self.shares == "nothing":
-            return [{}]
-        always = {
-            "map": wire.Field(torch.uint8, (8,)),
-            "wanted": wire.Field(torch.bool, (1,)),
-            "losses": LOSSES,
-        }
-        row, number = (wire.Field(torch.float32, shape) for shape in ((self.feature_dim,), ()))
-        rows = {"means": row} if self.covariance == "own" else {"weight": row, "bias": number}
-        return [always, {**always, **for_each_class(client.task, **rows)}]
 
     def will_release(self, client: Client) -> bool:
         """Tell if the client has not sent its statistics yet."""
@@ -274,7 +293,7 @@ class FedGHPlus(Method):
         if kept:
             return moved(kept, CPU)
         if self.shares == "class means":
-            sent = class_statistics(client, self.summarised(client), self.longest)
+            sent = class_statistics(client, self.averaged(client), self.up.max_norm)
         elif privacy is None:
             sent = self._moments(client).payload()
         else:
@@ -326,7 +345,7 @@ class FedGHPlus(Method):
 
     def _header_logits(self, client: Client, x: Tensor) -> Tensor:
         features = self._map(client.task, client.device)(x)
-        return logits(client.memory, features, client.task.num_classes)
+        return header_logits(client.memory, features, client.task.num_classes)
 
     def _added(self, server: Payload, client_id: int, statistics: Payload) -> Payload:
         """Return the server with the statistics of a client that had sent none."""
@@ -346,7 +365,7 @@ class FedGHPlus(Method):
         if not held:
             header: Payload = {}
         elif self.shares == "class means":
-            header = mean_of_means(held, len(server["sum.counts"]))
+            header = weighted_means(held, len(server["sum.counts"]))
         else:
             sizes = torch.tensor([len(one["classes"]) for one in held])
             noise = private_moments.noise_level(server["noise"], sizes, self.feature_dim)

@@ -1,112 +1,45 @@
 """FedProto (Tan, Long, Liu, Zhou, Lu, Jiang and Zhang, AAAI 2022), Algorithm 1.
 
-Clients exchange prototypes: the mean representation of each class, with the number of samples
-behind it. A client's representations are pulled towards the global prototypes of its classes.
+A client sends a prototype per class, the mean representation of its samples, and their number.
+Its representations are pulled towards the global prototypes of its own classes.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Literal
 
-import torch
-from pydantic import Field
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.nn.functional import cross_entropy
 
-from fedgh.core import wire
-from fedgh.core.classwise import (
-    answer,
-    as_table,
-    classes_to_answer,
-    for_each_class,
-    mean_of_means,
-    remember_classes,
-)
-from fedgh.core.local import class_statistics, sgd_epochs
-from fedgh.core.method import Method, Sharing
-from fedgh.core.types import Client, Payload, SplitModel, Task, Upload
+from fedgh.methods import api
+from fedgh.methods.api import Client, Payload, Recipient, Uploads, class_table
 
 
-def distance(representation: Tensor, y: Tensor, prototypes: Tensor, filled: Tensor) -> Tensor:
-    """Mean squared distance to the prototype of each sample's class.
+class FedProto(api.Method):
+    """A class that no participant holds keeps its prototype; a new client is sent all of them."""
 
-    Mean over batch and features; a sample whose class has no prototype adds nothing.
-    """
-    return (filled[y, None] * (representation - prototypes[y]) ** 2).mean()
+    up, down = api.PerClass("representation", counts=True), api.PerClass("representation")
+    lam: api.NonNegative = 1.0  # lambda: weight of the distance to the prototypes
+    predict: Literal["header", "prototype"] = "header"  # or the class of the nearest prototype
 
+    def init_server(self, task: api.Task, models: api.Models, rng: Generator) -> Payload:
+        return class_table.empty(task.num_classes, task.rep_dim)
 
-@dataclass(frozen=True)
-class FedProto(Method):
-    """A class that no participant of a round held keeps its prototype from before.
-
-    A newcomer, whose classes the server does not know yet, gets all prototypes.
-    """
-
-    name: ClassVar[str] = "fedproto"
-    shares: ClassVar[Sharing] = "class means"
-
-    lam: Annotated[float, Field(ge=0)] = 1.0  # lambda: weight of the distance to the prototypes
-
-    def init_server(
-        self, task: Task, models: Sequence[SplitModel], rng: torch.Generator
-    ) -> Payload:
-        """There are no prototypes yet."""
-        return {
-            "known": torch.zeros(task.num_clients, task.num_classes, dtype=torch.bool),
-            "prototypes": torch.zeros(task.num_classes, task.rep_dim),
-            "filled": torch.zeros(task.num_classes, dtype=torch.bool),
-        }
-
-    def broadcast(self, server: Payload, client_id: int) -> Payload:
-        """The global prototypes of the client's own classes."""
-        mine = classes_to_answer(server["known"], client_id, server["filled"])
-        return answer(mine, server["prototypes"][mine])
+    def broadcast(self, server: Payload, to: Recipient) -> Payload:
+        return class_table.select(server, to.classes)
 
     def client_update(self, client: Client, down: Payload) -> Payload:
-        """Train towards the prototypes; compute one's own."""
-        table, filled = as_table(down["classes"], down["rows"], client.task.num_classes)
+        table = class_table.by_label(down, client.task.num_classes)
+        api.train(client, lambda x, y: self.loss(client, x, y, *table))
+        client.memory = down if self.predict == "prototype" and len(down["classes"]) else {}
+        return api.class_statistics(client)
 
-        def loss(x: Tensor, y: Tensor) -> Tensor:
-            representation = client.model.represent(x)
-            logits = client.model.header(representation)
-            return cross_entropy(logits, y) + self.lam * distance(representation, y, table, filled)
+    def loss(self, client: Client, x: Tensor, y: Tensor, means: Tensor, filled: Tensor) -> Tensor:
+        r = client.model.represent(x)
+        distance = (filled[y, None] * (r - means[y]) ** 2).mean()  # 0 without a prototype
+        return cross_entropy(client.model.header(r), y) + self.lam * distance
 
-        sgd_epochs(client, loss)
-        return class_statistics(client)
+    def server_update(self, server: Payload, uploads: Uploads) -> Payload:
+        return class_table.update(server, uploads)
 
-    def server_update(self, server: Payload, uploads: Iterable[Upload]) -> Payload:
-        """For each class the mean of its prototypes, weighted by their counts."""
-        said = list(uploads)
-        if not said:
-            return server
-        found = mean_of_means([upload.payload for upload in said], len(server["filled"]))
-        seen = found["classes"].long()
-        prototypes, filled = server["prototypes"].clone(), server["filled"].clone()
-        prototypes[seen] = found["means"]
-        filled[seen] = True
-        return {
-            "known": remember_classes(server["known"], said),
-            "prototypes": prototypes,
-            "filled": filled,
-        }
-
-    def summarised(self, client: Client) -> Callable[[Tensor], Tensor]:
-        """Representations."""
-        return client.model.represent
-
-    def upload_spec(self, task: Task, server: Payload) -> wire.Spec:
-        """One prototype for each local class, and how many samples it stands for."""
-        return for_each_class(
-            task,
-            means=wire.Field(torch.float32, (task.rep_dim,)),
-            counts=wire.Field(torch.int32, (), at_least=1),
-        )
-
-    def download_specs(self, client: Client) -> list[wire.Spec]:
-        """The prototypes of some classes."""
-        width = client.task.rep_dim
-        return [for_each_class(client.task, rows=wire.Field(torch.float32, (width,)))]
-
-    def paper_bytes(self, task: Task, local_classes: int) -> int:
-        """Prototypes up and down, without labels and counts."""
-        return 2 * 4 * local_classes * task.rep_dim
+    def logits(self, client: Client, x: Tensor) -> Tensor:
+        known = client.memory  # empty: the header decides
+        return class_table.nearest(known, client, x) if known else super().logits(client, x)

@@ -15,6 +15,7 @@ from fedgh.core.metrics import NEEDED
 from fedgh.core.records import ClientInfo, Progress, Round, Spent, Summary
 from fedgh.core.types import Task
 from fedgh.errors import RunError
+from fedgh.methods.paper_bytes import paper_bytes
 from fedgh.runs.folder import RunFolder, versions
 
 
@@ -28,7 +29,7 @@ def summarise(
 ) -> Summary:
     """Return the result of a finished run."""
     reckoned = [
-        config.method.paper_bytes(task, len(client.classes))
+        paper_bytes(config.method.name, task, len(client.classes))
         for client in clients
         if client.classes  # else a participant's secret
     ]

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedgh import config as configs
 from fedgh.config import Config
-from fedgh.core.method import Sharing
+from fedgh.core.message import Sharing
 from fedgh.defaults import SEEDS
 from fedgh.errors import ConfigError, RunError
 from fedgh.formats import human_bytes

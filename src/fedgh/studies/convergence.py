@@ -59,7 +59,6 @@ from fedgh.errors import RunError
 from fedgh.methods.fedgh import FedGH
 
 
-@dataclass(frozen=True)
 class Probed(FedGH):
     """FedGH to the bit, with measurements before and after local training."""
 

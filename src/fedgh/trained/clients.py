@@ -122,7 +122,7 @@ class TrainedClient:
         given = self.inputs.check(x)
         rows = torch.arange(len(given))
         client, method = self.loaded.client, self.loaded.method
-        return outputs(client, partial(method.predict, client), Examples(given, rows, rows)).clone()
+        return outputs(client, partial(method.logits, client), Examples(given, rows, rows)).clone()
 
     def probabilities(self, x: Tensor | ArrayLike) -> Tensor:
         """How sure it is of each class, [n, classes]."""

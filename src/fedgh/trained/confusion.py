@@ -76,7 +76,7 @@ def _measure(left: Checkpoint) -> Confusion:
     tested: list[int] = []
     for number in clients:
         client = left.client(number)
-        own = judge(client, left.blueprint.method.predict, client.data.test).counts
+        own = judge(client, left.blueprint.method.logits, client.data.test).counts
         right.append(int(own.trace()))
         tested.append(int(own.sum()))
         counts += own

@@ -162,7 +162,7 @@ class _FromRaw(nn.Module):
         self._client, self._method = client, method
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._method.predict(self._client, to_input(x))
+        return self._method.logits(self._client, to_input(x))
 
 
 def _trace(trained: TrainedClient) -> ExportedProgram:

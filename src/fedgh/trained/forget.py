@@ -14,11 +14,13 @@ import torch
 from fedgh import config as configs
 from fedgh.config import PLACES
 from fedgh.core import wire
+from fedgh.core.message import Shapes
 from fedgh.core.method import Method
 from fedgh.core.rng import isolated
 from fedgh.core.server import GLOBAL
 from fedgh.core.threads import one_thread
-from fedgh.core.types import Payload, Upload, part, prefixed
+from fedgh.core.types import Payload, Recipient, Upload, part, prefixed
+from fedgh.core.uploads import Uploads
 from fedgh.errors import ConfigError, RunError
 from fedgh.runs.folder import RunFolder
 from fedgh.training import restore
@@ -78,7 +80,9 @@ def forget(
         # Twice: what the others answer to the new header is part of what all are sent.
         for _ in range(2 if left else 0):
             assert left is not None
-            server = method.server_update(server, _refresh(folder, left, server, others))
+            answers = _refresh(folder, left, server, others)
+            uploads = Uploads(answers, left.experiment.task, round)
+            server = method.server_update(server, uploads)
         folder.commit(round, {**state, **prefixed("server.", server)})
     return Forgotten(client, len(others), elsewhere)
 
@@ -96,9 +100,9 @@ def _refresh(
     for number in others:
         client = left.client(number)
         client.round = left.round
-        down = wire.to_bytes(method.broadcast(server, number))
+        down = wire.to_bytes(method.broadcast(server, Recipient(number, last_round=left.round)))
         with isolated(client.task.seed, "forget", number, left.round):
-            up = method.refresh(client, wire.read(down, method.download_specs(client)))
+            up = method.refresh(client, wire.read(down, method.download_specs(Shapes.of(client))))
         files.write(files.round(number), number, client.state())
         yield Upload(number, 0, up)
     files.seal(left.round)
@@ -110,6 +114,8 @@ def _without(state: Payload, client: int, others: list[int]) -> Payload:
     rest.pop(FORGETTING, None)
     rest["trained"][client] = 0
     rest["stale"][others] = True
+    if "classes" in rest:
+        rest["classes"][client] = False
     if GLOBAL in rest:
         rest[GLOBAL][[client, *others]] = torch.nan
     rest.setdefault("forgotten", torch.zeros_like(rest["stale"]))[client] = True

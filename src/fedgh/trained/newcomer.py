@@ -16,12 +16,14 @@ from fedgh import config as configs
 from fedgh.config import PLACES, Config
 from fedgh.core import wire
 from fedgh.core.local import judge
+from fedgh.core.message import Shapes
 from fedgh.core.method import Method
 from fedgh.core.metrics import accuracy
 from fedgh.core.records import ClientInfo
 from fedgh.core.rng import isolated
 from fedgh.core.threads import one_thread
-from fedgh.core.types import Client, Payload, Task, Upload, part
+from fedgh.core.types import Client, Payload, Recipient, Task, Upload, part
+from fedgh.core.uploads import Uploads
 from fedgh.data.own import source_of
 from fedgh.data.partition import only
 from fedgh.data.sources import Source
@@ -201,7 +203,7 @@ def _learn(method: Method, client: Client, round: int, down: Payload) -> Upload:
 
 def _score(method: Method, client: Client) -> float:
     try:
-        return accuracy(judge(client, method.predict, client.data.test))
+        return accuracy(judge(client, method.logits, client.data.test))
     except Exception as problem:  # somebody's network may raise anything
         raise RunError(f"the newcomer cannot be judged: {one_line(problem)}") from None
 
@@ -219,10 +221,10 @@ def _broadcast(folder: RunFolder, config: Config, client: Client, sent: list[Upl
         )
     server = method.enlarged(part(state, "server."))
     if method.releases_once and sent:
-        server = method.server_update(server, sent[:1])
-    down = method.broadcast(server, client.id)
+        server = method.server_update(server, Uploads(sent[:1], client.task, client.round))
+    down = method.broadcast(server, Recipient(client.id))
     try:
-        return wire.read(wire.to_bytes(down), method.download_specs(client))
+        return wire.read(wire.to_bytes(down), method.download_specs(Shapes.of(client)))
     except WireError as error:
         raise RunError(f"{folder.path} does not fit its configuration: {error}") from None
 

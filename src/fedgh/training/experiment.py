@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from fedgh.config import Config, DataSection
 from fedgh.core.records import ClientInfo, Identity
 from fedgh.core.rng import isolated, stream
+from fedgh.core.server import Surroundings
 from fedgh.core.types import GlobalRounds, LocalTraining, Payload, Task
 from fedgh.data import partition as deal
 from fedgh.data.global_sample import balanced
@@ -118,6 +120,13 @@ class Experiment:
         except ConfigError as error:
             raise MethodError(str(error)) from None
 
+    def surroundings(self) -> Surroundings:
+        """What the server has beside its state."""
+        return Surroundings(
+            networks=tuple(partial(split_model, make, self.task) for make in self.extractors),
+            device=find_device(self.config.run.device),
+        )
+
     def fingerprint(self) -> str:
         """The same for two experiments exactly when honest clients would compute the same."""
         settings = json.dumps(self.config.portable(), sort_keys=True)
@@ -222,6 +231,7 @@ def checked(experiment: Experiment) -> Experiment:
     """The same experiment; what is impossible in it is refused now, not in the first round."""
     config, sources = experiment.config, experiment.sources
     find_device(config.run.device)
+    _check_local(config.local)
     for source in sources:
         check_augment(config.local, source)
     if config.run.global_accuracy == "every" and not experiment.pooled:
@@ -242,6 +252,15 @@ def checked(experiment: Experiment) -> Experiment:
     experiment.account()
     experiment.initial_server()
     return experiment
+
+
+def _check_local(local: LocalTraining) -> None:
+    """Refuse settings of local training that exclude each other."""
+    if local.momentum and local.optimizer != "sgd":
+        raise ConfigError(
+            f"local.momentum = {local.momentum:g} is for local.optimizer = 'sgd', not for "
+            f"'{local.optimizer}', which has moments of its own; set it to 0"
+        )
 
 
 def check_augment(local: LocalTraining, source: Source) -> None:

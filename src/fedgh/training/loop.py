@@ -217,6 +217,7 @@ def _server(experiment: Experiment, engine: Engine, state: Payload) -> Server:
         defence=config.defence,
         largest_norm=config.run.largest_norm,
         strikes=config.run.strikes,
+        surroundings=experiment.surroundings(),
     )
 
 

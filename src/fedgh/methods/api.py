@@ -1,0 +1,134 @@
+"""Everything that the author of a method imports: one place, stable by promise.
+
+Names that leave this module, or change their meaning, first warn for one minor release. A method
+is a subclass of `Method` that declares `up` and `down`, and defines `client_update` and
+`server_update`. The guide is `docs/add-a-method.md`.
+"""
+
+from fedgh.core import class_table
+from fedgh.core.average import (
+    WeightedMean,
+    load_network,
+    mean_by_examples,
+    network_spec,
+    network_state,
+    update_spec,
+)
+from fedgh.core.batches import forever
+from fedgh.core.groups import (
+    check_one_architecture,
+    group_numbers,
+    group_prefix,
+    states_by_group,
+)
+from fedgh.core.header import LinearSGD, linear_header
+from fedgh.core.learn import learn
+from fedgh.core.local import (
+    class_means,
+    class_outputs,
+    class_statistics,
+    network_outputs,
+    numbered,
+    outputs,
+    train,
+)
+from fedgh.core.losses import distill
+from fedgh.core.message import (
+    HEADER,
+    NOTHING,
+    Header,
+    Message,
+    Named,
+    Network,
+    OneOf,
+    Own,
+    PerClass,
+    PublicOutputs,
+    Shapes,
+    Sharing,
+)
+from fedgh.core.method import (
+    Count,
+    Fraction,
+    Method,
+    Models,
+    NetworkName,
+    NonNegative,
+    Positive,
+)
+from fedgh.core.types import (
+    Client,
+    Examples,
+    Payload,
+    Recipient,
+    SplitModel,
+    Task,
+    Upload,
+    part,
+    prefixed,
+)
+from fedgh.core.uploads import Uploads
+from fedgh.core.wire import Dim, Field, Spec
+from fedgh.errors import ConfigError, WireError
+from fedgh.models import shared_model
+
+__all__ = [
+    "HEADER",
+    "NOTHING",
+    "Client",
+    "ConfigError",
+    "Count",
+    "Dim",
+    "Examples",
+    "Field",
+    "Fraction",
+    "Header",
+    "LinearSGD",
+    "Message",
+    "Method",
+    "Models",
+    "Named",
+    "Network",
+    "NetworkName",
+    "NonNegative",
+    "OneOf",
+    "Own",
+    "Payload",
+    "PerClass",
+    "Positive",
+    "PublicOutputs",
+    "Recipient",
+    "Shapes",
+    "Sharing",
+    "Spec",
+    "SplitModel",
+    "Task",
+    "Upload",
+    "Uploads",
+    "WeightedMean",
+    "WireError",
+    "check_one_architecture",
+    "class_means",
+    "class_outputs",
+    "class_statistics",
+    "class_table",
+    "distill",
+    "forever",
+    "group_numbers",
+    "group_prefix",
+    "learn",
+    "linear_header",
+    "load_network",
+    "mean_by_examples",
+    "network_outputs",
+    "network_spec",
+    "network_state",
+    "numbered",
+    "outputs",
+    "part",
+    "prefixed",
+    "shared_model",
+    "states_by_group",
+    "train",
+    "update_spec",
+]
