@@ -7,7 +7,7 @@ allows. `core.names` declares field by field what a text names; a field that dec
 then only have its default.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
@@ -17,18 +17,18 @@ from fedgh.core.names import Names, declarations
 from fedgh.errors import ConfigError, printable
 from fedgh.limits import Limits
 from fedgh.methods import METHODS
-from fedgh.models import EXTRACTORS
+from fedgh.models import is_packaged
 from fedgh.models.features import FEATURES
 
-PACKAGED: dict[Names, frozenset[str]] = {
-    Names.METHOD: frozenset(METHODS),
-    Names.NETWORK: frozenset(EXTRACTORS),
-    Names.FEATURES: frozenset({*FEATURES, *EXTRACTORS}),
-    Names.PATH: frozenset({""}),
-    Names.MACHINE: frozenset({"local"}),
-    Names.CALLBACK: frozenset(),  # some of them send numbers to other machines
+PACKAGED: dict[Names, Callable[[str], bool]] = {
+    Names.METHOD: lambda text: text in METHODS,
+    Names.NETWORK: is_packaged,
+    Names.FEATURES: lambda text: text in FEATURES or is_packaged(text),
+    Names.PATH: lambda text: text == "",
+    Names.MACHINE: lambda text: text == "local",
+    Names.CALLBACK: lambda _: False,  # some of them send numbers to other machines
 }
-"""Texts that are allowed in any configuration."""
+"""Which texts are allowed in any configuration."""
 
 
 class ForeignError(ConfigError):
@@ -54,8 +54,8 @@ class Trust:
         """Raise ForeignError unless what a text names may be imported, opened or reached."""
         if self.everything or names is Names.NOTHING or text is None:
             return
-        packaged = PACKAGED[names] if names else frozenset()
-        if str(text) not in self.names | packaged:
+        packaged = names is not None and PACKAGED[names](str(text))
+        if not packaged and str(text) not in self.names:
             what = names.value if names else "something"
             raise ForeignError(f"{key} = '{printable(str(text))}'", what)
 

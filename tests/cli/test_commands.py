@@ -278,7 +278,7 @@ def test_an_unwritable_place_is_one_line(
     ("kind", "names"),
     [
         ("methods", ["fedgh", "server_lr = 0.01", "standalone", "reset_header"]),
-        ("models", ["cnn1", "2,621,558", "resnet18", "mlp", "package.module:function"]),
+        ("models", ["cnn1", "2,621,558", "mlp", "cnn1@1/2", "package.module:function"]),
         ("studies", ["table-hetero", "Clients with different networks", "overlap"]),
         ("datasets", ["digits", "cifar10", "cifar100", "fashion-mnist", "image-folder", "npz"]),
         ("experiments", ["demo", "cifar10-hetero", "cifar100-hetero"]),

@@ -7,6 +7,7 @@ decided what it may do.
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -123,6 +124,42 @@ def test_what_is_part_of_fedgh_may_be_named() -> None:
     for method in METHODS:
         table = config.load("demo", [f"method.name={method}"]).to_table()
         assert config.parse(table, FOREIGN).method_name == method
+
+
+NETWORKS = [
+    ("fedgh", "model", "zoo"),
+    ("fml", "method", "shared"),
+    ("fedgh_plus", "method", "features"),
+]
+
+
+def naming(method: str, section: str, key: str, network: str) -> dict[str, Any]:
+    table = config.load("demo", [f"method.name={method}"]).to_table()
+    table[section][key] = [network] if key == "zoo" else network
+    return table
+
+
+@pytest.mark.parametrize(("method", "section", "key"), NETWORKS)
+def test_a_network_of_fedgh_may_be_named_with_a_width(method: str, section: str, key: str) -> None:
+    table = naming(method, section, key, "cnn1@1/2")
+    assert config.parse(table, FOREIGN).to_table()[section][key] == table[section][key]
+
+
+@pytest.mark.parametrize("width", ["1/2", "1", "x"])
+@pytest.mark.parametrize(("method", "section", "key"), NETWORKS)
+def test_a_width_makes_no_other_network_part_of_fedgh(
+    method: str, section: str, key: str, width: str, watched: list[str]
+) -> None:
+    with pytest.raises(ForeignError, match=f"{section}.{key} = 'elsewhere_evil:make@{width}'"):
+        config.parse(naming(method, section, key, f"elsewhere_evil:make@{width}"), FOREIGN)
+    assert followed(watched) == []
+
+
+@pytest.mark.parametrize("width", ["1/1000000000", "9" * 10_000, "1/" + "9" * 10_000, "2", ""])
+def test_a_width_that_is_none_is_refused(width: str) -> None:
+    with pytest.raises(ForeignError) as refused:
+        config.parse(naming("fedgh", "model", "zoo", f"cnn1@{width}"), FOREIGN)
+    assert len(str(refused.value)) < 1_000
 
 
 def test_a_field_that_declares_nothing_may_only_have_its_default() -> None:

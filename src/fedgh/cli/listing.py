@@ -33,7 +33,10 @@ def _known(kind: Kind) -> dict[str, str]:
             for name, method in METHODS.items()
         }
     if kind == "models":
-        own = {"package.module:function": "your own: (input shape, rep_dim) -> torch.nn.Module"}
+        own = {
+            "cnn1@1/2": "half the units in each hidden layer; any fraction",
+            "package.module:function": "your own: (input shape, rep_dim) -> torch.nn.Module",
+        }
         shape = (3, IMAGE_SIZE, IMAGE_SIZE)
         task = Task(10, REP_DIM, num_clients=1, rounds=1, seed=0, input_shape=shape)
         sizes = {

@@ -1,6 +1,7 @@
 """The extractors: the paper's CNN-1..5, ResNet-18, small ones, and whatever a user names."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -8,11 +9,12 @@ from torch.nn.parameter import is_lazy
 
 from fedgh.core.rng import isolated
 from fedgh.core.types import SplitModel, Task
-from fedgh.errors import ConfigError, import_object, unknown
+from fedgh.errors import ConfigError, import_object, printable, unknown
 from fedgh.models.cnn import CNN1, CNN2, CNN3, CNN4, CNN5
 from fedgh.models.families import FAMILIES, Foreign
 from fedgh.models.mlp import mlp, perceptron
 from fedgh.models.resnet import resnet18
+from fedgh.models.width import MAX_DENOMINATOR, read_width, takes_width
 
 Extractor = Callable[[tuple[int, ...], int], nn.Module]
 """From the shape of one input and the width of the representation to a network."""
@@ -30,12 +32,35 @@ EXTRACTORS: dict[str, Extractor] = {
 
 
 def extractor(name: str) -> Extractor:
-    """The extractor of that name: ours, `timm/resnet18`, or the function `package.module:name`."""
+    """The extractor of that name: ours, `timm/resnet18`, or the function `package.module:name`.
+
+    With `@1/2` after it, ours and a function with a parameter `width` make a narrower network.
+    """
+    library, slash, rest = name.partition("/")
+    if slash and library in FAMILIES:  # whose names and folders may have an @
+        return Foreign(library, rest)
+    base, at, width = name.partition("@")
+    return _narrower(base, width) if at else _full(base)
+
+
+def is_packaged(name: str) -> bool:
+    """Tell if a name, with or without a width, is that of a network of fedgh.
+
+    Nothing is imported to find out.
+    """
+    if name.partition("@")[0] not in EXTRACTORS:
+        return False
+    try:
+        extractor(name)
+    except ConfigError:
+        return False
+    return True
+
+
+def _full(name: str) -> Extractor:
+    """The extractor of that name as wide as it is."""
     if name in EXTRACTORS:
         return EXTRACTORS[name]
-    library, slash, rest = name.partition("/")
-    if slash and library in FAMILIES:
-        return Foreign(library, rest)
     if ":" not in name:
         raise ConfigError(
             f"{unknown('extractor', name, EXTRACTORS)} "
@@ -46,6 +71,20 @@ def extractor(name: str) -> Extractor:
         raise ConfigError(f"'{name}' is not a function")
     make: Extractor = found
     return make
+
+
+def _narrower(name: str, text: str) -> Extractor:
+    """The extractor of that name at the width that a text says."""
+    width = read_width(text)
+    if width is None:
+        raise ConfigError(
+            f"'{name}@{printable(text)}': after the @ comes a width, a fraction between 0 and 1 "
+            f"such as 1/2 (the lower number at most {MAX_DENOMINATOR})"
+        )
+    make: Callable[..., nn.Module] = _full(name)
+    if not takes_width(make):
+        raise ConfigError(f"'{name}' has no parameter `width`, so it cannot be '{name}@{text}'")
+    return partial(make, width=width)
 
 
 def split_model(make: Extractor, task: Task) -> SplitModel:
@@ -59,10 +98,12 @@ def split_model(make: Extractor, task: Task) -> SplitModel:
 
 
 def parameters_of(name: str, task: Task) -> int | None:
-    """The number of parameters of a packaged network; None when it does not fit the task."""
+    """The number of parameters of a network of fedgh; None for others, and if it does not fit."""
+    if not is_packaged(name):
+        return None
     try:
         with torch.device("meta"):  # no memory is needed to count
-            model = split_model(EXTRACTORS[name], task)
+            model = split_model(extractor(name), task)
     except Exception:  # whatever layers make of impossible sizes
         return None
     return sum(parameter.numel() for parameter in model.parameters())

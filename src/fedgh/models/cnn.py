@@ -1,14 +1,22 @@
 """CNN-1 to CNN-5 of the FedGH paper: one structure, five sizes."""
 
+from fractions import Fraction
 from functools import partial
 
 from torch import nn
 
 from fedgh.errors import ConfigError
+from fedgh.models.width import FULL, units
 
 
 def cnn(
-    shape: tuple[int, ...], rep_dim: int, *, conv2: int, fc1: int, conv1: int = 16
+    shape: tuple[int, ...],
+    rep_dim: int,
+    *,
+    conv2: int,
+    fc1: int,
+    conv1: int = 16,
+    width: Fraction = FULL,
 ) -> nn.Sequential:
     """Two 5x5 convolutions with pooling, two dense layers; the last ReLU is the representation.
 
@@ -16,6 +24,7 @@ def cnn(
     """
     if len(shape) != 3 or shape[1:] != (32, 32):
         raise ConfigError(f"the CNNs take 32x32 images, but inputs have shape {shape}")
+    conv1, conv2, fc1 = (units(width, count) for count in (conv1, conv2, fc1))
     return nn.Sequential(
         nn.Conv2d(shape[0], conv1, 5),
         nn.MaxPool2d(2),

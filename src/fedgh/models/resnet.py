@@ -1,8 +1,11 @@
 """ResNet-18 (He et al. 2016) for small images: a 3x3 stem without pooling."""
 
+from fractions import Fraction
+
 from torch import Tensor, nn
 
 from fedgh.errors import ConfigError
+from fedgh.models.width import FULL, units
 
 
 def _conv_bn(inputs: int, outputs: int, size: int, stride: int) -> nn.Sequential:
@@ -29,16 +32,17 @@ class BasicBlock(nn.Module):
         return out
 
 
-def resnet18(shape: tuple[int, ...], rep_dim: int) -> nn.Sequential:
+def resnet18(shape: tuple[int, ...], rep_dim: int, *, width: Fraction = FULL) -> nn.Sequential:
     """Stem, four stages of two blocks, mean over the image, a dense layer to the representation."""
     if len(shape) != 3:
         raise ConfigError(f"resnet18 takes images, but inputs have shape {shape}")
-    layers: list[nn.Module] = [_conv_bn(shape[0], 64, 3, 1), nn.ReLU()]
-    width = 64
-    for stage, outputs in enumerate((64, 128, 256, 512)):
-        layers.append(BasicBlock(width, outputs, stride=1 if stage == 0 else 2))
+    stages = [units(width, channels) for channels in (64, 128, 256, 512)]
+    inputs = stages[0]
+    layers: list[nn.Module] = [_conv_bn(shape[0], inputs, 3, 1), nn.ReLU()]
+    for stage, outputs in enumerate(stages):
+        layers.append(BasicBlock(inputs, outputs, stride=1 if stage == 0 else 2))
         layers.append(BasicBlock(outputs, outputs, stride=1))
-        width = outputs
+        inputs = outputs
     return nn.Sequential(
-        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, rep_dim), nn.ReLU()
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, rep_dim), nn.ReLU()
     )

@@ -4,7 +4,7 @@ import math
 
 from fedgh.core.types import Task
 from fedgh.formats import few, percent
-from fedgh.models import EXTRACTORS, parameters_of
+from fedgh.models import parameters_of
 from fedgh.report.terminal import MOST_CLIENTS
 from fedgh.runs.read import NamedRun
 from fedgh.tables import Cell, Column, Sheet
@@ -56,7 +56,7 @@ def _last_rounds(run: NamedRun) -> dict[int, int]:
 def _parameters(run: NamedRun, name: str) -> int | None:
     """How many a network has; known of fedgh's own, since others would have to be imported."""
     shape = run.identity.shape
-    if name not in EXTRACTORS or not shape or math.prod(shape) <= 0:
+    if not shape or math.prod(shape) <= 0:
         return None
     task = Task(len(run.identity.classes), run.settings.model.rep_dim, 1, 1, 0, tuple(shape))
     return parameters_of(name, task)

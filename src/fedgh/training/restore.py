@@ -16,7 +16,7 @@ from fedgh.data.fetch import OFFICIAL, find
 from fedgh.data.sources import Source
 from fedgh.engines.host import Blueprint
 from fedgh.errors import ConfigError, FedghError, RunError, one_line, printable
-from fedgh.models import EXTRACTORS, Extractor, extractor, parameters_of
+from fedgh.models import Extractor, extractor, is_packaged, parameters_of
 from fedgh.runs.checkpoint import ClientFiles
 from fedgh.runs.folder import RunFolder
 from fedgh.training import experiment as experiments
@@ -126,7 +126,7 @@ def _check_sizes(folder: RunFolder, config: Config, trust: Trust) -> None:
     shape = tuple(identity.shape)
     trust.limits.check_shape(f"{folder.path / 'data.json'}: shape", shape)
     classes, rep_dim = len(identity.classes), config.model.rep_dim
-    for name in sorted(set(config.model.zoo) & EXTRACTORS.keys()):
+    for name in sorted(filter(is_packaged, set(config.model.zoo))):
         size = parameters_of(name, Task(classes, rep_dim, 1, 1, 0, shape))
         if size is None or size > MAX_PARAMETERS:
             raise RunError(

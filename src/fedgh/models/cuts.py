@@ -1,0 +1,73 @@
+"""A test of what a cut means: the narrower network computes what its part of the whole one does."""
+
+import math
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from fedgh.core.average import load_network, network_state
+from fedgh.core.rng import isolated
+from fedgh.core.subnet import cut, put, shapes, take
+from fedgh.core.types import Payload, SplitModel
+from fedgh.errors import ConfigError
+
+TOLERANCE = 1e-4
+"""Largest difference of logits, relative to the largest of them: rounding stays far below."""
+
+
+def check_cut(whole: SplitModel, part: SplitModel, input_shape: tuple[int, ...]) -> None:
+    """Refuse a network that is not a part of the whole one; ConfigError says why.
+
+    Their tensors have to have the same names, and those of the part have to fit into the others.
+    With the weights of a cut it has to give the logits of the whole network in which all other
+    weights are zero: that is tried with random weights and inputs, for two cuts, in eval mode.
+    """
+    whole, part = deepcopy(whole).eval(), deepcopy(part).eval()
+    with isolated(0, "check-cut"), torch.no_grad():
+        state = {name: _random(tensor) for name, tensor in network_state(whole).items()}
+        narrower = shapes(network_state(part))
+        blank = {name: _neutral(name, tensor) for name, tensor in state.items()}
+        x = torch.randn(2, *input_shape)
+        for shift in (0, 1):
+            here = cut(shapes(state), narrower, shift)
+            weights = take(state, here)
+            alone = _logits(part, weights, x)
+            inside = _logits(whole, put(blank, weights, here), x)
+            if not _alike(alone, inside):
+                raise ConfigError(
+                    "with the weights of a part of the whole network, the narrower one gives other "
+                    "logits than that part (layer and group norms do, since they mix units; so "
+                    "does a dense layer after an image that is not flattened channel by channel)"
+                )
+
+
+def _random(like: Tensor) -> Tensor:
+    """Weights that keep signals at their size; offsets, scales and variances around one."""
+    if like.ndim > 1:
+        inputs = max(like.shape[1:].numel(), 1)
+        return torch.randn_like(like) * math.sqrt(2 / inputs)
+    return torch.rand_like(like) + 0.5
+
+
+def _neutral(name: str, like: Tensor) -> Tensor:
+    """What a unit has that is not there: zeros, and a variance by which zero can be divided."""
+    return torch.ones_like(like) if name.endswith("running_var") else torch.zeros_like(like)
+
+
+def _logits(network: nn.Module, weights: Payload, x: Tensor) -> Tensor:
+    load_network(network, weights)
+    try:
+        out: Tensor = network(x)
+    except Exception as error:  # a user's network may raise anything
+        shape, text = tuple(x.shape[1:]), " ".join(str(error).split())
+        raise ConfigError(
+            f"a network fails on inputs of shape {shape}: {type(error).__name__}: {text}"
+        ) from error
+    return out
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    return bool((one - other).abs().max() <= TOLERANCE * other.abs().max())

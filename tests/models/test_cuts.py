@@ -1,0 +1,157 @@
+"""Whether a network is a part of another, by what both compute."""
+
+from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from fedgh.core.average import network_state
+from fedgh.core.types import SplitModel, Task
+from fedgh.errors import ConfigError
+from fedgh.models import Extractor, extractor, split_model
+from fedgh.models.cuts import check_cut
+from fedgh.models.width import FULL, units
+
+HALF = Fraction(1, 2)
+
+
+def made(make: Extractor | str, shape: tuple[int, ...] = (3, 32, 32)) -> SplitModel:
+    make = extractor(make) if isinstance(make, str) else make
+    return split_model(make, Task(5, 8, 1, 1, seed=0, input_shape=shape))
+
+
+@pytest.mark.parametrize(
+    ("whole", "parts", "shape"),
+    [
+        ("cnn1", ["cnn2", "cnn3", "cnn4", "cnn5"], (3, 32, 32)),
+        ("cnn1", [f"cnn1@1/{n}" for n in (1, 2, 4, 8, 16)], (1, 32, 32)),
+        ("cnn1", ["cnn2@1/3"], (3, 32, 32)),
+        ("mlp", [f"mlp@1/{n}" for n in (1, 2, 4, 8, 16)], (3, 32, 32)),
+        ("resnet18", [f"resnet18@1/{n}" for n in (2, 4, 8, 16)], (3, 8, 8)),
+        ("perceptron", ["perceptron"], (3, 32, 32)),
+    ],
+)
+def test_networks_of_fedgh_are_parts_of_wider_ones(
+    whole: str, parts: list[str], shape: tuple[int, ...]
+) -> None:
+    network = made(whole, shape)
+    for part in parts:
+        check_cut(network, made(part, shape), shape)
+
+
+Normal = Callable[[int], nn.Module]
+
+
+def images(
+    normal: Normal, shape: tuple[int, ...], rep_dim: int, *, width: Fraction = FULL
+) -> nn.Module:
+    """Convolution, norm, mean over the image."""
+    channels = units(width, 8)
+    return nn.Sequential(
+        nn.Conv2d(shape[0], channels, 3),
+        normal(channels),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(channels, rep_dim),
+    )
+
+
+def vectors(
+    normal: Normal, shape: tuple[int, ...], rep_dim: int, *, width: Fraction = FULL
+) -> nn.Module:
+    """Dense layer, norm, dense layer."""
+    hidden = units(width, 8)
+    size = torch.Size(shape).numel()
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(size, hidden), normal(hidden), nn.Linear(hidden, rep_dim)
+    )
+
+
+class ChannelsLast(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.permute(0, 2, 3, 1)
+
+
+def flattened(
+    order: nn.Module, shape: tuple[int, ...], rep_dim: int, *, width: Fraction = FULL
+) -> nn.Module:
+    """Convolution, the image as a vector, dense layer."""
+    channels = units(width, 4)
+    return nn.Sequential(
+        nn.Conv2d(shape[0], channels, 3),
+        order,
+        nn.Flatten(),
+        nn.Linear(channels * (shape[1] - 2) * (shape[2] - 2), rep_dim),
+    )
+
+
+KEPT = [
+    partial(images, nn.BatchNorm2d),
+    partial(images, lambda channels: nn.BatchNorm2d(channels, affine=False)),
+    partial(images, lambda channels: nn.GroupNorm(channels, channels)),  # each channel by itself
+    partial(vectors, nn.BatchNorm1d),
+    partial(vectors, lambda _: nn.Dropout(0.5)),
+    partial(flattened, nn.Identity()),
+]
+MIXED = [
+    partial(images, lambda channels: nn.GroupNorm(1, channels)),
+    partial(images, lambda channels: nn.GroupNorm(2, channels)),
+    partial(vectors, nn.LayerNorm),
+    partial(vectors, lambda units: nn.LayerNorm(units, elementwise_affine=False)),
+    partial(vectors, lambda _: nn.Softmax(1)),
+    partial(flattened, ChannelsLast()),
+]
+
+
+@pytest.mark.parametrize("make", KEPT)
+def test_what_keeps_units_apart_can_be_cut(make: Callable[..., nn.Module]) -> None:
+    shape = (2, 6, 6)
+    check_cut(made(make, shape), made(partial(make, width=HALF), shape), shape)
+
+
+@pytest.mark.parametrize("make", MIXED)
+def test_what_mixes_units_or_their_order_cannot_be_cut(make: Callable[..., nn.Module]) -> None:
+    shape = (2, 6, 6)
+    check_cut(made(make, shape), made(make, shape), shape)  # the whole network is a part
+    with pytest.raises(ConfigError, match="gives other logits"):
+        check_cut(made(make, shape), made(partial(make, width=HALF), shape), shape)
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        ("mlp", r"only the whole network has a tensor 'extractor.0.weight'"),
+        ("cnn1", r"'extractor.3.weight' is \(32, 16, 5, 5\) in the part, which does not fit into"),
+        ("resnet18", "tensor 'extractor"),
+    ],
+)
+def test_what_does_not_fit_is_named(part: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        check_cut(made("cnn2"), made(part), (3, 32, 32))
+
+
+def test_another_number_of_classes_or_channels_is_no_part() -> None:
+    whole = made("mlp")
+    fewer = split_model(extractor("mlp"), Task(4, 8, 1, 1, seed=0, input_shape=(3, 32, 32)))
+    with pytest.raises(ConfigError, match="gives other logits"):
+        check_cut(whole, fewer, (3, 32, 32))
+    with pytest.raises(ConfigError, match=r"a network fails on inputs of shape \(3, 32, 32\)"):
+        check_cut(whole, made("mlp", (1, 32, 32)), (3, 32, 32))
+
+
+def test_the_networks_and_the_random_numbers_stay_as_they_are() -> None:
+    whole, part = made("resnet18@1/8", (3, 8, 8)), made("resnet18@1/16", (3, 8, 8))
+    before = [network_state(network) for network in (whole, part)]
+    torch.manual_seed(0)
+    check_cut(whole, part, (3, 8, 8))
+    drawn = torch.rand(3)
+    torch.manual_seed(0)
+    assert drawn.equal(torch.rand(3))
+    assert whole.training
+    for network, state in zip((whole, part), before, strict=True):
+        after = network_state(network)
+        assert all(after[name].equal(tensor) for name, tensor in state.items())
