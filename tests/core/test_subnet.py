@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from fedgh.core.subnet import CoordinateMean, Cut, Shapes, cut, put, shapes, take
+from fedgh.core.subnet import CoordinateMean, Cut, Sizes, cut, put, shapes, take
 from fedgh.core.types import Payload
 from fedgh.errors import ConfigError
 
@@ -39,7 +39,7 @@ def of(part: Payload, shift: int = 0) -> Cut:
     return cut(shapes(OLD), shapes(part), shift)
 
 
-def counted(whole: Shapes) -> Payload:
+def counted(whole: Sizes) -> Payload:
     """Tensors in which each number is another."""
     return {name: torch.arange(float(prod(shape))).view(shape) for name, shape in whole.items()}
 
@@ -159,7 +159,7 @@ def test_a_rolling_cut_has_each_unit_equally_often(size: int, kept: int) -> None
         ({"w": (2,)}, r"'w' is \(2,\) in the part"),
     ],
 )
-def test_what_is_no_part_is_named(part: Shapes, says: str) -> None:
+def test_what_is_no_part_is_named(part: Sizes, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         cut(shapes(OLD), part)
 

@@ -1,6 +1,6 @@
 """Cuts: which numbers of a network a narrower one has, and means over those who have each.
 
-Shapes are enough to find a cut. An axis that is as long in both networks is not cut. Of a longer
+Sizes are enough to find a cut. An axis that is as long in both networks is not cut. Of a longer
 one the narrower network has a window of neighbouring units; axes that were cut alike get the same
 window, so that a layer, its norm and the next layer agree. A dense layer after a flattened image
 has several inputs for each channel, which stay together.
@@ -14,19 +14,19 @@ from torch import Tensor
 from fedgh.core.types import Payload
 from fedgh.errors import ConfigError
 
-Shapes = Mapping[str, tuple[int, ...]]
+Sizes = Mapping[str, tuple[int, ...]]
 """The sizes of a network's tensors, in the order of its layers."""
 
 Cut = dict[str, tuple[Tensor, ...]]
 """For each tensor of a part and each of its axes: which indices of the whole network they are."""
 
 
-def shapes(payload: Payload) -> Shapes:
+def shapes(payload: Payload) -> Sizes:
     """Return the sizes of tensors."""
     return {name: tuple(tensor.shape) for name, tensor in payload.items()}
 
 
-def cut(whole: Shapes, part: Shapes, shift: int = 0) -> Cut:
+def cut(whole: Sizes, part: Sizes, shift: int = 0) -> Cut:
     """Return the cut whose windows start `shift` units on; past the last unit comes the first.
 
     ConfigError names a tensor that only one of the networks has, or of which the part has too much.
@@ -55,7 +55,7 @@ def put(payload: Payload, part: Payload, cut: Cut) -> Payload:
 class CoordinateMean:
     """The weighted mean of each number over those who sent it, in double precision."""
 
-    def __init__(self, whole: Shapes) -> None:
+    def __init__(self, whole: Sizes) -> None:
         self._sums = {name: torch.zeros(size, dtype=torch.float64) for name, size in whole.items()}
         self._weights = {name: torch.zeros_like(total) for name, total in self._sums.items()}
 
@@ -75,14 +75,14 @@ class CoordinateMean:
         return torch.where(weights > 0, (sums / weights).to(old.dtype), old)
 
 
-def _check_names(whole: Shapes, part: Shapes) -> None:
+def _check_names(whole: Sizes, part: Sizes) -> None:
     for name in [*whole, *part]:
         if name not in whole or name not in part:
             has = "the whole network" if name in whole else "the part"
             raise ConfigError(f"only {has} has a tensor '{name}'")
 
 
-def _blocks(whole: Shapes) -> dict[str, int]:
+def _blocks(whole: Sizes) -> dict[str, int]:
     """Return how many inputs of a dense layer come from one channel, where it is more than one.
 
     That is so where the inputs are not the outputs of any layer before, but a multiple of the
