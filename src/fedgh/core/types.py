@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
@@ -231,6 +231,8 @@ class Recipient:
     the first of them."""
     last_round: int = 0  # in which the client last trained; 0: never
     group: int = 0  # clients with the same network have the same number
+    sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of the tensors of its network, where networks cross."""
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ from fedgh.core.method import (
     NonNegative,
     Positive,
 )
+from fedgh.core.subnet import CoordinateMean, cut, put, shapes, take
 from fedgh.core.types import (
     Client,
     Examples,
@@ -71,12 +72,14 @@ from fedgh.core.uploads import Uploads
 from fedgh.core.wire import Dim, Field, Spec
 from fedgh.errors import ConfigError, WireError
 from fedgh.models import shared_model
+from fedgh.models.cuts import check_cut
 
 __all__ = [
     "HEADER",
     "NOTHING",
     "Client",
     "ConfigError",
+    "CoordinateMean",
     "Count",
     "Dim",
     "Examples",
@@ -107,11 +110,13 @@ __all__ = [
     "Uploads",
     "WeightedMean",
     "WireError",
+    "check_cut",
     "check_one_architecture",
     "class_means",
     "class_outputs",
     "class_statistics",
     "class_table",
+    "cut",
     "distill",
     "forever",
     "group_numbers",
@@ -127,8 +132,11 @@ __all__ = [
     "outputs",
     "part",
     "prefixed",
+    "put",
+    "shapes",
     "shared_model",
     "states_by_group",
+    "take",
     "train",
     "update_spec",
 ]
