@@ -48,6 +48,11 @@ class Method(ABC):
     """Whether the server has a header for a client that comes after the last round."""
     releases_once: ClassVar[bool] = False
     """Whether a client tells of its data once, and repeats that when it is asked again."""
+    public_for: ClassVar[Literal["none", "server", "all"]] = "none"
+    """Who must have public data (`[public]`): the server alone, or all clients as well, which then
+    find them in `client.public`. Without such data the method is refused before anything runs."""
+    public_labels: ClassVar[bool] = False
+    """Whether the method reads the labels of public data; else these are -1."""
 
     def init_server(
         self, task: Task, models: Sequence[SplitModel], rng: torch.Generator

@@ -62,6 +62,7 @@ class Task:
     seed: int
     input_shape: tuple[int, ...] = ()
     privacy: Privacy | None = None  # how uploads are made private
+    public_size: int = 0  # public samples that the method may count on
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ class Client:
     make_model: Callable[[], SplitModel] | None = None  # another network like its own
     privacy: Privacy | None = None  # how its class means are made before they leave it
     released: int | None = None  # the round in which they last were
+    public: Examples | None = None  # what all clients know; of a method with `public_for = "all"`
     round: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
