@@ -65,6 +65,8 @@ def test_what_is_there_twice_is_not_held_out() -> None:
     assert {float(v) for v in x[hold_out(source, 6, 0)]} == {3, 4, 5, 9, 10, 11}
     with pytest.raises(ConfigError, match="has 12 samples, of which 6 can be held out"):
         hold_out(source, 7, 0)
+    with pytest.raises(ConfigError, match="has 0 samples, of which 0 can be held out"):
+        hold_out(Source("empty", x[:0], y[:0], ("a", "b")), 1, 0)
 
 
 def test_the_seed_decides() -> None:

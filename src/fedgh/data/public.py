@@ -88,10 +88,10 @@ def hold_out(source: Source, samples: int, seed: int) -> Tensor:
     shuffled = once[torch.randperm(len(once), generator=rng)]
     classes = source.y.unique()
     classes = classes[torch.randperm(len(classes), generator=rng)]
-    each, more = divmod(samples, len(classes))
+    each, more = divmod(samples, max(1, len(classes)))
     by_class = [shuffled[source.y[shuffled] == label] for label in classes.tolist()]
-    if any(len(rows) < each + (k < more) for k, rows in enumerate(by_class)):
-        most = min(map(len, by_class)) * len(by_class)
+    if not by_class or any(len(rows) < each + (k < more) for k, rows in enumerate(by_class)):
+        most = min(map(len, by_class), default=0) * len(by_class)
         raise ConfigError(
             f"public.samples = {samples}: {source.name} has {len(source)} samples, of which "
             f"{most} can be held out with as many of each class; lower public.samples"

@@ -316,8 +316,7 @@ def _costs(runs: Sequence[NamedRun]) -> Section | None:
 
 def _public_bytes(runs: Sequence[NamedRun]) -> str:
     """What public data cost every client, where a method gives them to all."""
-    summaries = {run.label: run.folder.summary() for run in runs if run.finished}
-    sizes = {label: s.public_bytes_per_client for label, s in summaries.items()}
+    sizes = {run.label: run.public_bytes for run in runs}
     shown = [f"{label} {human_bytes(n)} per client" for label, n in sizes.items() if n is not None]
     return f"Public data, once and not counted below: {'; '.join(shown)}." if shown else ""
 
