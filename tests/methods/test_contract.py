@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional
 
 from fedgh.core import wire
-from fedgh.core.groups import group_numbers
 from fedgh.core.low_rank import LEFT, RIGHT
 from fedgh.core.message import Shapes
 from fedgh.core.method import Method
+from fedgh.core.server import Surroundings
 from fedgh.core.types import Payload, Recipient, Task, Upload
 from fedgh.core.uploads import Uploads
 from fedgh.engines.host import Blueprint
@@ -24,27 +24,36 @@ from tests.support.rounds import shapes_of, uploads_of
 from tests.support.runs import interrupted
 from tests.support.tiny import numbers, quick, states
 
-HOMOGENEOUS = [
-    "model.zoo=tests.support.tiny:noisy"
-]  # FedAvg needs one architecture, with batch norm
-SHARED = {"fml", "fedkd"}
+FAMILIES = [
+    f"tests.support.families:{name}"
+    for name in ("Phases", "Consensus", "Distils", "Generates", "Cuts")
+]
+ALL = [*METHODS, *FAMILIES]
+
+ONE_ARCHITECTURE = ["model.zoo=tests.support.tiny:noisy"]  # with batch norm and dropout
+SHARED = ["method.shared=tests.support.tiny:noisy"]
+PUBLIC = ["public.name=held-out", "public.samples=40"]
+SETTINGS = {
+    "fedavg": ONE_ARCHITECTURE,
+    "fml": SHARED,
+    "fedkd": SHARED,
+    "fedgh_plus": ["method.feature_dim=32"],
+    "tests.support.families:Phases": ONE_ARCHITECTURE,
+    "tests.support.families:Consensus": PUBLIC,
+    "tests.support.families:Distils": PUBLIC,
+    "tests.support.families:Cuts": ["model.zoo=mlp,mlp@1/2,mlp@1/4"],
+}
 
 
 def federation(name: str, *overrides: str) -> Experiment:
     words = [f"method.name={name}", "federation.rounds=4", "federation.participation=0.6"]
-    if name == "fedavg":
-        words += HOMOGENEOUS
-    if name in SHARED:
-        words += ["method.shared=tests.support.tiny:noisy"]
-    if name == "fedgh_plus":
-        words += ["method.feature_dim=32"]
-    return quick(*words, *overrides)
+    return quick(*words, *SETTINGS.get(name, []), *overrides)
 
 
-def groups_of(prepared: Experiment) -> list[int]:
-    """The group of each client."""
-    kinds = group_numbers([make() for make in prepared.surroundings().networks])
-    return [kinds[k % len(kinds)] for k in range(prepared.task.num_clients)]
+def recipient(around: Surroundings, client: int, last_round: int = 0) -> Recipient:
+    """A client that has not shown its classes."""
+    group, sizes = around.architecture(client)
+    return Recipient(client, None, last_round, group, sizes)
 
 
 def copied(payload: Payload) -> Payload:
@@ -60,13 +69,13 @@ def play(prepared: Experiment, blueprint: Blueprint, rounds: int) -> Payload:
     method, task, around = blueprint.method, blueprint.task, prepared.surroundings()
     clients = [blueprint.make(k) for k in range(task.num_clients)]
     server = prepared.initial_server()
-    groups, last = groups_of(prepared), [0] * task.num_clients
+    last = [0] * task.num_clients
     for number in range(1, rounds + 1):
         before = copied(server)
         uploads = []
         for client in clients[number % 2 :]:  # not everybody every time
             client.round = number
-            to = Recipient(client.id, None, last[client.id], groups[client.id])
+            to = recipient(around, client.id, last[client.id])
             down = method.broadcast(server, to)
             received, shapes = copied(down), Shapes.of(client)
             specs = method.download_specs(shapes)
@@ -81,8 +90,7 @@ def play(prepared: Experiment, blueprint: Blueprint, rounds: int) -> Payload:
             for tensor in (*down.values(), *up.values()):
                 assert tensor.device.type == "cpu"
                 assert not tensor.requires_grad
-            group = groups[client.id]
-            uploads.append(Upload(client.id, len(client.data.train), up, group))
+            uploads.append(Upload(client.id, len(client.data.train), up, to.group))
         assert same(server, before), "a broadcast changed the server's state"
         sent = [copied(upload.payload) for upload in uploads]
         told = Uploads(iter(uploads), task, number, around.device, around.public, around.network)
@@ -93,13 +101,13 @@ def play(prepared: Experiment, blueprint: Blueprint, rounds: int) -> Payload:
     return server
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_payloads_are_as_declared_and_nothing_received_is_changed(name: str) -> None:
     prepared = federation(name)
     play(prepared, prepared.blueprint(), rounds=3)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_a_round_without_uploads_leaves_the_server_usable(name: str) -> None:
     prepared = federation(name)
     method = prepared.config.method
@@ -107,10 +115,11 @@ def test_a_round_without_uploads_leaves_the_server_usable(name: str) -> None:
     around, task = prepared.surroundings(), prepared.task
     none = Uploads([], task, 1, around.device, around.public, around.network)
     again = method.server_update(server, none)
-    assert same(method.broadcast(again, Recipient(0)), method.broadcast(server, Recipient(0)))
+    to = recipient(around, 0)
+    assert same(method.broadcast(again, to), method.broadcast(server, to))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_every_engine_and_a_resumed_run_give_the_same_bits(name: str, tmp_path: Path) -> None:
     serial = loop.run(federation(name), tmp_path / "serial")
     first, *_, last = (record.train_loss or 0 for record in serial.records())
@@ -125,7 +134,7 @@ def test_every_engine_and_a_resumed_run_give_the_same_bits(name: str, tmp_path: 
     assert states(resumed) == states(serial)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_works_when_few_take_part(name: str, tmp_path: Path) -> None:
     prepared = federation(name, "federation.clients=10", "federation.participation=0.3")
     run = loop.run(prepared, tmp_path / "run")
@@ -138,7 +147,7 @@ def test_works_when_few_take_part(name: str, tmp_path: Path) -> None:
         assert run.records()[-1].bytes_total > 0
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_a_client_learns_more_than_its_header(name: str) -> None:
     """The private extractor is trained in every method."""
     prepared = federation(name)
@@ -146,12 +155,13 @@ def test_a_client_learns_more_than_its_header(name: str) -> None:
     client.round = 1
     before = client.state()
     method = prepared.config.method
-    method.client_update(client, method.broadcast(prepared.initial_server(), Recipient(0)))
+    to = recipient(prepared.surroundings(), 0)
+    method.client_update(client, method.broadcast(prepared.initial_server(), to))
     weights = [n for n in before if n.startswith("model.extractor") and n.endswith("weight")]
     assert all(not client.state()[name].equal(before[name]) for name in weights)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_only_methods_that_weigh_by_them_are_told_numbers_of_samples(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +176,7 @@ def test_only_methods_that_weigh_by_them_are_told_numbers_of_samples(
 
     monkeypatch.setattr(type(prepared.config.method), "server_update", spy)
     loop.run(prepared, tmp_path / "run")
-    told = name in {"fedavg", "lg_fedavg", "fml", "fedkd"}
+    told = name.endswith(("avg", "fml", "fedkd", ":Distils"))
     assert seen == ([client.train for client in prepared.clients()] if told else [0] * 5)
 
 

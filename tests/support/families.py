@@ -3,8 +3,6 @@
 They are named by their import paths, as methods of other packages are.
 """
 
-from typing import ClassVar, Literal
-
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss, one_hot
@@ -55,7 +53,7 @@ class Consensus(api.Method):
 
     up = api.PublicOutputs()
     down = api.OneOf(api.NOTHING, api.PublicOutputs())
-    public_for: ClassVar[Literal["none", "server", "all"]] = "all"
+    public_for = "all"
 
     def client_update(self, client: Client, down: Payload) -> Payload:
         assert client.public is not None
@@ -84,7 +82,7 @@ class Distils(api.Method):
     """A server that distils on public data, group by group, after FedDF."""
 
     up = down = api.Network("own")
-    public_for: ClassVar[Literal["none", "server", "all"]] = "server"
+    public_for = "server"
     weighs_by_examples = True
 
     steps: int = 3

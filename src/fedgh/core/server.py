@@ -104,6 +104,16 @@ class Surroundings:
             raise MethodError("the clients' networks are not known here (model.zoo, data.shape)")
         return self.networks[client_id % len(self.networks)]()
 
+    def architecture(self, client_id: int) -> tuple[int, Sizes]:
+        """Return the group of a client's network, and the sizes of its tensors."""
+        return self._architectures[client_id % len(self._architectures)]
+
+    @cached_property
+    def _architectures(self) -> list[tuple[int, Sizes]]:
+        made = [make() for make in self.networks]
+        sizes = [shapes(network_state(model)) for model in made]
+        return list(zip(group_numbers(made), sizes, strict=True)) or [(0, {})]
+
 
 class Server:
     """A server, the engine that reaches its clients, and what is known of them."""
@@ -304,16 +314,9 @@ class Server:
         )
 
     def _architecture(self, client: int) -> tuple[int, Sizes]:
-        """The group of a client's network, and the sizes of its tensors."""
-        return self._architectures[client % len(self._architectures)]
-
-    @cached_property
-    def _architectures(self) -> list[tuple[int, Sizes]]:
-        """Those of all clients, in turn; one for all where no network crosses."""
+        """The group and sizes of a client's network; the same for all where no network crosses."""
         crosses = self.method.up.holds_own_network or self.method.down.holds_own_network
-        made = [make() for make in self._surroundings.networks] if crosses else []
-        sizes = [shapes(network_state(model)) for model in made]
-        return list(zip(group_numbers(made), sizes, strict=True)) or [(0, {})]
+        return self._surroundings.architecture(client) if crosses else (0, {})
 
     def _upload_specs(self, client: int) -> list[wire.Spec]:
         """What an upload of this client may be: it depends on the client's architecture alone."""

@@ -65,8 +65,8 @@ class Task:
     rounds: int
     seed: int
     input_shape: tuple[int, ...] = ()
-    public_size: int = 0  # public samples that all parties know
     privacy: Privacy | None = None  # how uploads are made private
+    public_size: int = 0  # public samples that the method may count on
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,7 @@ class Client:
     make_model: Callable[[], SplitModel] | None = None  # another network like its own
     privacy: Privacy | None = None  # how its class means are made before they leave it
     release: Release | None = None  # the class means that it last made
+    public: Examples | None = None  # what all clients know; of a method with `public_for = "all"`
     round: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)

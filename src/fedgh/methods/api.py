@@ -55,6 +55,7 @@ from fedgh.core.method import (
     NetworkName,
     NonNegative,
     Positive,
+    PublicFor,
 )
 from fedgh.core.subnet import CoordinateMean, cut, put, shapes, take
 from fedgh.core.types import (
@@ -99,6 +100,7 @@ __all__ = [
     "Payload",
     "PerClass",
     "Positive",
+    "PublicFor",
     "PublicOutputs",
     "Recipient",
     "Shapes",
