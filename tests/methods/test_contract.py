@@ -20,28 +20,20 @@ from fedgh.methods import METHODS
 from fedgh.methods.paper_bytes import paper_bytes
 from fedgh.training import loop
 from fedgh.training.experiment import Experiment
+from tests.support.families import FAMILIES, ONE_ARCHITECTURE
 from tests.support.rounds import shapes_of, uploads_of
 from tests.support.runs import interrupted
 from tests.support.tiny import numbers, quick, states
 
-FAMILIES = [
-    f"tests.support.families:{name}"
-    for name in ("Phases", "Consensus", "Distils", "Generates", "Cuts")
-]
 ALL = [*METHODS, *FAMILIES]
 
-ONE_ARCHITECTURE = ["model.zoo=tests.support.tiny:noisy"]  # with batch norm and dropout
 SHARED = ["method.shared=tests.support.tiny:noisy"]
-PUBLIC = ["public.name=held-out", "public.samples=40"]
 SETTINGS = {
     "fedavg": ONE_ARCHITECTURE,
     "fml": SHARED,
     "fedkd": SHARED,
     "fedgh_plus": ["method.feature_dim=32"],
-    "tests.support.families:Phases": ONE_ARCHITECTURE,
-    "tests.support.families:Consensus": PUBLIC,
-    "tests.support.families:Distils": PUBLIC,
-    "tests.support.families:Cuts": ["model.zoo=mlp,mlp@1/2,mlp@1/4"],
+    **FAMILIES,
 }
 
 
