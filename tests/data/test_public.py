@@ -1,5 +1,6 @@
 """Public data: apart from all that is private, the same for the same seed, refused if wrong."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,8 @@ def test_what_is_there_twice_is_not_held_out() -> None:
 
 def test_the_seed_decides() -> None:
     source = SOURCES["digits"](Where())
-    for choose in (hold_out, draw):
+    other = Source("other", torch.zeros(1, 1, 32, 32), torch.zeros(1), ("0",))
+    for choose in (hold_out, partial(draw, private=other)):
         assert choose(source, 50, 1).tolist() == choose(source, 50, 1).tolist()
         assert choose(source, 50, 1).tolist() != choose(source, 50, 2).tolist()
     one, other = (quick(*HELD_OUT, f"federation.seed={seed}").fingerprint() for seed in (0, 1))
@@ -166,7 +168,7 @@ def test_impossible_public_data_are_refused(tmp_path: Path) -> None:
         (["public.name=held-out", "public.samples=1790"], "has 1797 samples, of which 17.0 can be"),
         (
             [*npz(file, noise()), "public.samples=41"],
-            r"^public.samples = 41: npz has 40; lower public.samples$",
+            r"^public.samples = 41: npz has 40 that are no private samples as well; lower",
         ),
         (
             npz(tmp_path / "small.npz", noise(side=8)),
@@ -178,7 +180,7 @@ def test_impossible_public_data_are_refused(tmp_path: Path) -> None:
         ),
         (
             npz(tmp_path / "twins.npz", np.concatenate([noise(17), digits[5:8]])),
-            r"3 of its 20 samples are private samples of clients as well; take them out",
+            r"^public.samples = 20: npz has 17 that are no private samples as well; lower",
         ),
         (
             [*npz(tmp_path / "classes.npz", noise(), "abcdefghij"), f"method.name={LABELLED}"],

@@ -61,7 +61,7 @@ def load_public(
     found = SOURCES[public.name](_where(config)) if given is None else given
     if labels:
         check_classes(found, source.class_names)
-    rows = draw(found, public.samples, config.federation.seed)
+    rows = draw(found, public.samples, config.federation.seed, private=source)
     return publish(found, rows, public.name, labels=labels)
 
 
