@@ -72,8 +72,8 @@ def test_what_is_there_twice_is_not_held_out() -> None:
 
 def test_the_seed_decides() -> None:
     source = SOURCES["digits"](Where())
-    other = Source("other", torch.zeros(1, 1, 32, 32), torch.zeros(1), ("0",))
-    for choose in (hold_out, partial(draw, private=other)):
+    apart = Source("other", torch.zeros(1, 1, 32, 32), torch.zeros(1), ("0",))
+    for choose in (hold_out, partial(draw, private=apart)):
         assert choose(source, 50, 1).tolist() == choose(source, 50, 1).tolist()
         assert choose(source, 50, 1).tolist() != choose(source, 50, 2).tolist()
     one, other = (quick(*HELD_OUT, f"federation.seed={seed}").fingerprint() for seed in (0, 1))

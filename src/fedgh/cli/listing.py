@@ -23,15 +23,16 @@ def _known(kind: Kind) -> dict[str, str]:
     from fedgh import config
     from fedgh.core.types import Task
     from fedgh.data.sources import SOURCES
-    from fedgh.methods import METHODS
+    from fedgh.methods import METHODS, plugins
     from fedgh.models import EXTRACTORS, split_model
     from fedgh.studies.study import studies
 
     if kind == "methods":
-        return {
+        own = {
             name: ", ".join(f"{f.name} = {f.default}" for f in fields(method)) or "no settings"
             for name, method in METHODS.items()
         }
+        return own | {name: f"plug-in: {entry.value}" for name, entry in plugins().items()}
     if kind == "models":
         own = {
             "cnn1@1/2": "half the units in each hidden layer; any fraction",
