@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf
+from math import inf, isfinite
 from typing import Protocol
 
 import torch
@@ -31,6 +31,7 @@ from fedgh.core.types import (
     SplitModel,
     Task,
     Upload,
+    moved,
     part,
     prefixed,
 )
@@ -287,13 +288,14 @@ class Server:
         try:
             # Layers and dropout on the server draw from the global generator.
             with isolated(self.task.seed, "server-round", round=number):
-                self.server = self.method.server_update(self.server, told)
+                self.server = moved(self.method.server_update(self.server, told), CPU)
         except FloatingPointError as error:
             raise RunError(f"round {number}: {error}; the last completed round is safe") from None
         for _ in told:  # a method need not listen to all participants, but all of them finish
             pass
         for name, value in told.metrics.items():
-            received.measured[name] = [value]
+            if isfinite(value):
+                received.measured[name] = [value]
 
     def _noting_classes(self, uploads: Iterator[Upload]) -> Iterator[Upload]:
         """Pass uploads on, after the defence: classes that it left out are not remembered."""

@@ -56,6 +56,9 @@ class Blueprint:
     attack: Attack = field(default_factory=Attack)  # a rehearsal: some clients lie
     public: PublicData | None = None  # samples that all clients know
     _flops: dict[int, int] = field(default_factory=dict, init=False)
+    _specs: dict[int, tuple[list[wire.Spec], list[wire.Spec]]] = field(
+        default_factory=dict, init=False
+    )
 
     def source(self, client_id: int) -> Source:
         """Where the client's samples are."""
@@ -63,11 +66,23 @@ class Blueprint:
 
     def flops(self, client_id: int) -> int:
         """What one input costs the client."""
-        kind = client_id % math.lcm(len(self.extractors), len(self.sources))
+        kind = self._kind(client_id)
         if kind not in self._flops:
             task = replace(self.task, input_shape=self.source(kind).shape)
             self._flops[kind] = forward_flops(self.extractors[kind % len(self.extractors)], task)
         return self._flops[kind]
+
+    def _kind(self, client_id: int) -> int:
+        """The same for clients with the same network and the same shape of inputs."""
+        return client_id % math.lcm(len(self.extractors), len(self.sources))
+
+    def specs(self, client: Client) -> tuple[list[wire.Spec], list[wire.Spec]]:
+        """What a client may be sent, and what it may send: worked out once for each network."""
+        kind, shapes = self._kind(client.id), Shapes.of(client)
+        if kind not in self._specs:
+            specs = self.method.download_specs(shapes), self.method.upload_specs(shapes)
+            self._specs[kind] = specs
+        return self._specs[kind]
 
     def cost(self, job: Job) -> float:
         """About how much there is to compute: good enough to share jobs out evenly."""
@@ -240,10 +255,10 @@ class ClientHost:
 
     def _train(self, client: Client, down: bytes) -> bytes:
         blueprint = self.blueprint
-        method, shapes = blueprint.method, Shapes.of(client)
-        sent = wire.read(down, method.download_specs(shapes), blueprint.largest_norm)
+        method, (for_down, for_up) = blueprint.method, blueprint.specs(client)
+        sent = wire.read(down, for_down, blueprint.largest_norm)
         upload = moved(method.client_update(client, moved(sent, client.device)), CPU)
-        _check_declared(client, method, shapes, upload)
+        _check_declared(client, method, for_up, upload)
         up = wire.to_bytes(blueprint.attack.poisoned(client, upload))
         self._changed.add(client.id)
         return up
@@ -265,13 +280,15 @@ class ClientHost:
             client.metrics |= scores(judge(client, predict, all_classes), "all classes")
 
 
-def _check_declared(client: Client, method: Method, shapes: Shapes, upload: Payload) -> None:
+def _check_declared(
+    client: Client, method: Method, specs: list[wire.Spec], upload: Payload
+) -> None:
     """Raise unless an upload is as the method declares it and the client's state is finite.
 
     What a method sends by mistake never leaves the client, and what cannot be used is not kept.
     """
     try:
-        wire.check_shapes(upload, method.upload_specs(shapes))
+        wire.check_shapes(upload, specs)
     except WireError as error:
         raise MethodError(f"{method.name} sends what `up` does not declare: {error}") from None
     if client.privacy is not None:
