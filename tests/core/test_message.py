@@ -7,9 +7,10 @@ from torch import Tensor, nn
 from fedgh.core import wire
 from fedgh.core.message import Message, Shapes, Sharing
 from fedgh.core.types import SplitModel, Task
-from fedgh.errors import WireError
+from fedgh.errors import MethodError, WireError
 from fedgh.methods import METHODS, api
 from tests.support.rounds import shapes_of
+from tests.support.tiny import a_client
 
 TASK = Task(num_classes=3, rep_dim=4, num_clients=2, rounds=1, seed=0, public_size=5)
 
@@ -131,3 +132,21 @@ def test_rows_of_probabilities_add_up_to_one(message: Message) -> None:
 def test_what_follows_from_a_declaration_cannot_be_defined_beside_it(name: str) -> None:
     with pytest.raises(TypeError, match=f"Sly.{name} follows from what the method declares"):
         type("Sly", (Teacher,), {name: None, "__module__": __name__})
+
+
+def test_two_parts_with_one_name_need_a_prefix() -> None:
+    twice = api.PerClass("representation") + api.PerClass("output")
+    with pytest.raises(MethodError, match=r"tensors classes, means; give one of them a prefix"):
+        sizes(twice)
+    assert len(sizes(twice.parts[0] + api.Named("o.", twice.parts[1]))[0]) == 4  # type: ignore[attr-defined]
+
+
+def test_each_form_of_a_message_is_checked() -> None:
+    message = api.OneOf(api.NOTHING, api.PerClass("output"))
+    message.check({})
+    with pytest.raises(WireError, match="adds up to 1 ±"):
+        message.check({"classes": torch.tensor([0]).int(), "means": torch.ones(1, 3)})
+    client = a_client(torch.randn(4, 6), torch.arange(4) % 2)
+    message.check_private(client, {})
+    with pytest.raises(MethodError, match="has no noise"):
+        message.check_private(client, {"classes": torch.tensor([0]).int()})

@@ -131,7 +131,7 @@ class PerClass(Message):
         return [for_each_class(task, means=row, **count)]
 
     def check(self, payload: Payload) -> None:
-        if self.of == "output":
+        if self.of == "output" and "means" in payload:
             _check_sums("means", payload["means"])
 
     def check_private(self, client: Client, payload: Payload) -> None:
@@ -193,7 +193,7 @@ class PublicOutputs(Message):
         return [{self.kind: _outputs(task, (rows,), probabilities=self.kind == "probabilities")}]
 
     def check(self, payload: Payload) -> None:
-        if self.kind == "probabilities":
+        if self.kind == "probabilities" and self.kind in payload:
             _check_sums(self.kind, payload[self.kind])
 
 
@@ -225,16 +225,10 @@ class Named(Message):
         ]
 
 
-@dataclass(frozen=True)
-class Combined(Message):
-    """One message with the tensors of several; what it shares is what the worst of them does."""
+class Several(Message):
+    """What a message of parts and one of several forms have in common."""
 
     parts: tuple[Message, ...]
-
-    @property
-    def shares(self) -> Sharing:
-        shared = {part.shares for part in self.parts} - {"nothing"}
-        return shared.pop() if len(shared) == 1 else "more" if shared else "nothing"
 
     @property
     def names_classes(self) -> bool:
@@ -243,12 +237,6 @@ class Combined(Message):
     @property
     def holds_own_network(self) -> bool:
         return any(part.holds_own_network for part in self.parts)
-
-    def specs(self, method: "Method", shapes: Shapes) -> list[wire.Spec]:
-        found: list[wire.Spec] = [{}]
-        for part in self.parts:
-            found = [{**one, **more} for one in found for more in part.specs(method, shapes)]
-        return found
 
     def check(self, payload: Payload) -> None:
         for part in self.parts:
@@ -263,28 +251,51 @@ class Combined(Message):
         return next((of for of in functions if of is not None), None)
 
 
-@dataclass(frozen=True, init=False)
-class OneOf(Message):
-    """One of several messages, told apart by the names of their tensors."""
+@dataclass(frozen=True)
+class Combined(Several):
+    """One message with the tensors of several; what it shares is what the worst of them does."""
 
-    forms: tuple[Message, ...]
-
-    def __init__(self, *forms: Message) -> None:
-        object.__setattr__(self, "forms", forms)
+    parts: tuple[Message, ...]
 
     @property
     def shares(self) -> Sharing:
-        return max((form.shares for form in self.forms), key=SHARINGS.index)
-
-    @property
-    def holds_own_network(self) -> bool:
-        return any(form.holds_own_network for form in self.forms)
+        shared = {part.shares for part in self.parts} - {"nothing"}
+        return shared.pop() if len(shared) == 1 else "more" if shared else "nothing"
 
     def specs(self, method: "Method", shapes: Shapes) -> list[wire.Spec]:
-        return [spec for form in self.forms for spec in form.specs(method, shapes)]
+        found: list[wire.Spec] = [{}]
+        for part in self.parts:
+            found = [_joined(one, more) for one in found for more in part.specs(method, shapes)]
+        return found
+
+
+@dataclass(frozen=True, init=False)
+class OneOf(Several):
+    """One of several messages, told apart by the names of their tensors."""
+
+    parts: tuple[Message, ...]
+
+    def __init__(self, *forms: Message) -> None:
+        object.__setattr__(self, "parts", forms)
+
+    @property
+    def shares(self) -> Sharing:
+        return max((form.shares for form in self.parts), key=SHARINGS.index)
+
+    def specs(self, method: "Method", shapes: Shapes) -> list[wire.Spec]:
+        return [spec for form in self.parts for spec in form.specs(method, shapes)]
 
 
 NOTHING, HEADER = Nothing(), Header()
+
+
+def _joined(one: wire.Spec, more: wire.Spec) -> wire.Spec:
+    if both := sorted(one.keys() & more.keys()):
+        raise MethodError(
+            f"two parts of one message have tensors {', '.join(both)}; give one of them a prefix: "
+            "Named(prefix, message)"
+        )
+    return {**one, **more}
 
 
 def _outputs(task: Task, rows: tuple[int, ...], *, probabilities: bool) -> wire.Field:
