@@ -33,6 +33,8 @@ def test_overrides() -> None:
             "model.zoo=['cnn1']",
             "method.server_batch=client",
             "data.path=~/mine.npz",
+            "public.path=~/theirs.npz",
+            "public.dir=there",
             "run.global_accuracy=every",
         ],
         data_dir=Path("here"),
@@ -44,6 +46,8 @@ def test_overrides() -> None:
     assert settings.method == FedGH(server_batch="client")
     assert settings.data.path == Path.home() / "mine.npz"
     assert settings.data.dir == Path.cwd() / "here"
+    assert settings.public.path == Path.home() / "theirs.npz"
+    assert settings.public.dir == Path.cwd() / "there"
 
 
 def test_a_setting_that_is_not_used_is_in_no_fingerprint() -> None:
@@ -78,6 +82,8 @@ def test_another_method_starts_from_its_own_defaults() -> None:
         ("method.server_rl=1", "method.server_rl: no key 'server_rl'; did you mean 'server_lr'?"),
         ("method.name=fedhg", "method.name: no method 'fedhg'; did you mean 'fedgh'?"),
         ("data.name=cifar", "data.name: no data set 'cifar'; did you mean 'cifar1"),
+        ("public.name=held_out", "public.name: no data set 'held_out'; did you mean 'held-out'?"),
+        ("public.samples=0", "public.samples: should be greater than or equal to 1, got 0"),
         ("data.partition=random", "data.partition: should be 'classes', 'dirichlet' or 'iid'"),
         ("federation.clients=ten", "federation.clients: should be a valid integer, got 'ten'"),
         ("federation.clients='5'", "federation.clients: should be a valid integer, got '5'"),

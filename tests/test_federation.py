@@ -16,6 +16,7 @@ from fedgh.methods.fedgh import FedGH
 from fedgh.report.write import write_report
 from fedgh.runs.folder import RunFolder
 from tests.support.participants import CLASSES, net, pictures, points, three
+from tests.support.public import Chorus, Labelled
 from tests.support.tiny import numbers, states
 
 
@@ -252,3 +253,41 @@ def test_after_a_client_is_forgotten_the_models_are_read_again() -> None:
     after = trained.left.client(1).memory
     changed = [name for name in before if not before[name].equal(after[name])]
     assert changed, "the header is another without the client"
+
+
+def two() -> list[Participant]:
+    return [Participant(net(4, seed=seed), points(4, seed=seed)) for seed in (1, 2)]
+
+
+def test_public_data_are_given_like_those_of_a_participant(tmp_path: Path) -> None:
+    x, y = points(4, seed=9, n=30)
+    federation = Federation(two(), Labelled(), public=(x, y))
+    assert federation.config.public.name == "own"
+    assert federation.config.public.samples == 30
+    public = federation.experiment().public
+    assert public is not None
+    assert {tuple(row) for row in public.x.tolist()} == {tuple(row) for row in x.tolist()}
+    assert public.y.bincount().tolist() == [10, 10, 10]
+    run = federation.run(1, out=tmp_path / "run", progress=False).folder
+    assert run.summary().public_bytes_per_client == 30 * (4 * 4 + 8)
+    models = Trained.load(run.path, participants=two(), trust=True)
+    assert len(models.clients[0].predict(x[:2])) == 2
+    fewer = Federation(two(), Chorus(), public=(x, y), settings={"public.samples": 7})
+    assert fewer.experiment().task.public_size == 7
+
+
+def test_public_data_that_do_not_fit_are_refused() -> None:
+    x, y = points(4, seed=9, n=30)
+    for public, says in (
+        (None, "chorus needs public data"),
+        ("held-out", r"data.name = 'own': participants have their own"),
+        ("digits", r"inputs are \(1, 32, 32\) of uint8, those of the data \(4,\) of float32"),
+        ((x[:, :3], y), r"inputs are \(3,\) of float32, those of the data \(4,\)"),
+        (points(4, seed=2), "90 of its 90 samples are private samples of clients as well"),
+        ((x, y[:3]), "^public: own data: 30 inputs and 3 labels"),
+        ("nowhere/", r"^public: .*nowhere does not exist"),
+    ):
+        with pytest.raises(FedghError, match=says):
+            Federation(two(), Chorus(), public=public).experiment()
+    with pytest.raises(DataError, match=r"^public: .*class 'd' is not one of"):
+        Federation(two(), Labelled(), public=(x, ["d"] * 30))

@@ -24,6 +24,7 @@ from fedgh.core.method import Method
 from fedgh.core.names import Names
 from fedgh.core.types import GlobalRounds, LocalTraining, NameList
 from fedgh.data.fetch import expanded
+from fedgh.data.public import KNOWN_NAMES
 from fedgh.data.sources import SOURCES
 from fedgh.defaults import IMAGE_SIZE, REP_DIM
 from fedgh.errors import ConfigError, unknown
@@ -45,7 +46,10 @@ MAX_DOTS = 5000
 """Dots in a line. The time that tomllib takes for a dotted key is quadratic in its parts: half a
 second for so many."""
 
-PLACES = ("data.dir", "data.path", "run.address", "run.callbacks")
+PLACES = (
+    *("data.dir", "data.path", "public.dir", "public.path"),
+    *("run.address", "run.callbacks"),
+)
 """Settings that say where things are and who is told, and not what is computed."""
 
 
@@ -96,12 +100,14 @@ class DataSection(_SectionModel):
     classes: Words | None = None  # for "private": the names of all classes
     shape: list[int] | None = None  # for "private": of one input, if a method shares a network
 
-    def absolute(self) -> "DataSection":
-        """The same places, wherever the run is resumed from."""
-        places = {"dir": self.dir, "path": self.path}
-        return self.model_copy(
-            update={key: place and expanded(place).absolute() for key, place in places.items()}
-        )
+
+class PublicSection(_SectionModel):
+    """Data known beside the private ones, for methods that need some; see `data.public`."""
+
+    name: Word = "none"  # "held-out" takes them out of the data; or one of `fedgh list datasets`
+    samples: int = Field(1000, ge=1)  # how many are drawn
+    dir: Place | None = None  # holds the official files; else as for `data.dir`
+    path: Place | None = None  # your own file (npz) or folder (image-folder)
 
 
 class ModelSection(_SectionModel):
@@ -147,6 +153,7 @@ class RunSection(_SectionModel):
 class _Sections(_SectionModel):
     federation: FederationSection = FederationSection()
     data: DataSection = DataSection()
+    public: PublicSection = PublicSection()
     model: ModelSection = ModelSection()
     local: LocalTraining = LocalTraining()
     privacy: PrivacySection = PrivacySection()
@@ -180,13 +187,16 @@ class Config(_Sections):
         table = self.to_table()
         del table["run"]
         used = {
+            "public": self.public.name != "none",
             "privacy": self.privacy.protects != "nothing",
             "defence": self.defence != Defence(),
             "attack": self.attack.clients > 0,
         }
         for section in (name for name, is_used in used.items() if not is_used):
             del table[section]
-        table["data"] = {k: v for k, v in table["data"].items() if k not in ("dir", "path")}
+        for place in PLACES:
+            section, _, key = place.partition(".")
+            table.get(section, {}).pop(key, None)
         usual = asdict(LocalTraining())
         for key in LATER:
             if table["local"][key] == usual[key]:
@@ -221,6 +231,9 @@ def parse(table: Mapping[str, Any], trust: Trust = OWN) -> Config:
     else:
         if sections.data.name not in SOURCES:
             problems.append("data.name: " + unknown("data set", sections.data.name, SOURCES))
+        if sections.public.name not in KNOWN_NAMES:
+            known = unknown("data set", sections.public.name, KNOWN_NAMES)
+            problems.append(f"public.name: {known}")
     if problems:
         raise ConfigError("\n".join(problems))
     config = Config(**dict(sections), method=method)
@@ -260,6 +273,7 @@ def load_run(
 def check_limits(config: Config, limits: Limits) -> None:
     """Raise LimitError when a configuration asks for more than the limits allow."""
     limits.check("federation.clients", config.federation.clients, "max_clients")
+    limits.check("public.samples", config.public.samples, "max_public")
     limits.check("data.classes", len(config.data.classes or ()), "max_classes")
     limits.check("model.zoo", len(config.model.zoo), "max_networks")
     limits.check("model.rep_dim", config.model.rep_dim, "max_rep_dim")
@@ -285,7 +299,16 @@ def _with_overrides(
     for section, name, value in sorted(overrides, key=lambda item: item[:2] != ("method", "name")):
         _override(table, section, name, value)
     config = parse(table, trust)
-    return config.model_copy(update={"data": config.data.absolute()})
+    places = {"data": _absolute(config.data), "public": _absolute(config.public)}
+    return config.model_copy(update=places)
+
+
+def _absolute(section: DataSection | PublicSection) -> DataSection | PublicSection:
+    """Return the section with the same places, wherever the run is resumed from."""
+    places = {"dir": section.dir, "path": section.path}
+    return section.model_copy(
+        update={key: place and expanded(place).absolute() for key, place in places.items()}
+    )
 
 
 def experiments() -> dict[str, str]:

@@ -14,6 +14,8 @@ from fedgh.config import DEFAULT_METHOD, Config, parse
 from fedgh.core.method import Method
 from fedgh.data import own
 from fedgh.data.partition import SMALLEST, each_its_own
+from fedgh.data.public import KNOWN_NAMES
+from fedgh.data.sources import Source
 from fedgh.errors import ConfigError, DataError
 from fedgh.trained.clients import Trained
 from fedgh.training.callbacks import Callback, OnRound
@@ -21,6 +23,7 @@ from fedgh.training.experiment import Experiment, checked
 from fedgh.training.loop import run_or_resume
 from fedgh.training.participant import Participant
 from fedgh.training.progress import Live
+from fedgh.training.public import check_named, load_public
 
 USUAL = Config()
 """The defaults of a configuration, which are those of a federation from Python."""
@@ -42,6 +45,9 @@ class Federation:
         classes: the names of all classes; else those that occur.
         rep_dim: the width of the representations; else the smallest among the networks.
         epochs: of local training in each round, by SGD with `batch_size`, `lr` and `momentum`.
+        public: data that a method needs beside those of the participants, as a participant gives
+            its own, `public=(x, y)`, or the name of a data set, `public="digits"`. Their labels
+            count only where the method reads them.
         participation: the share of the participants that train in a round.
         seed: of all that is drawn here; networks start from the weights that they have.
         engine: "workers" computes on all cores, in processes of their own: then networks must be
@@ -55,6 +61,7 @@ class Federation:
         method: str | Method = DEFAULT_METHOD,
         *,
         classes: Sequence[str] | None = None,
+        public: own.Data | None = None,
         rep_dim: int | None = None,
         epochs: int = USUAL.local.epochs,
         batch_size: int = USUAL.local.batch_size,
@@ -110,6 +117,13 @@ class Federation:
             section, _, name = key.partition(".")
             table.setdefault(section, {})[name] = value
         self._table, self._method = table, method
+        self._public: Source | None = None
+        if isinstance(public, str) and public in KNOWN_NAMES:
+            table["public"] = {"name": public, **table.get("public", {})}
+        elif public is not None:
+            self._public = self._public_source(public)
+            samples = {"name": "own", "samples": len(self._public)}
+            table["public"] = {**samples, **table.get("public", {})}
         self.config = self._config(USUAL.federation.rounds)
 
     def __repr__(self) -> str:
@@ -152,16 +166,28 @@ class Federation:
     def experiment(self, rounds: int = USUAL.federation.rounds) -> Experiment:
         """What `run` trains, checked: the same object that `fedgh.prepare` makes of a file."""
         labels = [source.y.numpy() for source in self._sources]
+        config = self._config(rounds)
+        check_named(config)
         return checked(
             Experiment(
-                config=self._config(rounds),
+                config=config,
                 sources=self._sources,
                 partition=each_its_own(labels, self.config.federation.seed),
                 extractors=self._networks,
                 names=tuple(participant.name for participant in self.participants),
                 weights=b"".join(network.digest for network in self._networks),
+                public=load_public(config, self._sources[0], given=self._public),
             )
         )
+
+    def _public_source(self, data: own.Data) -> Source:
+        """Public data as tensors; their labels are places among the classes if they are read."""
+        usual = self._config(USUAL.federation.rounds)
+        classes = self.classes if usual.method.public_labels else None
+        try:
+            return own.source_of(data, classes, usual.data.image_size)
+        except DataError as error:
+            raise DataError(f"public: {error}") from None
 
     def _config(self, rounds: int) -> Config:
         federation = {**self._table["federation"], "rounds": rounds}

@@ -32,6 +32,7 @@ class Limits(BaseModel):
     max_rep_dim: Whole = 4_096
     max_image_size: Whole = 1_024  # the side of an image; other inputs have as many numbers
     max_epochs: Whole = 1_000
+    max_public: Whole = 100_000  # samples that are known beside the private ones
     max_feature_dim: Whole = 4_096  # of a method whose clients share a feature map
 
     def check_shape(self, key: str, shape: tuple[int, ...]) -> None:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,9 +8,10 @@ from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
 from fedgh.core import batches
-from fedgh.core.local import class_means, gradient, judge, train
+from fedgh.core.batches import shuffled
+from fedgh.core.local import Loss, class_means, gradient, judge, numbered, train
 from fedgh.core.metrics import accuracy
-from fedgh.core.types import Client
+from fedgh.core.types import Client, Examples, LocalTraining
 from tests.support.tiny import a_client, noisy
 
 
@@ -157,3 +159,134 @@ def test_noise_is_what_sampling_theory_says() -> None:
     assert found.mean.tolist() == pytest.approx([float(w[0]) - 5.5, 0, 0], rel=1e-5)
     drawn_without_replacement = 143 / 12 / 4 * (12 - 4) / (12 - 1)
     assert sum(noise) / 400 == pytest.approx(drawn_without_replacement, rel=0.1)
+
+
+def parts(client: Client) -> tuple[nn.Module, nn.Module]:
+    return client.model.extractor, client.model.header
+
+
+def loss_of(client: Client) -> Loss:
+    return lambda x, y: cross_entropy(client.model(x), y)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_part_that_is_not_trained_stays_the_same_to_the_bit(
+    data: tuple[Tensor, Tensor], which: int
+) -> None:
+    """Also with momentum, weight decay and batch normalisation."""
+    client = a_client(*data, noisy((6,), 4), momentum=0.9, weight_decay=0.1, epochs=2)
+    trained_part, fixed = parts(client)[which], parts(client)[1 - which]
+    before = {name: tensor.clone() for name, tensor in fixed.state_dict().items()}
+    start = {name: tensor.clone() for name, tensor in trained_part.state_dict().items()}
+    train(client, loss_of(client), [trained_part])
+    assert all(tensor.equal(before[name]) for name, tensor in fixed.state_dict().items())
+    assert not all(tensor.equal(start[name]) for name, tensor in trained_part.state_dict().items())
+    assert all(p.requires_grad and p.grad is None for p in client.model.parameters())
+
+
+@pytest.mark.parametrize("left_in_train_mode", [True, False])
+def test_bits_do_not_depend_on_the_mode_that_a_part_was_left_in(
+    data: tuple[Tensor, Tensor], left_in_train_mode: bool
+) -> None:
+    """A client that was just evaluated, and one that was just read from a file."""
+    torch.manual_seed(0)
+    client = a_client(*data, noisy((6,), 4))
+    client.model.train(left_in_train_mode)
+    modes: list[bool] = []
+    client.model.extractor.register_forward_pre_hook(lambda part, _: modes.append(part.training))
+    train(client, loss_of(client), [client.model.header])
+    assert not any(modes)
+    train(client, loss_of(client), [client.model.extractor], stream="second")
+    assert modes[-1]
+
+
+def test_phases_have_their_own_epochs_rates_batches_and_losses(
+    data: tuple[Tensor, Tensor],
+) -> None:
+    client = a_client(*data, epochs=1, batch_size=50, lr=0.1)
+    seen: dict[str, list[Tensor]] = {"one": [], "two": []}
+
+    def watched(phase: str) -> Loss:
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            seen[phase].append(x)
+            return cross_entropy(client.model(x), y)
+
+        return loss
+
+    train(client, watched("one"), metric="first_loss")
+    train(client, watched("two"), epochs=2, batch_size=101, stream="other")
+    assert [len(x) for x in seen["one"]] == [50, 51]
+    assert [len(x) for x in seen["two"]] == [101, 101]
+    assert not torch.cat(seen["one"]).equal(seen["two"][0])
+    assert client.metrics.keys() == {"first_loss", "train_loss"}
+    before = client.state()
+    train(client, loss_of(client), epochs=0)
+    train(client, loss_of(client), lr=0.0)
+    assert_close(client.state(), before, atol=0, rtol=0)
+
+
+def test_a_phase_with_nothing_to_train_is_skipped(data: tuple[Tensor, Tensor]) -> None:
+    client = a_client(*data)
+    client.model.requires_grad_(False)
+    train(client, loss_of(client))
+    assert client.metrics == {}
+
+
+def test_positions_find_what_is_kept_of_each_sample(data: tuple[Tensor, Tensor]) -> None:
+    client = a_client(*data, batch_size=10)
+    some = Examples(*data, torch.arange(100, 0, -3))
+    kept = some.x[some.index]
+
+    def loss(x: Tensor, position: Tensor) -> Tensor:
+        assert x.equal(kept[position])
+        return 0 * cross_entropy(client.model(x), torch.zeros_like(position))
+
+    train(client, loss, on=numbered(some))
+
+
+def test_views_are_augmented_one_by_one() -> None:
+    x = torch.randint(0, 255, (12, 3, 32, 32), dtype=torch.uint8)
+    rng = torch.Generator().manual_seed(0)
+    examples = Examples(x, torch.arange(12), torch.arange(12))
+    for views, y in shuffled(examples, 4, rng, ["flip", "crop"], views=2):
+        assert views.shape == (2, len(y), 3, 32, 32)
+        assert not views[0].equal(views[1])
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_other_optimizers_are_those_of_torch(data: tuple[Tensor, Tensor], name: str) -> None:
+    how: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1, "batch_size": 200, "epochs": 4}
+    torch.manual_seed(0)
+    client = a_client(*data, optimizer=name, **how)
+    torch.manual_seed(0)
+    plain = a_client(*data)
+    kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
+    optimizer = kind(plain.model.parameters(), lr=0.01, weight_decay=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        cross_entropy(plain.model(data[0]), data[1]).backward()
+        optimizer.step()
+    trained(client)
+    assert_close(client.model.state_dict(), plain.model.state_dict(), atol=1e-5, rtol=1e-4)
+
+
+def test_the_learning_rate_follows_its_schedule_over_the_rounds() -> None:
+    constant, cosine = LocalTraining(), LocalTraining(schedule="cosine")
+    step = LocalTraining(schedule="step", schedule_rounds=2, schedule_factor=0.5)
+    assert [constant.rate_factor(r, 4) for r in (1, 4)] == [1, 1]
+    assert [step.rate_factor(r, 6) for r in range(1, 7)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
+    found = [cosine.rate_factor(r, 4) for r in range(1, 5)]
+    assert found == pytest.approx([1, 0.853553, 0.5, 0.146447], rel=1e-5)
+
+
+def test_a_schedule_scales_what_a_round_moves(data: tuple[Tensor, Tensor]) -> None:
+    moved = []
+    for number in (1, 3):
+        torch.manual_seed(0)
+        client = a_client(*data, schedule="step", schedule_rounds=1, batch_size=200)
+        client.task = replace(client.task, rounds=5)
+        client.round = number
+        before = client.model.header.bias.detach().clone()
+        trained(client)
+        moved.append(client.model.header.bias.detach() - before)
+    assert_close(moved[1], moved[0] * 0.01, atol=1e-6, rtol=1e-2)

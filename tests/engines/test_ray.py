@@ -12,6 +12,7 @@ from fedgh.errors import ConfigError
 from fedgh.runs.folder import RunFolder
 from fedgh.training import loop
 from fedgh.training.callbacks import Callback
+from tests.support.public import CHORUS
 from tests.support.runs import EVERYTHING, interrupted
 from tests.support.tiny import numbers, quick, states
 
@@ -61,6 +62,23 @@ def test_ray_gives_the_same_bits_as_serial(
     assert numbers(run) == numbers(straight)
     assert states(run) == states(straight)
     assert not ray.is_initialized()
+
+
+def test_public_data_travel_as_one_copy() -> None:
+    from fedgh.engines.ray import _pack, _unpack
+
+    held_out = ["public.name=held-out", "public.samples=30", f"method.name={CHORUS}"]
+    blueprint = quick(*held_out).blueprint()
+    light, arrays = _pack(blueprint)
+    assert light.public is not None
+    assert light.public.x.numel() == light.public.y.numel() == 0
+    public, again = blueprint.public, _unpack(light, arrays).public
+    assert public is not None
+    assert again is not None
+    assert again.x.equal(public.x)
+    assert again.x.stride() == public.x.stride()
+    assert again.y.equal(public.y)
+    assert again.x.data_ptr() == public.x.data_ptr()
 
 
 @pytest.mark.faults  # another cluster is started

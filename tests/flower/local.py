@@ -13,11 +13,12 @@ from fedgh.flower.server import serve
 from fedgh.runs.checkpoint import newest_states
 from fedgh.runs.folder import RunFolder
 from fedgh.training.experiment import Experiment
+from tests.support.families import FAMILIES
 from tests.support.tiny import tensors
 
 FIRST_NODE = 1000
 NETWORKS = ",".join(
-    f"tests.support.tiny:{name}" for name in ("mlp", "noisy", "failing", "infinite")
+    [*(f"tests.support.tiny:{name}" for name in ("mlp", "noisy", "failing", "infinite")), *FAMILIES]
 )
 """Code outside fedgh that participants allow: that of these tests."""
 

@@ -15,6 +15,7 @@ from fedgh.runs.folder import RunFolder
 from fedgh.training import loop
 from tests.flower.local import House
 from tests.flower.real import TWO, federation, last_states, left_behind, two
+from tests.support.families import FAMILIES
 from tests.support.runs import EVERYTHING
 from tests.support.tiny import numbers, quick, states
 
@@ -31,7 +32,8 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 
 
 def settings(method: str) -> list[str]:
-    return [*EVERYTHING, *TWO, "federation.rounds=2", f"method.name={method}"]
+    needed = FAMILIES.get(method, [])
+    return [*EVERYTHING, *TWO, "federation.rounds=2", f"method.name={method}", *needed]
 
 
 def on_flower(deployment: Deployment, method: str, out: Path) -> RunFolder:
@@ -51,7 +53,7 @@ def cluster() -> Iterator[None]:
     "method",
     [
         "fedgh",
-        *(pytest.param(name, marks=pytest.mark.faults) for name in ("fedproto", "fd", "fml")),
+        *(pytest.param(m, marks=pytest.mark.faults) for m in ("fedproto", "fd", "fml", *FAMILIES)),
     ],
 )
 @pytest.mark.usefixtures("cluster")
@@ -64,7 +66,7 @@ def test_one_digest(method: str, deployment: Deployment, tmp_path: Path) -> None
         assert states(other) == states(serial)
     house = House(tmp_path / "house", quick(*settings(method)))
     assert numbers(house.run()) == numbers(serial)
-    run = on_flower(deployment, method, tmp_path / method)
+    run = on_flower(deployment, method, tmp_path / "flower")
     assert numbers(run) == numbers(serial)
     assert last_states(deployment.folder, run) == states(serial)
     for record in run.records():

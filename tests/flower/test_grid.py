@@ -24,6 +24,7 @@ from fedgh.runs.folder import RunFolder
 from fedgh.training import loop
 from tests.flower.absent import with_absent
 from tests.flower.local import FIRST_NODE, NETWORKS, House
+from tests.support.families import FAMILIES
 from tests.support.runs import EVERYTHING, interrupted
 from tests.support.tiny import numbers, quick, states
 
@@ -50,9 +51,10 @@ def test_the_grid_gives_the_same_bits_as_serial(method: str, tmp_path: Path) -> 
     assert_same(house, house.run(), straight)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "standalone"])
-def test_so_do_the_methods_for_equal_networks(method: str, tmp_path: Path) -> None:
-    experiment = quick("model.zoo=tests.support.tiny:mlp", f"method.name={method}")
+@pytest.mark.parametrize("method", ["fedavg", "standalone", *FAMILIES])
+def test_the_grid_gives_the_same_bits_for_other_families(method: str, tmp_path: Path) -> None:
+    needed = FAMILIES.get(method, ["model.zoo=tests.support.tiny:mlp"])
+    experiment = quick(f"method.name={method}", *needed)
     straight = loop.run(experiment, tmp_path / "serial")
     house = House(tmp_path / "house", experiment)
     assert_same(house, house.run(), straight)

@@ -21,6 +21,7 @@ from fedgh.trust import FOREIGN
 from tests.fuzz.budget import fuzz
 from tests.fuzz.payloads import tampered
 from tests.fuzz.refusal import Refused, attempt
+from tests.support.public import CHORUS
 from tests.trust.watch import WATCH
 
 DEMO = config.load("demo").to_table()
@@ -141,6 +142,7 @@ def test_a_table_from_elsewhere_imports_nothing(table: dict[str, Any]) -> None:
     assert [what for what in seen if what.startswith(("import", "open", "socket"))] == []
     if isinstance(found, Config):
         assert found.data.dir is found.data.path is None
+        assert found.public.dir is found.public.path is None
         assert found.method_name in METHODS
         assert all(map(is_packaged, found.model.zoo))
 
@@ -184,11 +186,13 @@ SETTINGS = st.fixed_dictionaries(
         "data.alpha": TINY,
         "data.samples": HUGE,
         "data.partition": st.sampled_from(["classes", "dirichlet", "iid"]),
+        "public.name": st.sampled_from(["none", "held-out", "digits", "npz", "own"]),
+        "public.samples": HUGE,
         "model.rep_dim": st.sampled_from([1, 4, 2**62, 2**63, 2**64, 10**30]),
         "model.zoo": st.sampled_from(
             ["mlp", "cnn5", "tests.support.tiny:wrong_width", "os:getcwd", "x"]
         ),
-        "method.name": st.sampled_from(["fedgh", "fedavg", "fml", "fedkd", "fd"]),
+        "method.name": st.sampled_from(["fedgh", "fedavg", "fml", "fedkd", "fd", CHORUS]),
         "local.batch_size": HUGE,
         "local.augment": st.sampled_from(["flip", ""]),
         "run.global_accuracy": st.sampled_from(["true", "false", "last", "every", "never"]),

@@ -49,6 +49,7 @@ REQUEST: dict[str, Any] = {
     "deadline": 600.0,
     "settings": {"data": {"name": "private"}, "method": {"name": "fedgh"}},
     "fingerprint": None,
+    "public": None,
 }
 
 VALUES = st.recursive(

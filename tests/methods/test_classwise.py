@@ -174,3 +174,19 @@ def test_without_its_weight_it_is_plain_training(method: FD | FedProto) -> None:
     method.client_update(client, {"classes": torch.arange(3).int(), "means": torch.ones(3, width)})
     train(plain, lambda x, y: cross_entropy(plain.model(x), y))
     assert_close(client.state(), plain.state())
+
+
+def test_fedproto_predicts_by_the_nearest_prototype_if_so_configured() -> None:
+    """Worked by hand: the classes 0 and 2 have prototypes at -1 and 1, class 1 has none."""
+    x = torch.tensor([[-3.0], [0.2], [0.9]])
+    client = a_client(x, torch.tensor([0, 2, 2]), nn.Identity(), rep_dim=1)
+    down = {"classes": torch.tensor([0, 2]).int(), "means": torch.tensor([[-1.0], [1.0]])}
+    method = FedProto(predict="prototype", lam=0.0)
+    method.client_update(client, down)
+    expected = torch.tensor([[-4.0, -17.0, -16.0], [-1.44, -2.44, -0.64], [-3.61, -4.61, -0.01]])
+    assert_close(method.logits(client, x), expected)
+    none = {"classes": torch.zeros(0, dtype=torch.int32), "means": torch.zeros(0, 1)}
+    method.client_update(client, none)
+    assert_close(method.logits(client, x), client.model(x))
+    FedProto().client_update(client, down)
+    assert_close(FedProto().logits(client, x), client.model(x))

@@ -10,6 +10,7 @@ from torch.nn import functional
 from fedgh.core import wire
 from fedgh.core.low_rank import LEFT, RIGHT
 from fedgh.core.method import Method
+from fedgh.core.server import Surroundings
 from fedgh.core.types import Payload, Recipient, Task, Upload
 from fedgh.core.uploads import Uploads
 from fedgh.methods import METHODS
@@ -17,36 +18,43 @@ from fedgh.methods.paper_bytes import paper_bytes
 from fedgh.methods.testing import check_method, check_runs
 from fedgh.training import loop
 from fedgh.training.experiment import Experiment
+from tests.support.families import FAMILIES, ONE_ARCHITECTURE
 from tests.support.rounds import shapes_of, uploads_of
 from tests.support.tiny import quick
 
-HOMOGENEOUS = [
-    "model.zoo=tests.support.tiny:noisy"
-]  # FedAvg needs one architecture, with batch norm
-SHARED = {"fml", "fedkd"}
+ALL = [*METHODS, *FAMILIES]
+
+SHARED = ["method.shared=tests.support.tiny:noisy"]
+SETTINGS = {
+    "fedavg": ONE_ARCHITECTURE,
+    "fml": SHARED,
+    "fedkd": SHARED,
+    "fedgh_plus": ["method.feature_dim=32"],
+    **FAMILIES,
+}
 
 
 def federation(name: str, *overrides: str) -> Experiment:
     words = [f"method.name={name}", "federation.rounds=4", "federation.participation=0.6"]
-    if name == "fedavg":
-        words += HOMOGENEOUS
-    if name in SHARED:
-        words += ["method.shared=tests.support.tiny:noisy"]
-    if name == "fedgh_plus":
-        words += ["method.feature_dim=32"]
-    return quick(*words, *overrides)
+    return quick(*words, *SETTINGS.get(name, []), *overrides)
+
+
+def recipient(around: Surroundings, client: int, last_round: int = 0) -> Recipient:
+    """A client that has not shown its classes."""
+    group, sizes = around.architecture(client)
+    return Recipient(client, None, last_round, group, sizes)
 
 
 def same(a: Payload, b: Payload) -> bool:
     return a.keys() == b.keys() and all(a[name].equal(b[name]) for name in a)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_payloads_are_as_declared_and_nothing_received_is_changed(name: str) -> None:
     check_method(federation(name))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_a_round_without_uploads_leaves_the_server_usable(name: str) -> None:
     prepared = federation(name)
     method = prepared.config.method
@@ -54,17 +62,18 @@ def test_a_round_without_uploads_leaves_the_server_usable(name: str) -> None:
     around, task = prepared.surroundings(), prepared.task
     none = Uploads([], task, 1, around.device, around.public, around.network)
     again = method.server_update(server, none)
-    assert same(method.broadcast(again, Recipient(0)), method.broadcast(server, Recipient(0)))
+    to = recipient(around, 0)
+    assert same(method.broadcast(again, to), method.broadcast(server, to))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_every_engine_and_a_resumed_run_give_the_same_bits(name: str, tmp_path: Path) -> None:
     run = check_runs(federation(name), tmp_path)
     first, *_, last = (record.train_loss or 0 for record in run.records())
     assert last < first
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_works_when_few_take_part(name: str, tmp_path: Path) -> None:
     prepared = federation(name, "federation.clients=10", "federation.participation=0.3")
     run = loop.run(prepared, tmp_path / "run")
@@ -77,7 +86,7 @@ def test_works_when_few_take_part(name: str, tmp_path: Path) -> None:
         assert run.records()[-1].bytes_total > 0
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_a_client_learns_more_than_its_header(name: str) -> None:
     """The private extractor is trained in every method."""
     prepared = federation(name)
@@ -85,12 +94,13 @@ def test_a_client_learns_more_than_its_header(name: str) -> None:
     client.round = 1
     before = client.state()
     method = prepared.config.method
-    method.client_update(client, method.broadcast(prepared.initial_server(), Recipient(0)))
+    to = recipient(prepared.surroundings(), 0)
+    method.client_update(client, method.broadcast(prepared.initial_server(), to))
     weights = [n for n in before if n.startswith("model.extractor") and n.endswith("weight")]
     assert all(not client.state()[name].equal(before[name]) for name in weights)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_only_methods_that_weigh_by_them_are_told_numbers_of_samples(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +115,7 @@ def test_only_methods_that_weigh_by_them_are_told_numbers_of_samples(
 
     monkeypatch.setattr(type(prepared.config.method), "server_update", spy)
     loop.run(prepared, tmp_path / "run")
-    told = name in {"fedavg", "lg_fedavg", "fml", "fedkd"}
+    told = name.endswith(("avg", "fml", "fedkd", ":Distils"))
     assert seen == ([client.train for client in prepared.clients()] if told else [0] * 5)
 
 

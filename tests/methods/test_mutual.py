@@ -16,7 +16,7 @@ from fedgh.core import wire
 from fedgh.core.average import network_state
 from fedgh.core.losses import distill
 from fedgh.core.low_rank import LEFT, RIGHT, compress, expand
-from fedgh.core.types import Client, Payload, Upload
+from fedgh.core.types import Client, Payload, SplitModel, Upload
 from fedgh.methods import fedkd
 from fedgh.methods.fedkd import FedKD
 from fedgh.methods.fml import FML
@@ -273,3 +273,61 @@ def test_who_missed_a_round_of_fedkd_gets_the_whole_sum_and_reaches_the_same_men
     method.client_update(late, down)
     method.client_update(faithful, method.broadcast(server, recipient(0, last_round=4)))
     assert_close(late.memory, faithful.memory, atol=1e-4, rtol=1e-4)
+
+
+def perfect(each: Client, mentee: SplitModel) -> tuple[Tensor, Tensor]:
+    """A batch on which the cross-entropy of both models is exactly zero."""
+    x, y = each.data.train.x[:4], torch.zeros(4, dtype=torch.int64)
+    for model in (each.model, mentee):
+        model.header.weight.data.zero_()
+        model.header.bias.data = torch.tensor([200.0, 0.0, 0.0])
+    return x, y
+
+
+def test_a_cross_entropy_of_zero_leaves_fedkds_loss_finite() -> None:
+    each = client()
+    method = FedKD(shared="tests.support.tiny:mlp")
+    method.init_client(each)
+    mentee = shared_model("tests.support.tiny:mlp", each.task)
+    x, y = perfect(each, mentee)
+    assert cross_entropy(each.model(x), y).item() == 0
+    assert bool(method.loss(each, mentee, x, y).isfinite())
+
+
+def test_fedkds_weight_may_be_learned_from_too() -> None:
+    each = client()
+    method = FedKD(shared="tests.support.tiny:mlp", weight_constant=False)
+    method.init_client(each)
+    mentee = shared_model("tests.support.tiny:mlp", each.task)
+    x, y = each.data.train.x[:8], each.data.train.y[:8]
+    total = method.loss(each, mentee, x, y)
+    h_mentor, h_mentee = each.model.represent(x), mentee.represent(x)
+    p, q = each.model(x), mentee(x)
+    ce = cross_entropy(p, y) + cross_entropy(q, y)
+    mse = ((h_mentor - each.modules["projection"](h_mentee)) ** 2).mean()
+    written_out = ce + (distill(p, q) + distill(q, p) + mse) / ce
+    bias = each.model.header.bias
+    ours, theirs = (
+        torch.autograd.grad(v, bias, retain_graph=True)[0] for v in (total, written_out)
+    )
+    assert_close(ours, theirs)
+    constant = FedKD(shared="tests.support.tiny:mlp").loss(each, mentee, x, y)
+    assert not torch.allclose(torch.autograd.grad(constant, bias)[0], theirs)
+
+
+def test_after_an_empty_or_discarded_round_fedkd_counts_and_adds_once() -> None:
+    """A client that trained in a round that did not count gets the sum, not its last update."""
+    each = client()
+    method = FedKD(shared="tests.support.tiny:mlp")
+    task = replace(each.task, rounds=10)
+    server = method.init_server(task, [], torch.Generator())
+    (update,) = random_updates(each, 1)
+    sent = [Upload(0, 1, compress(update, 1.0))]
+    server = method.server_update(server, uploads_of(sent, task, 1))
+    after_empty = method.server_update(server, uploads_of([], task, 2))
+    assert after_empty is server
+    for last_round, known in ((1, "last."), (2, "sum."), (0, "sum.")):
+        down = method.broadcast(after_empty, recipient(0, last_round=last_round))
+        assert all(name.startswith(known) for name in down)
+    later = method.server_update(after_empty, uploads_of(sent, task, 3))
+    assert later["updated"] == 3

@@ -67,8 +67,8 @@ def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[st
 def hostile(place: Place, section: str, key: str, value: str) -> None:
     if key in ("zoo", "callbacks"):
         place.settings(section, key, [value])
-    elif section == "data":
-        place.settings("data", "name", "npz" if key == "path" else "cifar10")
+    elif section in ("data", "public"):
+        place.settings(section, "name", "npz" if key == "path" else "cifar10")
         place.settings(section, key, value)
     else:
         place.settings(section, key, value)

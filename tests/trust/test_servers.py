@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.clientapp import ClientApp
@@ -23,6 +24,7 @@ from fedgh.flower.server import shared_settings
 from fedgh.training import experiment
 from fedgh.training.experiment import Experiment
 from tests.flower.local import FIRST_NODE, House
+from tests.support.public import CHORUS
 from tests.trust.commands import SMALL
 from tests.trust.names import FIRST, followed
 from tests.trust.watch import WATCH
@@ -107,20 +109,67 @@ def test_no_name_of_a_server_is_followed(
     with WATCH.watching() as seen:
         reply = ask(method, section, key, [value] if key in ("zoo", "callbacks") else value)
     assert followed(seen) == []
-    own = section == "data" or (key == "zoo" and reply.error is None)  # replaced by its own
-    assert own or "is not part of fedgh, and this participant does not allow it" in str(reply.error)
+    replaced = section in ("data", "public") or (key == "zoo" and reply.error is None)
+    refusal = "is not part of fedgh, and this participant does not allow it"
+    assert replaced or refusal in str(reply.error)
 
 
-def test_a_server_does_not_start_a_download(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def no_official_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No official data set is on this machine, and none may be fetched."""
     monkeypatch.setenv("FEDGH_DATA", str(tmp_path / "nothing"))
     monkeypatch.setattr("pooch.os_cache", lambda _: tmp_path / "nothing")
     monkeypatch.setattr("pooch.retrieve", lambda *_, **__: pytest.fail("a download"))
+
+
+@pytest.mark.usefixtures("no_official_data")
+def test_a_server_does_not_start_a_download(ask: Ask) -> None:
     with WATCH.watching() as seen:
         reply = ask("fedgh", "data", "name", "cifar10")
     assert [what for what in seen if what.startswith("socket")] == []
     assert "not fetched because" in str(reply.error) or "deals out its data" in str(reply.error)
+
+
+PUBLIC = {"name": "npz", "samples": 20}
+
+
+def needing_public(tmp_path: Path, kind: str) -> tuple[House, Experiment]:
+    """A participant in a federation whose method gives public data to all, and its server."""
+    rng = np.random.default_rng(0)
+    image = (1, 32, 32) if kind == "dealt data" else (5,)
+    x = rng.integers(0, 256, (30, *image)).astype(np.uint8)
+    np.savez(tmp_path / "public.npz", x=x, y=np.arange(30) % 2)
+    app, overrides = KINDS[kind]
+    app = app if kind == "dealt data" else client_app(bring, methods=[CHORUS])
+    public = [f"public.path={tmp_path / 'public.npz'}", "public.name=npz", "public.samples=20"]
+    settings = [*overrides, f"method.name={CHORUS}", *public]
+    prepared = experiment.prepare(config.load("demo", settings))
+    node = {"allow": CHORUS, "public-path": str(tmp_path / "public.npz")}
+    return House(tmp_path / "house", prepared, [app], node), prepared
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_public_data_come_from_the_participants_own_place(kind: str, tmp_path: Path) -> None:
+    house, prepared = needing_public(tmp_path, kind)
+    settings = shared_settings(prepared)
+    assert settings["public"] == PUBLIC
+    assert prepared.public is not None
+    digest = prepared.public.digest.hex()
+    settings["public"] |= {"path": "/elsewhere_evil/data.npz", "dir": "/elsewhere_evil"}
+    with WATCH.watching() as seen:
+        reply = put(house, prepared, settings=settings, public=digest)
+    assert reply.error is None
+    assert followed(seen) == []
+    assert any("public.npz" in what for what in seen)
+
+
+@pytest.mark.usefixtures("no_official_data")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_does_not_start_a_download_of_public_data(kind: str, tmp_path: Path) -> None:
+    house, prepared = needing_public(tmp_path, kind)
+    settings = {**shared_settings(prepared), "public": {**PUBLIC, "name": "cifar100"}}
+    reply = put(house, prepared, settings=settings)
+    assert str(reply.error).startswith("cifar100 is not on this participant's machine, and is not")
 
 
 LIMITS = [
@@ -131,6 +180,7 @@ LIMITS = [
     ("data", "image_size", 10**6, "max-image-size=1024"),
     ("data", "shape", [10**5, 10**5], "max-image-size=1024"),
     ("local", "epochs", 10**9, "max-epochs=1000"),
+    ("public", "samples", 10**9, "max-public=100000"),
     ("method", "feature_dim", 10**6, "max-feature-dim=4096"),
 ]
 

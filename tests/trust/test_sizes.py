@@ -26,6 +26,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"data.name": "private", "data.classes": ["a", "b"], "data.shape": [1, 6000, 6000]},
     {"data.name": "private", "data.classes": ["a"], "federation.clients": 2 * 10**8},
     {"data.image_size": 10**6, "data.name": "image-folder"},
+    {"public.samples": 10**12, "public.name": "held-out"},
 ]
 
 

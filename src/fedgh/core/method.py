@@ -8,7 +8,7 @@ changed in place. `fedgh.methods.api` has all that the author of a method needs.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, dataclass_transform
+from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
 
 import torch
 from pydantic import ConfigDict, Field
@@ -26,6 +26,8 @@ Positive = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 NetworkName = Annotated[str, Names.NETWORK]
+
+PublicFor = Literal["none", "server", "all"]
 
 Models = Sequence[SplitModel]
 """One fresh model of each architecture; that of client k is models[k % len(models)]."""
@@ -61,6 +63,11 @@ class Method(ABC):
     """Whether the server has a header for a client that comes after the last round."""
     releases_once: ClassVar[bool] = False
     """Whether a client tells of its data once, and repeats that when it is asked again."""
+    public_for: ClassVar[PublicFor] = "none"
+    """Who must have public data (`[public]`): the server alone, or all clients as well, which then
+    find them in `client.public`. Without such data the method is refused before anything runs."""
+    public_labels: ClassVar[bool] = False
+    """Whether the method reads the labels of public data; else these are -1."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -233,6 +233,7 @@ class Summary(Progress):
     versions: dict[str, str]
     machine: dict[str, str | int | None]
     privacy: Spent | None = None
+    public_bytes_per_client: Bytes | None = None  # once, of data that every client must have
 
 
 def checked(kind: type[T], value: object, file: object) -> T:

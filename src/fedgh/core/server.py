@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedgh.core import wire
+from fedgh.core.average import network_state
 from fedgh.core.defence import Defence, Dropped
 from fedgh.core.groups import group_numbers
 from fedgh.core.message import Shapes
@@ -18,6 +19,7 @@ from fedgh.core.method import Method
 from fedgh.core.metrics import METRICS, NEEDED, own_metrics, spread
 from fedgh.core.records import LeftOut, Problem, Round
 from fedgh.core.rng import isolated, stream
+from fedgh.core.subnet import Sizes, shapes
 from fedgh.core.types import (
     CPU,
     Examples,
@@ -101,6 +103,16 @@ class Surroundings:
         if not self.networks:
             raise MethodError("the clients' networks are not known here (model.zoo, data.shape)")
         return self.networks[client_id % len(self.networks)]()
+
+    def architecture(self, client_id: int) -> tuple[int, Sizes]:
+        """Return the group of a client's network, and the sizes of its tensors."""
+        return self._architectures[client_id % len(self._architectures)]
+
+    @cached_property
+    def _architectures(self) -> list[tuple[int, Sizes]]:
+        made = [make() for make in self.networks]
+        sizes = [shapes(network_state(model)) for model in made]
+        return list(zip(group_numbers(made), sizes, strict=True)) or [(0, {})]
 
 
 class Server:
@@ -292,23 +304,19 @@ class Server:
 
     def recipient(self, client: int) -> Recipient:
         """Return what is known of a client that is about to be sent something."""
-        shown = self._classes[client]
+        shown, (group, sizes) = self._classes[client], self._architecture(client)
         return Recipient(
             id=client,
             classes=shown if bool(shown.any()) else None,
             last_round=int(self._trained[client]),
-            group=self._group(client),
+            group=group,
+            sizes=sizes,
         )
 
-    def _group(self, client: int) -> int:
-        return self._groups[client % len(self._groups)]
-
-    @cached_property
-    def _groups(self) -> list[int]:
-        """The group of each architecture; one for all where no network crosses."""
+    def _architecture(self, client: int) -> tuple[int, Sizes]:
+        """The group and sizes of a client's network; the same for all where no network crosses."""
         crosses = self.method.up.holds_own_network or self.method.down.holds_own_network
-        make = self._surroundings.networks if crosses else ()
-        return group_numbers([each() for each in make]) or [0]
+        return self._surroundings.architecture(client) if crosses else (0, {})
 
     def _upload_specs(self, client: int) -> list[wire.Spec]:
         """What an upload of this client may be: it depends on the client's architecture alone."""
@@ -400,7 +408,7 @@ class Server:
         payload = wire.read(reply.up, self._upload_specs(reply.client_id), self.largest_norm)
         self.method.up.check(payload)
         self.method.check_upload(self.task, payload, self.largest_norm)
-        group = self._group(reply.client_id)
+        group, _ = self._architecture(reply.client_id)
         return Upload(reply.client_id, reply.num_examples, payload, group)
 
     def _note(self, reply: Reply, received: Received) -> None:

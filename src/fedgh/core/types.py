@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
@@ -65,8 +65,8 @@ class Task:
     rounds: int
     seed: int
     input_shape: tuple[int, ...] = ()
-    public_size: int = 0  # public samples that all parties know
     privacy: Privacy | None = None  # how uploads are made private
+    public_size: int = 0  # public samples that the method may count on
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,7 @@ class Client:
     make_model: Callable[[], SplitModel] | None = None  # another network like its own
     privacy: Privacy | None = None  # how its class means are made before they leave it
     release: Release | None = None  # the class means that it last made
+    public: Examples | None = None  # what all clients know; of a method with `public_for = "all"`
     round: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -231,6 +232,8 @@ class Recipient:
     the first of them."""
     last_round: int = 0  # in which the client last trained; 0: never
     group: int = 0  # clients with the same network have the same number
+    sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of the tensors of its network, where networks cross."""
 
 
 @dataclass(frozen=True)

@@ -80,11 +80,12 @@ class Source:
     @cached_property
     def digest(self) -> bytes:
         """A fingerprint of inputs and labels."""
-        out = hashlib.blake2b(digest_size=16)
-        for tensor in (self.x, self.y):
-            out.update(str(tuple(tensor.shape)).encode())
-            out.update(tensor.contiguous().numpy().data)
-        return out.digest()
+        return digest_of(self.x, self.y)
+
+    @cached_property
+    def row_digests(self) -> NDArray[np.uint64]:
+        """A short fingerprint of each input: equal for inputs that are equal."""
+        return row_digests(self.x)
 
     @property
     def num_classes(self) -> int:
@@ -102,6 +103,22 @@ class Source:
         return tuple(self.x.shape[1:])
 
 
+def digest_of(*tensors: Tensor) -> bytes:
+    """Return a fingerprint of shapes and values."""
+    out = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        out.update(str(tuple(tensor.shape)).encode())
+        out.update(tensor.contiguous().numpy().data)
+    return out.digest()
+
+
+def row_digests(x: Tensor) -> NDArray[np.uint64]:
+    """Return a short fingerprint of each row: equal for rows that are equal."""
+    rows = x.contiguous().numpy()
+    short = (hashlib.blake2b(row.data, digest_size=8).digest() for row in rows)
+    return np.frombuffer(b"".join(short), np.uint64)
+
+
 @dataclass(frozen=True)
 class Where:
     """What a source may need to find its data."""
@@ -111,6 +128,7 @@ class Where:
     image_size: int = IMAGE_SIZE
     classes: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
+    section: str = "data"  # of the configuration, for messages
 
 
 def digits(where: Where) -> Source:  # noqa: ARG001
@@ -162,7 +180,7 @@ def image_folder(where: Where) -> Source:
     what = "a folder with one sub-folder of images per class"
     root = _own_path(where, "image-folder", what)
     if not root.is_dir():
-        raise DataError(f"data.path: {root} should be {what}")
+        raise DataError(f"{where.section}.path: {root} should be {what}")
     classes = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
     shape = (3, where.image_size, where.image_size)
     images, labels = [], []
@@ -208,10 +226,11 @@ def channels_first(inputs: NDArray[Any]) -> NDArray[Any]:
     return inputs
 
 
-def own(where: Where) -> Source:  # noqa: ARG001
+def own(where: Where) -> Source:
     """What participants bring in Python (`fedgh.Federation`); a file cannot name it."""
     raise ConfigError(
-        "data.name = 'own': these data were given in Python; run the program that gave them"
+        f"{where.section}.name = 'own': these data were given in Python; run the program that gave "
+        "them"
     )
 
 
@@ -234,13 +253,16 @@ SOURCES: dict[str, Callable[[Where], Source]] = {
     "private": private,
 }
 
+SEPARATE = ("private", "own")
+"""Data of which each participant has its own."""
+
 
 def _own_path(where: Where, name: str, what: str) -> Path:
     if where.path is None:
-        raise ConfigError(f"data.path: data.name = '{name}' needs it: {what}")
+        raise ConfigError(f"{where.section}.path: {where.section}.name = '{name}' needs it: {what}")
     path = expanded(where.path)
     if not path.exists():
-        raise DataError(f"data.path: {path} does not exist; it should be {what}")
+        raise DataError(f"{where.section}.path: {path} does not exist; it should be {what}")
     return path
 
 

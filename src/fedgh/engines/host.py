@@ -30,6 +30,7 @@ from fedgh.core.types import (
 )
 from fedgh.data.global_sample import GlobalSample
 from fedgh.data.partition import Partition
+from fedgh.data.public import PublicData
 from fedgh.data.sources import Source
 from fedgh.errors import MethodError, RunError, WireError, one_line
 from fedgh.models import Extractor, split_model
@@ -53,6 +54,7 @@ class Blueprint:
     reticent: bool = False  # of what clients measure, only accuracies are told
     largest_norm: float = math.inf  # of a row in what the server sends
     attack: Attack = field(default_factory=Attack)  # a rehearsal: some clients lie
+    public: PublicData | None = None  # samples that all clients know
     _flops: dict[int, int] = field(default_factory=dict, init=False)
 
     def source(self, client_id: int) -> Source:
@@ -93,6 +95,7 @@ class Blueprint:
             self.local,
             make_model=make_model,
             privacy=self.privacy,
+            public=self.public.examples() if self.public else None,
         )
         with isolated(task.seed, "init-client", client_id):
             self.method.init_client(client)

@@ -277,12 +277,18 @@ def _pack(blueprint: Blueprint) -> tuple[Blueprint, dict[str, Any]]:
         arrays["sample"] = sample.order.numpy()
         sample = replace(sample, order=none)
     for number, source in enumerate(blueprint.sources):
-        images = source.x.ndim == 4
-        arrays[f"x{number}"] = (source.x.permute(0, 2, 3, 1) if images else source.x).numpy()
-        arrays[f"y{number}"] = source.y.numpy()
+        arrays |= {f"x{number}": _as_it_lies(source.x), f"y{number}": source.y.numpy()}
+    public = blueprint.public
+    if public is not None:
+        arrays |= {"public x": _as_it_lies(public.x), "public y": public.y.numpy()}
+        public = replace(public, x=none, y=none)
     sources = tuple(replace(source, x=none, y=none) for source in blueprint.sources)
     light = replace(
-        blueprint, sources=sources, partition=Partition(none, none), global_sample=sample
+        blueprint,
+        sources=sources,
+        partition=Partition(none, none),
+        global_sample=sample,
+        public=public,
     )
     return light, arrays
 
@@ -291,15 +297,30 @@ def _unpack(light: Blueprint, arrays: dict[str, Any]) -> Blueprint:
     tensors = {name: _readable(array) for name, array in arrays.items()}
     sources = []
     for number, source in enumerate(light.sources):
-        x, y = tensors[f"x{number}"], tensors[f"y{number}"]
-        sources.append(replace(source, x=x.permute(0, 3, 1, 2) if x.ndim == 4 else x, y=y))
-    sample = light.global_sample
+        x, y = _channels_first(tensors[f"x{number}"]), tensors[f"y{number}"]
+        sources.append(replace(source, x=x, y=y))
+    sample, public = light.global_sample, light.public
+    if public is not None:
+        x, y = _channels_first(tensors["public x"]), tensors["public y"]
+        public = replace(public, x=x, y=y)
     return replace(
         light,
         sources=tuple(sources),
         partition=Partition(tensors["order"], tensors["bounds"]),
         global_sample=sample and replace(sample, order=tensors["sample"]),
+        public=public,
     )
+
+
+def _as_it_lies(x: Tensor) -> np.ndarray[Any, Any]:
+    """Inputs as an array without gaps: the channels of images come last in memory."""
+    array: np.ndarray[Any, Any] = (x.permute(0, 2, 3, 1) if x.ndim == 4 else x).numpy()
+    return array
+
+
+def _channels_first(x: Tensor) -> Tensor:
+    """The way back."""
+    return x.permute(0, 3, 1, 2) if x.ndim == 4 else x
 
 
 def _readable(array: np.ndarray[Any, Any]) -> Tensor:

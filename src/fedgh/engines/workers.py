@@ -232,6 +232,8 @@ def _share(blueprint: Blueprint) -> None:
         tensors += [source.x, source.y]
     if blueprint.global_sample is not None:
         tensors.append(blueprint.global_sample.order)
+    if blueprint.public is not None:
+        tensors += [blueprint.public.x, blueprint.public.y]
     wanted = sum(t.nbytes for t in tensors if not t.is_shared())
     if SHARED_MEMORY.exists() and wanted > (free := shutil.disk_usage(SHARED_MEMORY).free):
         raise RunError(

@@ -30,7 +30,6 @@ from fedgh import config
 from fedgh.config import Config
 from fedgh.core.threads import one_thread
 from fedgh.core.types import CPU, Job, Payload, Reply, moved
-from fedgh.data.fetch import OFFICIAL, find
 from fedgh.engines.host import Blueprint, ClientHost
 from fedgh.errors import ConfigError, RunError, WireError, import_object, printable
 from fedgh.files import discard_parts, locked, make_folder, read_bytes, write_atomic
@@ -41,6 +40,7 @@ from fedgh.flower.messages import Request
 from fedgh.runs.checkpoint import ClientFiles, keep_rounds
 from fedgh.runs.sealed import MAX_STATE, pack, unpack
 from fedgh.training.experiment import Experiment, prepare
+from fedgh.training.public import not_here
 from fedgh.trust import OWN, ForeignError, Trust
 from fedgh.version import __version__
 
@@ -48,6 +48,15 @@ logger = logging.getLogger(__name__)
 
 MakeBlueprint = Callable[[Request, Path, NodeConfig], Blueprint]
 """From a request, the client's folder and the participant's settings to the client."""
+
+OWN_SETTINGS = {
+    ("data", "dir"): "dir",
+    ("data", "path"): "path",
+    ("public", "dir"): "public-dir",
+    ("public", "path"): "public-path",
+    ("run", "device"): "device",
+}
+"""Settings that no server decides, and their names in node.conf."""
 
 MAX_QUOTED = 300
 """Characters of a server's setting that are quoted in an answer."""
@@ -77,15 +86,21 @@ def dealt(request: Request, _: Path, node: NodeConfig) -> Blueprint:
             "the data of this federation are the participants' own: name your app when you start "
             "the SuperNode, --node-config 'app=\"my_module:app\" ...' (see fedgh.flower.client_app)"
         )
-    if config.data.name in OFFICIAL and find(config.data.name, config.data.dir) is None:
-        raise PublicError(
-            f"{config.data.name} is not on this participant's machine, and is not fetched because "
-            f"a server says so; the participant can: fedgh data fetch {config.data.name}"
-        )
+    check_here(config)
     experiment = _prepared(json.dumps(config.to_table()))
     if experiment.fingerprint() != request.fingerprint:
         raise PublicError("the data or the versions here are not those of the server")
     return experiment.blueprint()
+
+
+def check_here(config: Config) -> None:
+    """Refuse official data that are not on this machine."""
+    missing = not_here(config)
+    if missing is not None:
+        raise PublicError(
+            f"{missing} is not on this participant's machine, and is not fetched because a server "
+            f"says so; the participant can: fedgh data fetch {missing}"
+        )
 
 
 @lru_cache(maxsize=1)
@@ -104,10 +119,9 @@ def parse_settings(
     """
     bound = read_bound(node)
     table = {name: dict(section) for name, section in request.settings.items()}
-    own = {"data": ("dir", "path"), "run": ("device",), "model": ("zoo",) if own_network else ()}
-    for section, keys in own.items():
-        for key in keys:
-            table.setdefault(section, {}).pop(key, None)
+    own = {**OWN_SETTINGS, **({("model", "zoo"): "zoo"} if own_network else {})}
+    for section, key in own:
+        table.setdefault(section, {}).pop(key, None)
     try:
         config.parse(table, Trust(names=frozenset({*bound.allow, *methods}), limits=bound))
     except ForeignError as problem:
@@ -117,8 +131,9 @@ def parse_settings(
         ) from None
     except ConfigError as problem:
         raise PublicError(printable(str(problem))) from None
-    for section, keys in own.items():
-        table[section] |= {key: str(node[key]) for key in keys if key in node}
+    for (section, key), name in own.items():
+        if name in node:
+            table[section][key] = str(node[name])
     return config.parse(table, OWN)  # what the server named has been accepted
 
 

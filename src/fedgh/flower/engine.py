@@ -46,6 +46,7 @@ class Flower:
         start: int,
         settings: dict[str, Any],
         fingerprint: str | None,
+        public: str | None = None,
         deadline: float,
         trained: Mapping[int, int],
         settled: int,
@@ -58,6 +59,7 @@ class Flower:
         self._start = start
         self._settings = settings
         self._fingerprint = fingerprint
+        self._public = public
         self._deadline = deadline
         # client -> the rounds in which it trained, as far as the server counts them
         self._trained = {client: [round] for client, round in trained.items()}
@@ -166,6 +168,7 @@ class Flower:
             deadline=seconds,
             settings=self._settings,
             fingerprint=self._fingerprint,
+            public=self._public,
         )
         return Message(
             messages.request(ask, job.down),

@@ -50,6 +50,7 @@ class Request:
     torch: Annotated[str, Field(max_length=40)]  # the version on the server
     settings: dict[str, Any]  # of the experiment; whoever uses them parses them
     fingerprint: str | None  # of the settings and data, where all participants can know them
+    public: Annotated[str, Field(max_length=64)] | None = None  # digest of what all must have
 
 
 @dataclass(frozen=True)

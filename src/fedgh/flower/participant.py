@@ -8,20 +8,24 @@ from pathlib import Path
 from flwr.clientapp import ClientApp
 from torch import nn
 
+from fedgh.config import Config
 from fedgh.core.method import Method
 from fedgh.core.rng import isolated
 from fedgh.core.types import Task
 from fedgh.data import partition
+from fedgh.data.public import PublicData, check_apart, check_inputs
+from fedgh.data.sources import Source
 from fedgh.engines.device import find_device
 from fedgh.engines.host import Blueprint
 from fedgh.errors import ConfigError, FedghError
 from fedgh.files import read_bytes, write_atomic
 from fedgh.flower.bound import NodeConfig, PublicError
-from fedgh.flower.client import app_of, log, parse_settings
+from fedgh.flower.client import app_of, check_here, log, parse_settings
 from fedgh.flower.messages import Request
 from fedgh.models import check_extractor
 from fedgh.training.experiment import Experiment, load_source
 from fedgh.training.participant import Participant
+from fedgh.training.public import check_named, load_public
 
 MakeClient = Callable[[Task, NodeConfig], Participant]
 """From what the federation agrees on, and the participant's own settings, to what it brings."""
@@ -53,8 +57,12 @@ def client_app(make_client: MakeClient, methods: Collection[str] | None = None) 
             )
         nobodys = partition.nothing(config.federation.clients)
         try:
-            experiment = Experiment(config, (load_source(config.data),), nobodys, extractors=())
+            source = load_source(config.data)
+            public = _public(config, source, request.public)
+            experiment = Experiment(config, (source,), nobodys, extractors=(), public=public)
             return own_blueprint(experiment, request.client, make_client, node, home)
+        except PublicError:
+            raise
         except FedghError as problem:
             log(problem)
             raise PublicError(
@@ -66,6 +74,28 @@ def client_app(make_client: MakeClient, methods: Collection[str] | None = None) 
 
 def _network_travels(method: Method) -> bool:
     return method.up.holds_own_network or method.down.holds_own_network
+
+
+def _public(config: Config, source: Source, digest: str | None) -> PublicData | None:
+    """Load the public data that every client must have; refuse others than the server's."""
+    if config.method.public_for != "all":
+        return None
+    check_here(config)
+    try:
+        check_named(config)
+        found = load_public(config, source)
+    except FedghError as problem:
+        log(problem)
+        raise PublicError(
+            f"the public data ({config.public.name}) cannot be used here; the participant's own "
+            "log says more"
+        ) from None
+    if found is None or found.digest.hex() != digest:
+        raise PublicError(
+            f"the public data here ({config.public.name}) are not those of the server; use the "
+            "same files (public-dir, public-path in node.conf)"
+        )
+    return found
 
 
 def own_blueprint(
@@ -80,6 +110,10 @@ def own_blueprint(
     if task.input_shape not in ((), data.shape):
         raise ConfigError(f"data.shape is {task.input_shape}, the inputs here have {data.shape}")
     _check_unchanged(home / "data.digest", data.digest)
+    own = partition.only(client, task.num_clients, data.y.numpy(), task.seed)
+    if experiment.public is not None:
+        check_inputs(experiment.public, data)
+        check_apart(experiment.public, (data,), own)
 
     extractor = brought.extractor(data.shape, task.num_classes, task.rep_dim)
     check_extractor(extractor.name, extractor, replace(task, input_shape=data.shape))
@@ -94,11 +128,12 @@ def own_blueprint(
         local=experiment.config.local,
         extractors=(secretly,),
         sources=(data,),
-        partition=partition.only(client, task.num_clients, data.y.numpy(), task.seed),
+        partition=own,
         device=find_device(experiment.config.run.device),
         privacy=privacy and replace(privacy, unpredictable=True),  # the server knows the seed
         reticent=experiment.reticent,
         largest_norm=experiment.config.run.largest_norm,
+        public=experiment.shared_public,
     )
 
 

@@ -63,6 +63,7 @@ def serve(grid: Grid, run_id: int, settings: Mapping[str, Any]) -> RunFolder:
             start=session.starts,
             settings=shared_settings(experiment),
             fingerprint=None if experiment.private else experiment.fingerprint(),
+            public=experiment.shared_public.digest.hex() if experiment.shared_public else None,
             deadline=experiment.config.run.deadline,
             trained=dict(enumerate(state["trained"].tolist())),
             settled=done,

@@ -55,7 +55,9 @@ from fedgh.core.method import (
     NetworkName,
     NonNegative,
     Positive,
+    PublicFor,
 )
+from fedgh.core.subnet import CoordinateMean, cut, put, shapes, take
 from fedgh.core.types import (
     Client,
     Examples,
@@ -71,12 +73,14 @@ from fedgh.core.uploads import Uploads
 from fedgh.core.wire import Dim, Field, Spec
 from fedgh.errors import ConfigError, WireError
 from fedgh.models import shared_model
+from fedgh.models.cuts import check_cut
 
 __all__ = [
     "HEADER",
     "NOTHING",
     "Client",
     "ConfigError",
+    "CoordinateMean",
     "Count",
     "Dim",
     "Examples",
@@ -96,6 +100,7 @@ __all__ = [
     "Payload",
     "PerClass",
     "Positive",
+    "PublicFor",
     "PublicOutputs",
     "Recipient",
     "Shapes",
@@ -107,11 +112,13 @@ __all__ = [
     "Uploads",
     "WeightedMean",
     "WireError",
+    "check_cut",
     "check_one_architecture",
     "class_means",
     "class_outputs",
     "class_statistics",
     "class_table",
+    "cut",
     "distill",
     "forever",
     "group_numbers",
@@ -127,8 +134,11 @@ __all__ = [
     "outputs",
     "part",
     "prefixed",
+    "put",
+    "shapes",
     "shared_model",
     "states_by_group",
+    "take",
     "train",
     "update_spec",
 ]

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from fedgh import config
 from fedgh.core import wire
-from fedgh.core.groups import group_numbers
 from fedgh.core.local import Predict, judge
 from fedgh.core.message import Shapes
 from fedgh.core.method import Method
 from fedgh.core.rng import isolated
+from fedgh.core.server import Surroundings
 from fedgh.core.types import Client, Payload, Recipient, Upload
 from fedgh.core.uploads import Uploads
 from fedgh.engines.host import Blueprint
@@ -144,8 +144,8 @@ class _Play:
         self.blueprint: Blueprint = self.prepared.blueprint()
         self.around = self.prepared.surroundings()
         self.method, self.task = self.blueprint.method, self.blueprint.task
-        kinds = group_numbers([make() for make in self.around.networks]) or [0]
-        self.groups = [kinds[k % len(kinds)] for k in range(self.task.num_clients)]
+        crosses = self.method.up.holds_own_network or self.method.down.holds_own_network
+        self.known = self.around if crosses else Surroundings()  # of the clients' networks
         self.last = [0] * self.task.num_clients
         both = self.method.up.names_classes and self.method.down.names_classes
         self.shown: dict[int, Tensor] | None = {} if both else None
@@ -173,7 +173,8 @@ class _Play:
 
     def _taught(self, client: Client, server: Payload, number: int) -> Upload:
         method, client.round = self.method, number
-        down = method.broadcast(server, self._recipient(client.id))
+        to = self._recipient(client.id)
+        down = method.broadcast(server, to)
         received, shapes = _copied(down), Shapes.of(client)
         _as_declared(down, method.download_specs(shapes), "what the server sends")
         with isolated(self.task.seed, "client", client.id, number):
@@ -190,11 +191,11 @@ class _Play:
             classes = self.shown.setdefault(client.id, torch.zeros(self.task.num_classes).bool())
             classes[up["classes"].long()] = True
         samples = len(client.data.train) if method.weighs_by_examples else 0
-        return Upload(client.id, samples, up, self.groups[client.id])
+        return Upload(client.id, samples, up, to.group)
 
     def _recipient(self, client: int) -> Recipient:
         classes = self.shown.get(client) if self.shown is not None else None
-        return Recipient(client, classes, self.last[client], self.groups[client])
+        return Recipient(client, classes, self.last[client], *self.known.architecture(client))
 
     def _learned(self, server: Payload, sent: list[Upload], number: int) -> Payload:
         around, before = self.around, _copied(server)

@@ -306,12 +306,19 @@ def _costs(runs: Sequence[NamedRun]) -> Section | None:
         "is the server's own computation; wall clock is how long the rounds took altogether."
     )
     parts = [Figure("seconds-by-phase", time, charts.seconds_by_phase(runs))]
-    text = ""
+    text = _public_bytes(runs)
     if any(run.result.bytes_total for run in runs):
         parts.insert(0, Figure("bytes", sent, charts.bytes_by_direction(runs)))
     else:
-        text = "Nothing was sent."
+        text = " ".join(["Nothing was sent.", text]).strip()
     return Section("costs", "Communication and time", text, parts)
+
+
+def _public_bytes(runs: Sequence[NamedRun]) -> str:
+    """What public data cost every client, where a method gives them to all."""
+    sizes = {run.label: run.public_bytes for run in runs}
+    shown = [f"{label} {human_bytes(n)} per client" for label, n in sizes.items() if n is not None]
+    return f"Public data, once and not counted below: {'; '.join(shown)}." if shown else ""
 
 
 def _privacy(runs: Sequence[NamedRun]) -> Section | None:

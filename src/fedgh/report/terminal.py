@@ -85,6 +85,8 @@ def closing_lines(run: RunFolder) -> str:
     if summary.wire_bytes_total:
         wire = human_bytes(summary.wire_bytes_total)
         lines.append(f"messages   {wire}: the tensors above and what Flower wraps them in")
+    if summary.public_bytes_per_client is not None:
+        lines.append(f"public     {public_line(summary.public_bytes_per_client)}")
     if summary.target is not None:
         reached = (
             "not reached"
@@ -141,6 +143,11 @@ def privacy_line(privacy: Spent) -> str:
         f"ε = {privacy.epsilon:.2f} at δ = {privacy.delta:g}, for "
         f"{PROTECTED[privacy.protects]}; the highest of all clients, over all rounds"
     )
+
+
+def public_line(size: int) -> str:
+    """The cost of public data that every client must have."""
+    return f"data, once: {human_bytes(size)} per client, beside what is sent in rounds"
 
 
 def comparison(table: list[Row], missing: dict[str, str], target: float | None) -> Table:
@@ -237,6 +244,8 @@ def partition_picture(experiment: Experiment, console: Console) -> None:
             console.print(line)
     if len(clients) > MOST_CLIENTS:
         console.print(f"... and {len(clients) - MOST_CLIENTS} more clients")
+    if experiment.public is not None:
+        console.print(f"{len(experiment.public)} samples are public, and no client's own")
     sizes = experiment.partition.bounds.diff(dim=1).sum(0).tolist()
     held = counts.gt(0).sum(0)
     console.print(

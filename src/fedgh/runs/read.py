@@ -126,6 +126,11 @@ class NamedRun:
         """Totals and latest scores after its rounds so far."""
         return so_far(self.rounds, self.settings.federation.target)
 
+    @cached_property
+    def public_bytes(self) -> int | None:
+        """The cost of public data for each client, once; None before the end, or without any."""
+        return self.folder.summary().public_bytes_per_client if self.finished else None
+
 
 @contextmanager
 def _as_run_error() -> Iterator[None]:

@@ -26,8 +26,10 @@ def summarise(
     rounds: Sequence[Round],
     clients: Sequence[ClientInfo],
     privacy: Spent | None,
+    public_bytes: int | None = None,
 ) -> Summary:
-    """Return the result of a finished run."""
+    """Return the result of a finished run; what it did not have is left out."""
+    had = {"privacy": privacy, "public_bytes_per_client": public_bytes}
     reckoned = [
         paper_bytes(config.method.name, task, len(client.classes))
         for client in clients
@@ -48,7 +50,7 @@ def summarise(
             "cores": os.cpu_count(),
             "system": platform.platform(),
         },
-        **({} if privacy is None else {"privacy": privacy}),
+        **{name: value for name, value in had.items() if value is not None},
     )
 
 

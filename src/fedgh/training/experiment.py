@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,20 +16,19 @@ from fedgh.config import Config, DataSection
 from fedgh.core.records import ClientInfo, Identity
 from fedgh.core.rng import isolated, stream
 from fedgh.core.server import Surroundings
-from fedgh.core.types import GlobalRounds, LocalTraining, Payload, Task
+from fedgh.core.types import Examples, GlobalRounds, LocalTraining, Payload, Task
 from fedgh.data import partition as deal
 from fedgh.data.global_sample import balanced
 from fedgh.data.partition import Partition
-from fedgh.data.sources import SOURCES, Source, Where
+from fedgh.data.public import PublicData, check_apart, check_inputs
+from fedgh.data.sources import SEPARATE, SOURCES, Source, Where
 from fedgh.engines.device import find_device
 from fedgh.engines.host import Blueprint
 from fedgh.errors import ConfigError, MethodError
 from fedgh.models import Extractor, check_extractor, extractor, split_model
 from fedgh.privacy.accounting import Account, noise_multiplier
 from fedgh.privacy.mechanism import Privacy
-
-SEPARATE = ("private", "own")
-"""Data of which each participant has its own."""
+from fedgh.training.public import check_named, held_out_rows, load_public
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Experiment:
     extractors: tuple[Extractor, ...]
     names: tuple[str, ...] = ()  # of the clients, where they have some
     weights: bytes = b""  # a fingerprint of the networks' first weights, where these were brought
+    public: PublicData | None = None  # samples that are known beside those of the clients
 
     @property
     def source(self) -> Source:
@@ -64,7 +65,18 @@ class Experiment:
             seed=self.config.federation.seed,
             input_shape=self.input_shape,
             privacy=self.privacy,
+            public_size=self.public_size,
         )
+
+    @property
+    def public_size(self) -> int:
+        """The number of public samples that the method may count on, also before they are here."""
+        return 0 if self.config.method.public_for == "none" else self.config.public.samples
+
+    @property
+    def shared_public(self) -> PublicData | None:
+        """The public data that every client must have; None when it needs none."""
+        return self.public if self.config.method.public_for == "all" else None
 
     @property
     def private(self) -> bool:
@@ -124,8 +136,14 @@ class Experiment:
         """What the server has beside its state."""
         return Surroundings(
             networks=tuple(partial(split_model, make, self.task) for make in self.extractors),
+            public=self._public_for_server(),
             device=find_device(self.config.run.device),
         )
+
+    def _public_for_server(self) -> Examples | None:
+        if self.public is None or self.config.method.public_for == "none":
+            return None
+        return self.public.examples()
 
     def fingerprint(self) -> str:
         """The same for two experiments exactly when honest clients would compute the same."""
@@ -134,6 +152,7 @@ class Experiment:
         for source in self.sources:
             digest.update(source.digest)
         digest.update(self.weights)
+        digest.update(self.public.digest if self.public else b"")
         for tensor in (self.partition.order, self.partition.bounds):
             digest.update(tensor.numpy().data)
         return digest.hexdigest()
@@ -193,6 +212,7 @@ class Experiment:
             reticent=self.reticent,
             largest_norm=self.config.run.largest_norm,
             attack=self.config.attack,
+            public=self.shared_public,
         )
 
 
@@ -214,6 +234,7 @@ def prepare(
 
     `source` and `extractors` stand in for what the configuration names.
     """
+    check_named(config)
     source = source or load_source(config.data)
     if extractors is not None:
         zoo = _names(extractors)
@@ -224,7 +245,10 @@ def prepare(
         found = ()  # no network is shared, so none need be known here
     else:
         found = _find_extractors(config.model.zoo)
-    return checked(Experiment(config, (source,), _deal(config, source), found))
+    held = held_out_rows(config, source)
+    public = load_public(config, source, held=held)
+    partition = _deal(config, source, held)
+    return checked(Experiment(config, (source,), partition, found, public=public))
 
 
 def checked(experiment: Experiment) -> Experiment:
@@ -245,6 +269,7 @@ def checked(experiment: Experiment) -> Experiment:
             f"'{config.data.name}'; remove it: participants bring as many as they are to have"
         )
     _check_class_means(config)
+    _check_public(experiment)
     for number, make in enumerate(experiment.extractors):
         task = replace(experiment.task, input_shape=sources[number % len(sources)].shape)
         with _about("model.zoo"):
@@ -269,6 +294,14 @@ def check_augment(local: LocalTraining, source: Source) -> None:
         raise ConfigError(f"local.augment is for images, but inputs have shape {source.shape}")
 
 
+def _check_public(experiment: Experiment) -> None:
+    """Refuse public data that no network here takes, or that are private as well."""
+    if experiment.public is not None:
+        for source in experiment.sources:
+            check_inputs(experiment.public, source)
+        check_apart(experiment.public, experiment.sources, experiment.partition)
+
+
 def _check_class_means(config: Config) -> None:
     """Refuse what only makes sense for methods that send class means."""
     wanted = {
@@ -282,12 +315,16 @@ def _check_class_means(config: Config) -> None:
             )
 
 
-def _deal(config: Config, source: Source) -> Partition:
-    """Give every sample to a client; with `data.samples` it keeps only some to learn from."""
+def _deal(config: Config, source: Source, held: Tensor) -> Partition:
+    """Give every sample but those held out to a client.
+
+    With `data.samples` a client keeps only some to learn from.
+    """
     data, clients, seed = config.data, config.federation.clients, config.federation.seed
     if data.name == "private":
         return deal.nothing(clients)
-    y = source.y.numpy()
+    rest = np.delete(np.arange(len(source)), held.numpy())
+    y = source.y.numpy()[rest]
     if clients * deal.SMALLEST > len(y):
         raise ConfigError(
             f"federation.clients = {clients}: {len(y)} samples are too few, every client needs at "
@@ -299,7 +336,8 @@ def _deal(config: Config, source: Source) -> Partition:
         parts = deal.by_dirichlet(y, source.num_classes, clients, data.alpha, seed)
     else:
         parts = deal.iid(y, clients, seed)
-    return deal.assemble(parts, y, seed, data.samples)
+    dealt = deal.assemble(parts, y, seed, data.samples)
+    return replace(dealt, order=torch.from_numpy(rest)[dealt.order])
 
 
 def _find_extractors(zoo: Sequence[str]) -> tuple[Extractor, ...]:

@@ -164,6 +164,7 @@ def _train(
             folder.records(),
             experiment.clients(),
             _spent(experiment, account),
+            experiment.shared_public.nbytes if experiment.shared_public else None,
         )
         folder.write_summary(summary)
 

@@ -12,7 +12,6 @@ from fedgh import config as configs
 from fedgh.config import PLACES, Config
 from fedgh.core.types import Client, Payload, Task
 from fedgh.data import partition
-from fedgh.data.fetch import OFFICIAL, find
 from fedgh.data.sources import Source
 from fedgh.engines.host import Blueprint
 from fedgh.errors import ConfigError, FedghError, RunError, one_line, printable
@@ -22,6 +21,7 @@ from fedgh.runs.folder import RunFolder
 from fedgh.training import experiment as experiments
 from fedgh.training.experiment import Experiment
 from fedgh.training.participant import Participant
+from fedgh.training.public import not_here
 from fedgh.training.run import Run
 from fedgh.training.same import check_same
 from fedgh.trust import Trust
@@ -83,11 +83,11 @@ def load(folder: RunFolder, *, trust: Trust, forgetting: bool = False) -> Checkp
         return load_with(folder, folder.experiment, forgetting=forgetting)
     _check_models_are_here(folder)
     config = _config(folder, trust, ("run.address", "run.callbacks"))
-    data = config.data
-    if data.name == "private":
+    if config.data.name == "private":
         raise RunError("the data are with the participants")
-    if data.name in OFFICIAL and find(data.name, data.dir) is None:
-        raise RunError(f"{data.name} is not on this machine (fedgh data fetch {data.name})")
+    missing = not_here(config)
+    if missing is not None:
+        raise RunError(f"{missing} is not on this machine (fedgh data fetch {missing})")
     _check_sizes(folder, config, trust)
     return load_with(folder, experiments.prepare(config), forgetting=forgetting)
 

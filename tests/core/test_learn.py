@@ -1,0 +1,97 @@
+"""The server's training loop: the same bits in one go and in two, and nothing that diverged."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from fedgh.core.learn import learn
+from fedgh.core.types import OptimizerName, Payload
+from tests.support.rounds import uploads_of
+
+X, Y = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)), torch.arange(20.0)[:, None]
+
+
+def fresh() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(3, 1)
+
+
+def steps(network: nn.Linear, count: int, moments: Payload | None = None, **how: float) -> Payload:
+    return learn(
+        uploads_of([]),
+        [network],
+        lambda: (network(X) - Y).square().mean(),
+        count,
+        lr=0.1,
+        moments=moments,
+        **how,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_steps_are_those_of_the_named_optimizer(name: OptimizerName) -> None:
+    ours, plain = fresh(), fresh()
+    learn(uploads_of([]), [ours], lambda: (ours(X) - Y).square().mean(), 5, lr=0.1, optimizer=name)
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    optimizer = kinds[name](plain.parameters(), lr=0.1, weight_decay=0.0)
+    for _ in range(5):
+        optimizer.zero_grad()
+        (plain(X) - Y).square().mean().backward()
+        optimizer.step()
+    assert_close(dict(ours.state_dict()), dict(plain.state_dict()))
+
+
+def test_moments_carry_the_training_over_to_the_next_round() -> None:
+    straight, resumed, forgetful = fresh(), fresh(), fresh()
+    steps(straight, 10)
+    moments = {name: tensor.clone() for name, tensor in steps(resumed, 4).items()}
+    steps(resumed, 6, moments)
+    assert resumed.weight.equal(straight.weight)
+    assert resumed.bias.equal(straight.bias)
+    steps(forgetful, 4)
+    steps(forgetful, 6)
+    assert not forgetful.weight.equal(straight.weight)
+
+
+def test_moments_that_are_given_are_left_alone() -> None:
+    network = fresh()
+    moments = steps(network, 2)
+    before = {name: tensor.clone() for name, tensor in moments.items()}
+    steps(network, 2, moments)
+    assert all(moments[name].equal(before[name]) for name in before)
+
+
+def test_a_training_that_diverges_is_refused() -> None:
+    network = fresh()
+    with pytest.raises(FloatingPointError, match="the server's training diverged"):
+        learn(uploads_of([]), [network], lambda: network(X).sum() * torch.inf, 2, lr=0.1)
+
+
+def test_the_cosine_falls_to_zero_and_the_mean_loss_is_recorded() -> None:
+    network, seen, uploads = fresh(), [], uploads_of([])
+    before: list[Tensor] = []
+
+    def loss() -> Tensor:
+        before.append(network.weight.detach().clone())
+        seen.append(float(len(before)))
+        return network.weight.sum() + torch.tensor(seen[-1])
+
+    learn(uploads, [network], loss, 4, lr=0.1, optimizer="sgd", schedule="cosine")
+    moves = [float((a - b).abs().max()) for a, b in itertools.pairwise(before)]
+    assert moves == pytest.approx([0.1, 0.1 * 0.853553, 0.05], rel=1e-3)
+    assert "server_loss" in uploads.metrics
+    assert not network.training
+
+
+def test_streams_of_a_server_differ_by_name_and_round() -> None:
+    draws = {
+        (name, round): torch.rand(1, generator=uploads_of([], round=round).stream(name)).item()
+        for name in ("a", "b")
+        for round in (1, 2)
+    }
+    assert len(set(draws.values())) == 4
+    again = torch.rand(1, generator=uploads_of([], round=2).stream("b")).item()
+    assert again == draws["b", 2]

@@ -1,0 +1,133 @@
+"""Declarations: the tensors that follow from them, and what they share."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedgh.core import wire
+from fedgh.core.message import Message, Shapes, Sharing
+from fedgh.core.types import SplitModel, Task
+from fedgh.errors import WireError
+from fedgh.methods import METHODS, api
+from tests.support.rounds import shapes_of
+
+TASK = Task(num_classes=3, rep_dim=4, num_clients=2, rounds=1, seed=0, public_size=5)
+
+
+class Teacher(api.Method):
+    """A method with a field and a shared network, for messages that depend on them."""
+
+    up = down = api.NOTHING
+    samples: int = 2
+
+    def shared_network(self, task: Task) -> nn.Module:
+        return nn.Linear(task.rep_dim, 2)
+
+    def client_update(self, client: api.Client, down: api.Payload) -> api.Payload:
+        raise NotImplementedError
+
+    def server_update(self, server: api.Payload, uploads: api.Uploads) -> api.Payload:
+        raise NotImplementedError
+
+
+def network(width: int = 4) -> SplitModel:
+    return SplitModel(
+        nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width)), nn.Linear(width, 3)
+    )
+
+
+def sizes(message: Message, shapes: Shapes | None = None) -> list[dict[str, tuple[object, ...]]]:
+    specs = message.specs(Teacher(), shapes or shapes_of(TASK, network()))
+    return [
+        {
+            name: tuple(d.most if isinstance(d, wire.Dim) else d for d in field.shape)
+            for name, field in spec.items()
+        }
+        for spec in specs
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "tensors"),
+    [
+        (api.NOTHING, {}),
+        (api.HEADER, {"weight": (3, 4), "bias": (3,)}),
+        (api.PerClass("representation"), {"classes": (3,), "means": (3, 4)}),
+        (api.PerClass("output", counts=True), {"classes": (3,), "means": (3, 3), "counts": (3,)}),
+        (api.PublicOutputs(), {"logits": (5, 3)}),
+        (api.PublicOutputs("probabilities", samples="samples"), {"probabilities": (2, 3)}),
+        (api.Network("shared"), {"weight": (2, 4), "bias": (2,)}),
+        (api.Network("own", part="header"), {"weight": (3, 4), "bias": (3,)}),
+        (api.Named("g.", api.Network("shared")), {"g.weight": (2, 4), "g.bias": (2,)}),
+    ],
+)
+def test_tensors_follow_from_the_declaration(
+    message: Message, tensors: dict[str, tuple[int, ...]]
+) -> None:
+    assert sizes(message) == [tensors]
+
+
+def test_the_own_network_has_the_shapes_of_each_client() -> None:
+    for width in (4, 7):
+        (spec,) = sizes(api.Network("own"), shapes_of(TASK, network(width)))
+        assert spec["extractor.0.weight"] == (width, 6)
+        assert spec["header.weight"] == (3, width)
+        assert "extractor.1.num_batches_tracked" not in spec
+
+
+def test_several_forms_and_several_parts() -> None:
+    assert sizes(api.OneOf(api.NOTHING, api.HEADER)) == [{}, *sizes(api.HEADER)]
+    both = api.PerClass("representation") + api.HEADER
+    assert sizes(both) == [sizes(api.PerClass("representation"))[0] | sizes(api.HEADER)[0]]
+    assert len(sizes(api.OneOf(api.NOTHING, api.HEADER) + api.PublicOutputs())) == 2
+
+
+@pytest.mark.parametrize(
+    ("message", "shares"),
+    [
+        (api.NOTHING, "nothing"),
+        (api.PerClass("output"), "class means"),
+        (api.PerClass("output") + api.NOTHING, "class means"),
+        (api.PerClass("output") + api.HEADER, "more"),
+        (api.OneOf(api.NOTHING, api.PerClass("output")), "class means"),
+        (api.HEADER, "more"),
+        (api.Network("own"), "more"),
+        (api.PublicOutputs(), "more"),
+        (api.Own(lambda *_: {}), "more"),
+        (api.Named("a.", api.PerClass("output")), "more"),
+    ],
+)
+def test_what_is_shared_follows_from_the_declaration(message: Message, shares: Sharing) -> None:
+    assert message.shares == shares
+
+
+def test_the_methods_share_what_they_did() -> None:
+    shared = {name: kind().shares for name, kind in METHODS.items()}
+    assert shared == {
+        "standalone": "nothing",
+        "fedavg": "more",
+        "fml": "more",
+        "fedkd": "more",
+        "lg_fedavg": "more",
+        "fd": "class means",
+        "fedproto": "class means",
+        "fedgh": "class means",
+        "fedgh_plus": "moments",
+    }
+    travels = {name for name, kind in METHODS.items() if kind().up.holds_own_network}
+    assert travels == {"fedavg"}
+
+
+@pytest.mark.parametrize("message", [api.PerClass("output"), api.PublicOutputs("probabilities")])
+def test_rows_of_probabilities_add_up_to_one(message: Message) -> None:
+    name = "means" if isinstance(message, api.PerClass) else "probabilities"
+    rows: Tensor = torch.randn(2, 3).softmax(1)
+    message.check({name: rows})
+    with pytest.raises(WireError, match=f"'{name}' has a row that adds up to 1 ±"):
+        message.check({name: rows * 1.02})
+
+
+@pytest.mark.parametrize("name", ["shares", "upload_specs", "download_specs"])
+def test_what_follows_from_a_declaration_cannot_be_defined_beside_it(name: str) -> None:
+    with pytest.raises(TypeError, match=f"Sly.{name} follows from what the method declares"):
+        type("Sly", (Teacher,), {name: None, "__module__": __name__})

@@ -1,0 +1,184 @@
+"""What the round tells a method: of recipients, of uploads, and of itself."""
+
+from dataclasses import field
+
+import pytest
+import torch
+from torch import nn
+
+from fedgh.core import wire
+from fedgh.core.defence import Defence
+from fedgh.core.server import Server, Surroundings
+from fedgh.core.types import Job, Payload, Recipient, Reply, SplitModel, Task
+from fedgh.errors import RunError
+from fedgh.methods import api
+from fedgh.methods.api import Client, Uploads
+from tests.core.test_server import Scripted
+
+SCORES = {"accuracy": 0.5, "evaluation_accuracy": 0.5}
+TASK = Task(num_classes=3, rep_dim=2, num_clients=4, rounds=9, seed=0)
+
+
+class Listening(api.Method):
+    """Notes what it is told, and keeps the rows of classes that it gets."""
+
+    up = down = api.PerClass("representation")
+    told: list[Recipient] = field(default_factory=list)
+    uploads: list[Uploads] = field(default_factory=list)
+
+    def broadcast(self, server: Payload, to: Recipient) -> Payload:
+        self.told.append(to)
+        return {"classes": torch.zeros(0, dtype=torch.int32), "means": torch.zeros(0, 2)}
+
+    def client_update(self, client: Client, down: Payload) -> Payload:
+        raise NotImplementedError
+
+    def server_update(self, server: Payload, uploads: Uploads) -> Payload:
+        self.uploads.append(uploads)
+        sums = [upload.payload["means"].sum() for upload in uploads]
+        uploads.metrics["heard"] = float(len(sums))
+        return {"total": server["total"] + sum(sums)}
+
+
+def holding(job: Job, scale: float = 1.0) -> Reply:
+    """Client k holds the classes k and k + 1; client 3 holds none."""
+    held = [label for label in (job.client_id, job.client_id + 1) if label < 3]
+    classes = torch.tensor(held, dtype=torch.int32)
+    means = torch.full((len(held), 2), scale)
+    up = wire.to_bytes({"classes": classes, "means": means})
+    return Reply(
+        job.client_id, job.round, 1, up, dict.fromkeys(("accuracy", "evaluation_accuracy"), 0.5)
+    )
+
+
+def server_of(method: api.Method, engine: Scripted, **how: object) -> Server:
+    state = Server.initial_state(TASK, {"total": torch.zeros(())})
+    return Server(TASK, method, engine, state, **how)  # type: ignore[arg-type]
+
+
+def classes_of(told: list[Recipient]) -> list[list[bool] | None]:
+    return [None if to.classes is None else to.classes.tolist() for to in told]
+
+
+def test_recipients_come_with_their_classes_and_last_round() -> None:
+    method = Listening()
+    server = server_of(method, Scripted(holding))
+    server.round(1)
+    assert classes_of(method.told) == [None] * 4
+    assert [to.last_round for to in method.told] == [0] * 4
+    method.told.clear()
+    server.round(2)
+    shown: list[list[bool] | None] = [
+        [True, True, False],
+        [False, True, True],
+        [False, False, True],
+    ]
+    assert classes_of(method.told) == [*shown, None]  # the last has shown none
+    assert [to.last_round for to in method.told] == [1] * 4
+    assert [uploads.round for uploads in method.uploads] == [1, 2]
+
+
+def test_a_restored_server_knows_what_it_knew() -> None:
+    server = server_of(Listening(), Scripted(holding))
+    server.round(1)
+    again = Listening()
+    Server(TASK, again, Scripted(holding), server.state()).round(2)
+    assert classes_of(again.told)[0] == [True, True, False]
+
+
+def test_classes_that_the_defence_left_out_are_not_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def only_first(self: Defence, uploads: api.Uploads, dropped: object) -> object:
+        return (upload for upload in uploads if upload.client_id == 0)
+
+    monkeypatch.setattr(Defence, "apply", only_first)
+    method = Listening()
+    server = server_of(method, Scripted(holding))
+    server.round(1)
+    method.told.clear()
+    server.round(2)
+    assert classes_of(method.told) == [[True, True, False], None, None, None]
+
+
+def test_a_discarded_round_teaches_no_classes() -> None:
+    method = Listening()
+    server = server_of(method, Scripted(lambda job: holding(job, 300.0)), largest_norm=1000.0)
+    assert server.round(1).discarded is not None
+    method.told.clear()
+    server.round(2)
+    assert classes_of(method.told) == [None] * 4
+    assert [to.last_round for to in method.told] == [1] * 4
+
+
+def test_numbers_of_the_server_are_recorded() -> None:
+    assert server_of(Listening(), Scripted(holding)).round(1).measured == {"heard": 4.0}
+
+
+class Diverging(Listening):
+    """Its server fails as a training that diverges does."""
+
+    def server_update(self, server: Payload, uploads: Uploads) -> Payload:
+        raise FloatingPointError("the server's training diverged; lower its learning rate")
+
+
+def test_a_server_that_diverges_ends_the_run_before_the_round_counts() -> None:
+    server = server_of(Diverging(), Scripted(holding))
+    before = server.state()
+    with pytest.raises(RunError, match=r"round 1: the server's training diverged.*round is safe"):
+        server.round(1)
+    assert server.state()["server.total"].equal(before["server.total"])
+
+
+class Whole(Listening):
+    """Networks cross."""
+
+    up = down = api.Network("own")  # type: ignore[assignment]
+
+    def broadcast(self, server: Payload, to: Recipient) -> Payload:
+        self.told.append(to)
+        return {}
+
+    def server_update(self, server: Payload, uploads: Uploads) -> Payload:
+        self.uploads.append(uploads)
+        widths = [(upload.group, upload.payload["header.weight"].shape[1]) for upload in uploads]
+        assert widths == [(0, 2), (1, 5), (0, 2), (0, 2)]
+        return server
+
+
+def network(width: int) -> SplitModel:
+    return SplitModel(nn.Linear(3, width), nn.Linear(width, 3))
+
+
+def sent_network(job: Job) -> Reply:
+    width = 5 if job.client_id == 1 else 2
+    up = wire.to_bytes(api.network_state(network(width)))
+    return Reply(
+        job.client_id, job.round, 1, up, dict.fromkeys(("accuracy", "evaluation_accuracy"), 0.5)
+    )
+
+
+def test_clients_with_the_same_network_are_a_group_and_each_has_its_own_spec() -> None:
+    around = Surroundings([lambda: network(2), lambda: network(5), lambda: network(2)])
+    method = Whole()
+    server = server_of(method, Scripted(sent_network), surroundings=around)
+    assert server.round(1).rejected == []
+    assert [to.group for to in method.told] == [0, 1, 0, 0]
+    assert method.told[1].sizes["extractor.weight"] == (5, 3)
+    assert method.uploads[0].network(1).header.in_features == 5
+
+
+def test_a_network_that_is_not_the_clients_own_is_rejected() -> None:
+    around = Surroundings([lambda: network(2), lambda: network(2)])
+    server = server_of(Listening(), Scripted(holding))
+    assert server.round(1).rejected == []
+
+    class Any(Whole):
+        def server_update(self, server: Payload, uploads: Uploads) -> Payload:
+            return server | {"total": torch.tensor(float(len(list(uploads))))}
+
+    strict = server_of(Any(), Scripted(sent_network), surroundings=around)
+    record = strict.round(1)
+    assert [problem.client for problem in record.rejected] == [1]
+    assert "declared (2, 3)" in record.rejected[0].reason
+    assert strict.server["total"] == 3

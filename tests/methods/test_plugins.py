@@ -1,0 +1,72 @@
+"""Methods of other packages: found by their entry points, imported only where that is meant."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedgh import config, methods
+from fedgh.errors import ConfigError
+from fedgh.training import loop
+from fedgh.trust import FOREIGN, ForeignError
+from tests.support.tiny import quick
+
+MODULE = '''
+from fedgh.methods.fedproto import FedProto
+
+class Cosine(FedProto):
+    """A method of another package."""
+
+    extra: float = 1.0
+'''
+ENTRIES = """[fedgh.methods]
+cosine = a_plugin:Cosine
+fedgh = a_plugin:Cosine
+broken = a_plugin:Missing
+"""
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package with entry points, as pip would leave it."""
+    info = tmp_path / "a_plugin-1.0.dist-info"
+    info.mkdir()
+    (tmp_path / "a_plugin.py").write_text(MODULE)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: a-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(ENTRIES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    methods.plugins.cache_clear()
+    yield
+    methods.plugins.cache_clear()
+    sys.modules.pop("a_plugin", None)
+
+
+def test_a_plug_in_has_a_short_name(tmp_path: Path) -> None:
+    settings = config.load("demo", ["method.name=cosine", "method.extra=2.0"])
+    assert settings.method_name == "cosine"
+    assert config.parse(settings.to_table()).method == settings.method
+    run = loop.run(quick("method.name=cosine", "federation.rounds=1"), tmp_path / "run")
+    assert loop.resume(run.path).summary().method == "cosine"
+
+
+def test_a_plug_in_replaces_no_method_of_the_package() -> None:
+    assert set(methods.plugins()) == {"cosine", "broken"}
+    assert config.load("demo", ["method.name=fedgh"]).method.name == "fedgh"
+
+
+def test_plug_ins_are_listed_without_being_imported() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'cosine'"):
+        config.load("demo", ["method.name=cosin"])
+    assert "a_plugin" not in sys.modules
+
+
+def test_a_configuration_from_elsewhere_imports_no_plug_in() -> None:
+    with pytest.raises(ForeignError, match=r"method\.name = 'cosine' names a method outside fedgh"):
+        config.parse({"method": {"name": "cosine"}}, FOREIGN)
+    assert "a_plugin" not in sys.modules
+
+
+def test_a_plug_in_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"method\.name: cannot import 'a_plugin:Missing'"):
+        config.load("demo", ["method.name=broken"])
