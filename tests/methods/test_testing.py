@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedgh.errors import MethodError
 from fedgh.methods import api
 from fedgh.methods.api import Client, Payload, Recipient, Uploads
 from fedgh.methods.lg_fedavg import LGFedAvg
 from fedgh.methods.testing import check_method
+from tests.support.families import PUBLIC, Consensus, Phases
 
 
 class ChangesDownload(LGFedAvg):
@@ -84,10 +86,10 @@ class ClientIsRandom(LGFedAvg):
 class OtherNetwork(LGFedAvg):
     """The client widens its own network, so that the server cannot know its shapes."""
 
-    up = api.Network("own", "extractor")
+    up = api.Network("own", "extractor")  # type: ignore[assignment]
 
     def init_client(self, client: Client) -> None:
-        client.model.extractor.append(nn.Linear(8, 8))
+        client.model.extractor = nn.Sequential(client.model.extractor, nn.Linear(8, 8))
 
     def client_update(self, client: Client, down: Payload) -> Payload:
         super().client_update(client, down)
@@ -125,5 +127,7 @@ def test_a_server_that_needs_uploads_fails() -> None:
 
 
 def test_settings_change_the_federation() -> None:
-    averages = type("Averages", (LGFedAvg,), {"__module__": __name__})()
-    check_method(averages, ["model.zoo=mlp", "local.optimizer=adam", "federation.clients=3"])
+    with pytest.raises(MethodError, match="all clients need one architecture"):
+        check_method(Phases())
+    check_method(Phases(), ["model.zoo=mlp"])
+    check_method(Consensus(), PUBLIC)
