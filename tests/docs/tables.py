@@ -56,6 +56,7 @@ NOT_RUN = {
     "fedgh reproduce pays --seeds 0,1,2,3,4 --only 'pays-*-m200'": HOURS,
     "fedgh reproduce pays --seeds 0,1,2 --only 'pays-*-m1000'": HOURS,
     "fedgh reproduce pays --seeds 0,1,2 --only 'cifar*'": HOURS,
+    "python -m pytest test_fednova.py": "tests/docs/test_examples.py calls the same functions",
     "sh rehearse.sh": "tests/flower/test_examples.py runs both sites in one process",
 }
 """Commands that no test types. Each must be on some page."""

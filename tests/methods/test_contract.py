@@ -1,7 +1,6 @@
 """What every method owes to the rest of the system."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,20 +9,18 @@ from torch.nn import functional
 
 from fedgh.core import wire
 from fedgh.core.low_rank import LEFT, RIGHT
-from fedgh.core.message import Shapes
 from fedgh.core.method import Method
 from fedgh.core.server import Surroundings
 from fedgh.core.types import Payload, Recipient, Task, Upload
 from fedgh.core.uploads import Uploads
-from fedgh.engines.host import Blueprint
 from fedgh.methods import METHODS
 from fedgh.methods.paper_bytes import paper_bytes
+from fedgh.methods.testing import check_method, check_runs
 from fedgh.training import loop
 from fedgh.training.experiment import Experiment
 from tests.support.families import FAMILIES, ONE_ARCHITECTURE
 from tests.support.rounds import shapes_of, uploads_of
-from tests.support.runs import interrupted
-from tests.support.tiny import numbers, quick, states
+from tests.support.tiny import quick
 
 ALL = [*METHODS, *FAMILIES]
 
@@ -48,55 +45,13 @@ def recipient(around: Surroundings, client: int, last_round: int = 0) -> Recipie
     return Recipient(client, None, last_round, group, sizes)
 
 
-def copied(payload: Payload) -> Payload:
-    return {name: tensor.clone() for name, tensor in payload.items()}
-
-
 def same(a: Payload, b: Payload) -> bool:
     return a.keys() == b.keys() and all(a[name].equal(b[name]) for name in a)
 
 
-def play(prepared: Experiment, blueprint: Blueprint, rounds: int) -> Payload:
-    """Rounds by hand, checking at every step that what was received is left alone."""
-    method, task, around = blueprint.method, blueprint.task, prepared.surroundings()
-    clients = [blueprint.make(k) for k in range(task.num_clients)]
-    server = prepared.initial_server()
-    last = [0] * task.num_clients
-    for number in range(1, rounds + 1):
-        before = copied(server)
-        uploads = []
-        for client in clients[number % 2 :]:  # not everybody every time
-            client.round = number
-            to = recipient(around, client.id, last[client.id])
-            down = method.broadcast(server, to)
-            received, shapes = copied(down), Shapes.of(client)
-            specs = method.download_specs(shapes)
-            assert same(wire.read(wire.to_bytes(down), specs), down), "not as declared"
-            up = method.client_update(client, down)
-            assert same(down, received), "the client changed what it received"
-            specs = method.upload_specs(shapes)
-            known = method.upload_specs(Shapes(task, partial(around.network, client.id)))
-            assert specs == known, "the server expects something else than the client"
-            assert same(wire.read(wire.to_bytes(up), specs, largest_norm=1000), up)
-            last[client.id] = number
-            for tensor in (*down.values(), *up.values()):
-                assert tensor.device.type == "cpu"
-                assert not tensor.requires_grad
-            uploads.append(Upload(client.id, len(client.data.train), up, to.group))
-        assert same(server, before), "a broadcast changed the server's state"
-        sent = [copied(upload.payload) for upload in uploads]
-        told = Uploads(iter(uploads), task, number, around.device, around.public, around.network)
-        after = method.server_update(server, told)
-        assert same(server, before), "the server changed its old state"
-        assert all(same(u.payload, s) for u, s in zip(uploads, sent, strict=True))
-        server = after
-    return server
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_payloads_are_as_declared_and_nothing_received_is_changed(name: str) -> None:
-    prepared = federation(name)
-    play(prepared, prepared.blueprint(), rounds=3)
+    check_method(federation(name))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -113,17 +68,9 @@ def test_a_round_without_uploads_leaves_the_server_usable(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_engine_and_a_resumed_run_give_the_same_bits(name: str, tmp_path: Path) -> None:
-    serial = loop.run(federation(name), tmp_path / "serial")
-    first, *_, last = (record.train_loss or 0 for record in serial.records())
+    run = check_runs(federation(name), tmp_path)
+    first, *_, last = (record.train_loss or 0 for record in run.records())
     assert last < first
-    workers = federation(name, "run.engine=workers", "run.workers=2")
-    run = loop.run(workers, tmp_path / "workers")
-    assert numbers(run) == numbers(serial)
-    assert states(run) == states(serial)
-    interrupted(federation(name), tmp_path / "resumed", after=2)
-    resumed = loop.resume(tmp_path / "resumed")
-    assert numbers(resumed) == numbers(serial)
-    assert states(resumed) == states(serial)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -138,7 +138,7 @@ RUN_CODE: dict[str, Command] = {"resume": _resume}
 """What imports the code that a run folder names, by its purpose; SECURITY.md lists it."""
 
 NO_RUN_FOLDER = {
-    *("run", "tune", "partition", "list", "data fetch"),
+    *("run", "tune", "partition", "list", "new-method", "data fetch"),
     *("flower init", "flower up", "flower join", "flower stop"),
 }
 """What reads no run folder that it did not make; some of it runs code that the user names."""

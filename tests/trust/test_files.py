@@ -55,6 +55,10 @@ DECIDED = {
     ("flower/folder.py", "(resources.files('fedgh.flower') / 'templates' / template).read_text"): (
         PACKAGED
     ),
+    (
+        "methods/new.py",
+        "(resources.files('fedgh.methods') / 'templates' / f'{template}.txt').read_text",
+    ): PACKAGED,
     ("flower/processes.py", "(process / 'stat').read_text"): "of the operating system",
     ("studies/study.py", "item.read_text"): PACKAGED,
     ("studies/study.py", "(resources.files('fedgh.studies') / 'budgets.toml').read_text"): PACKAGED,

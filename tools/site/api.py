@@ -1,20 +1,15 @@
 """The Python interface, as a page: mkdocstrings fills it in from the docstrings."""
 
+import inspect
+
 import fedgh
 import fedgh.flower
+from fedgh.methods import api
 
 HEAD = """# Python
 
 What is named here is meant to be used, and changes only with a word in the changelog.
 """
-
-FOR_METHODS = [
-    *("fedgh.core.local.sgd_epochs", "fedgh.core.local.class_means"),
-    *("fedgh.core.header.linear_header", "fedgh.core.header.header_spec"),
-    *("fedgh.core.average.network_state", "fedgh.core.wire.Spec"),
-]
-"""What a method of your own is written with, beside what `fedgh` itself exports."""
-
 
 TRAINED = [
     "fedgh.trained.clients.TrainedClient",
@@ -34,9 +29,20 @@ def page() -> str:
             _part("fedgh", ours),
             _part("Trained clients and newcomers", TRAINED),
             _part("fedgh.flower, for participants", flower),
-            _part("For methods of your own", FOR_METHODS),
+            _part("For methods of your own", _for_methods()),
         ]
     )
+
+
+def _for_methods() -> list[str]:
+    """What has a docstring in `fedgh.methods.api`, and is not on the page as a name of `fedgh`."""
+    names = [name for name in api.__all__ if name not in fedgh.__all__]
+    shown = [name for name in names if _documented(getattr(api, name))]
+    return [*(f"fedgh.methods.api.{name}" for name in shown), "fedgh.methods.testing.check_method"]
+
+
+def _documented(found: object) -> bool:
+    return inspect.isclass(found) or inspect.isfunction(found) or inspect.ismodule(found)
 
 
 def _part(title: str, names: list[str]) -> str:

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from fedgh.cli import flower, listing, models, reading, running, sweeps
+from fedgh.cli import authors, flower, listing, models, reading, running, sweeps
 from fedgh.errors import ConfigError, FedghError
 from fedgh.version import __version__
 
@@ -32,10 +32,10 @@ app = _group("Federated learning for clients whose models differ.")
 COMMANDS = (
     *(running.run, running.resume, reading.report, reading.clients, models.predict, models.export),
     *(models.audit, models.forget, models.newcomer, reading.watch, sweeps.compare, sweeps.advise),
-    *(sweeps.tune, sweeps.reproduce, running.partition, listing.list_),
+    *(sweeps.tune, sweeps.reproduce, running.partition, authors.new_method, listing.list_),
 )
 for command in COMMANDS:
-    app.command(name=command.__name__.rstrip("_"))(command)
+    app.command(name=command.__name__.rstrip("_").replace("_", "-"))(command)
 data_app = _group("Public data sets.")
 data_app.command()(listing.fetch)
 app.add_typer(data_app, name="data")

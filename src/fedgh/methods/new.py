@@ -1,0 +1,142 @@
+"""`fedgh new-method`: the file of a method that runs as it is, and its test, from templates/."""
+
+import re
+import sys
+from dataclasses import dataclass
+from importlib import resources
+from importlib.util import find_spec
+from keyword import iskeyword, issoftkeyword
+from pathlib import Path
+
+from fedgh.errors import ConfigError
+from fedgh.files import make_folder, read_bytes, write_atomic
+from fedgh.methods import ENTRY_POINTS, METHODS, plugins
+
+NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+
+METHODS_DIR, TESTS_DIR = Path("src/fedgh/methods"), Path("tests/methods")
+TABLE = Path("docs/methods.md")
+"""Places in a checkout of fedgh."""
+
+LARGEST = 2**20
+"""Bytes of a source file or page in which a line is added."""
+
+ROW = (
+    "| `@NAME@` | header | header | a step towards the mean, weights n_k/n | `server_lr` (1.0) |\n"
+)
+
+
+@dataclass(frozen=True)
+class NewMethod:
+    """What was written for a new method, and by which name a configuration names it."""
+
+    name: str
+    setting: str  # for `method.name`
+    files: tuple[Path, ...]
+    changed: tuple[Path, ...]  # files of fedgh in which a line was added
+
+    @property
+    def test(self) -> Path:
+        """The file of its test."""
+        return self.files[1]
+
+    def next_steps(self) -> str:
+        """Return the commands that run, test, compare and publish the method."""
+        lines = [f"written    {path}" for path in self.files]
+        lines += [f"changed    {path}" for path in self.changed]
+        lines += [
+            f"run it     fedgh run --set method.name={self.setting} --set method.server_lr=0.5",
+            f"test it    python -m pytest {self.test}",
+            f"compare    fedgh compare --methods lg_fedavg,{self.setting} --seeds 0,1,2",
+        ]
+        if not self.changed:
+            lines.append(
+                f'publish    in your pyproject.toml: [project.entry-points."{ENTRY_POINTS}"] '
+                f'{self.name} = "{self.setting}"'
+            )
+        return "\n".join(lines)
+
+
+def new_method(name: str, out: Path | None = None, here: Path = Path()) -> NewMethod:
+    """Write a method and its test to `out`.
+
+    Without `out` they go to the folder `here`; if that is a checkout of fedgh, to their places in
+    it, and the method becomes one of the built-in ones. An existing file is never replaced:
+    ConfigError names it.
+    """
+    _check_name(name)
+    inside = out is None and (here / METHODS_DIR / "__init__.py").is_file()
+    folder = here if out is None else out
+    source = (here / METHODS_DIR if inside else folder) / f"{name}.py"
+    test = (here / TESTS_DIR if inside else folder) / f"test_{name}.py"
+    for path in (source, test):
+        if path.exists() or path.is_symlink():
+            raise ConfigError(f"{path} is there already; choose another name, or remove it")
+    if not inside and (name in sys.stdlib_module_names or find_spec(name) is not None):
+        raise ConfigError(f"there is a Python module '{name}' already; choose another name")
+    added = _built_in(here, name) if inside else {}  # first: it may find that it cannot be done
+    places = {"NAME": name, "CLASS": class_name(name), "IMPORTS": _imports(name, inside)}
+    for template, path in (("method", source), ("test", test)):
+        make_folder(path.parent)
+        write_atomic(path, _filled(template, places).encode())
+    for path, text in added.items():
+        write_atomic(path, text.encode())
+    setting = name if inside else f"{name}:{class_name(name)}"
+    return NewMethod(name, setting, (source, test), tuple(added))
+
+
+def class_name(name: str) -> str:
+    """Return the name of the class: MyMethod for my_method."""
+    return "".join(word[0].upper() + word[1:] for word in name.split("_"))
+
+
+def _check_name(name: str) -> None:
+    if not NAME.fullmatch(name) or iskeyword(name) or issoftkeyword(name):
+        raise ConfigError(
+            f"'{name}' cannot be the name of a method: write lower-case letters, digits and "
+            "single underscores, such as my_method"
+        )
+    if name in METHODS or name in plugins():
+        raise ConfigError(f"there is a method '{name}' already; choose another name")
+
+
+def _imports(name: str, inside: bool) -> str:
+    """Return the lines by which a test imports the method, in the order that linters ask for."""
+    shared = [
+        "from fedgh.methods.api import Task, Upload, Uploads",
+        "from fedgh.methods.testing import check_method",
+    ]
+    if inside:
+        return "\n".join(sorted([*shared, f"from fedgh.methods.{name} import {class_name(name)}"]))
+    return "\n".join([*shared, "", f"from {name} import {class_name(name)}"])
+
+
+def _filled(template: str, places: dict[str, str]) -> str:
+    text = (resources.files("fedgh.methods") / "templates" / f"{template}.txt").read_text("utf-8")
+    for name, value in places.items():
+        text = text.replace(f"@{name}@", value)
+    return text
+
+
+def _built_in(here: Path, name: str) -> dict[Path, str]:
+    """Return the files of a checkout that list all methods, with a line for this one."""
+    listing, table = here / METHODS_DIR / "__init__.py", here / TABLE
+    texts = {path: read_bytes(path, LARGEST).decode() for path in (listing, table)}
+    imports = re.compile(r"^from fedgh\.methods\.\w+ import \w+\n", re.MULTILINE)
+    line = f"from fedgh.methods.{name} import {class_name(name)}\n"
+    texts[listing] = _after(listing, texts[listing], imports, line, sort=True)
+    entries = re.compile(r"(?<=    for method in \(\n)(?:        \w+,\n)+", re.MULTILINE)
+    texts[listing] = _after(listing, texts[listing], entries, f"        {class_name(name)},\n")
+    rows = re.compile(r"^\| `\w+` \|(?:[^|\n]*\|){4}\n", re.MULTILINE)
+    texts[table] = _after(table, texts[table], rows, ROW.replace("@NAME@", name))
+    return texts
+
+
+def _after(path: Path, text: str, lines: re.Pattern[str], line: str, *, sort: bool = False) -> str:
+    """Add a line after the last of some; where they are sorted, after those that come before it."""
+    found = list(lines.finditer(text))
+    if not found:
+        raise ConfigError(f"{path}: the list of methods is not where it was expected; add it there")
+    before = [one for one in found if one[0] < line] if sort else found
+    place = before[-1].end() if before else found[0].start()
+    return text[:place] + line + text[place:]

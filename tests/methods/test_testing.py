@@ -1,0 +1,133 @@
+"""The contract for authors' tests finds what breaks it."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedgh.errors import MethodError
+from fedgh.methods import api
+from fedgh.methods.api import Client, Payload, Recipient, Uploads
+from fedgh.methods.lg_fedavg import LGFedAvg
+from fedgh.methods.testing import check_method
+from tests.support.families import PUBLIC, Consensus, Phases
+
+
+class ChangesDownload(LGFedAvg):
+    def client_update(self, client: Client, down: Payload) -> Payload:
+        up = super().client_update(client, down)
+        down["bias"].zero_()
+        return up
+
+
+class ChangesServer(LGFedAvg):
+    def server_update(self, server: Payload, uploads: Uploads) -> Payload:
+        for name, tensor in api.mean_by_examples(uploads, if_none=server).items():
+            server[name].copy_(tensor)
+        return server
+
+
+class ChangesUploads(LGFedAvg):
+    def server_update(self, server: Payload, uploads: Uploads) -> Payload:
+        kept = [upload.payload for upload in uploads]
+        for payload in kept:
+            payload["bias"].mul_(2)
+        return kept[0] if kept else server
+
+
+class BroadcastChanges(LGFedAvg):
+    def broadcast(self, server: Payload, to: Recipient) -> Payload:
+        server["bias"].add_(1)
+        return server
+
+
+class SendsMore(LGFedAvg):
+    def client_update(self, client: Client, down: Payload) -> Payload:
+        return super().client_update(client, down) | {"id": torch.tensor(client.id)}
+
+
+class SendsLess(LGFedAvg):
+    def broadcast(self, server: Payload, to: Recipient) -> Payload:
+        return {"weight": server["weight"]}
+
+
+class KeepsGradients(LGFedAvg):
+    def client_update(self, client: Client, down: Payload) -> Payload:
+        return {n: t.requires_grad_() for n, t in super().client_update(client, down).items()}
+
+
+class NeedsUploads(LGFedAvg):
+    def server_update(self, server: Payload, uploads: Uploads) -> Payload:
+        return next(uploads).payload
+
+
+class Infinite(LGFedAvg):
+    def server_update(self, server: Payload, uploads: Uploads) -> Payload:
+        return {name: tensor / 0 for name, tensor in server.items()}
+
+
+class ShortLogits(LGFedAvg):
+    def logits(self, client: Client, x: Tensor) -> Tensor:
+        return super().logits(client, x)[:, :3]
+
+
+class ServerIsRandom(LGFedAvg):
+    def server_update(self, server: Payload, uploads: Uploads) -> Payload:
+        return {name: tensor + random.random() for name, tensor in server.items()}
+
+
+class ClientIsRandom(LGFedAvg):
+    def client_update(self, client: Client, down: Payload) -> Payload:
+        client.memory = {"number": torch.tensor(random.random())}
+        return super().client_update(client, down)
+
+
+class OtherNetwork(LGFedAvg):
+    """The client widens its own network, so that the server cannot know its shapes."""
+
+    up = api.Network("own", "extractor")  # type: ignore[assignment]
+
+    def init_client(self, client: Client) -> None:
+        client.model.extractor = nn.Sequential(client.model.extractor, nn.Linear(8, 8))
+
+    def client_update(self, client: Client, down: Payload) -> Payload:
+        super().client_update(client, down)
+        return api.network_state(client.model.extractor)
+
+    def server_update(self, server: Payload, uploads: Uploads) -> Payload:
+        return server
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        (ChangesDownload, "the client changed what it received"),
+        (ChangesServer, "server_update changed what the server held before"),
+        (ChangesUploads, "server_update changed an upload"),
+        (BroadcastChanges, "a broadcast changed what the server holds"),
+        (SendsMore, r"the upload is not as declared: expected tensors \['bias', 'weight'\]"),
+        (SendsLess, "what the server sends is not as declared"),
+        (KeepsGradients, "in the upload is not a CPU tensor without gradients"),
+        (Infinite, "is not finite"),
+        (ShortLogits, r"logits have shape \(\d+, 3\), not \(\d+, 10\)"),
+        (ServerIsRandom, "the server holds something else when clients run in another order"),
+        (ClientIsRandom, "client 0 is another when clients run in another order"),
+        (OtherNetwork, "the server expects other uploads than the client declares"),
+    ],
+)
+def test_what_breaks_the_contract_is_found(method: type[LGFedAvg], why: str) -> None:
+    with pytest.raises(AssertionError, match=why):
+        check_method(method())
+
+
+def test_a_server_that_needs_uploads_fails() -> None:
+    with pytest.raises(StopIteration):
+        check_method(NeedsUploads())
+
+
+def test_settings_change_the_federation() -> None:
+    with pytest.raises(MethodError, match="all clients need one architecture"):
+        check_method(Phases())
+    check_method(Phases(), ["model.zoo=mlp"])
+    check_method(Consensus(), PUBLIC)
