@@ -1,7 +1,7 @@
 """The round, played with an engine that does exactly what a test wants."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,6 +15,7 @@ from fedgh.core.server import Server
 from fedgh.core.types import Client, GlobalRounds, Job, Payload, Reply, Task
 from fedgh.core.uploads import Uploads
 from fedgh.errors import RunError
+from tests.support.scripted import METRICS, Scripted
 
 
 class Sum(Method):
@@ -28,31 +29,6 @@ class Sum(Method):
 
     def server_update(self, server: Payload, uploads: Uploads) -> Payload:
         return {"total": server["total"] + sum(upload.payload["value"] for upload in uploads)}
-
-
-METRICS = ("accuracy", "evaluation_accuracy")
-
-
-class Scripted:
-    """An engine whose clients answer as told, 1.0 by default."""
-
-    def __init__(self, answer: Callable[[Job], Reply] | None = None) -> None:
-        self.jobs: list[Job] = []
-        self.answer = answer or self.usual
-
-    @staticmethod
-    def usual(job: Job, value: float = 1.0) -> Reply:
-        up = None if job.down is None else wire.to_bytes({"value": torch.tensor([value])})
-        scores = {"accuracy": 0.5, "evaluation_accuracy": 0.5} if job.evaluate else {}
-        return Reply(job.client_id, job.round, 1, up, scores)
-
-    def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
-        self.jobs = list(jobs)
-        return map(self.answer, jobs)
-
-    def save(self, round: int) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def federation(engine: Scripted, clients: int = 4, **how: float | str) -> Server:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from fedgh.core.subnet import CoordinateMean, Cut, Sizes, cut, put, shapes, take
+from fedgh.core.subnet import CoordinateMean, Cut, Sizes, cut, put, take
 from fedgh.core.types import Payload
 from fedgh.errors import ConfigError
 
@@ -36,7 +36,7 @@ NARROWER = CNN | {
 
 
 def of(part: Payload, shift: int = 0) -> Cut:
-    return cut(shapes(OLD), shapes(part), shift)
+    return cut(sizes_of(OLD), sizes_of(part), shift)
 
 
 def counted(whole: Sizes) -> Payload:
@@ -45,7 +45,7 @@ def counted(whole: Sizes) -> Payload:
 
 
 def mean(*parts: tuple[Payload, Cut, float]) -> Tensor:
-    found = CoordinateMean(shapes(OLD))
+    found = CoordinateMean(sizes_of(OLD))
     for payload, there, weight in parts:
         found.add(payload, there, weight)
     return found.value(OLD)["w"]
@@ -72,8 +72,8 @@ def test_a_shifted_part_counts_where_it_was_taken() -> None:
 def test_numbers_that_were_not_sent_keep_their_bits() -> None:
     old = {"w": torch.rand(5, 7), "b": torch.rand(5), "scale": torch.tensor(0.1)}
     part = {"w": torch.rand(2, 7), "b": torch.rand(2)}
-    there = cut(shapes(old), shapes(part | {"scale": old["scale"]}), shift=4)
-    found = CoordinateMean(shapes(old))
+    there = cut(sizes_of(old), sizes_of(part | {"scale": old["scale"]}), shift=4)
+    found = CoordinateMean(sizes_of(old))
     found.add(part, there, 0.3)
     new = found.value(old)
     rows = [4, 0]
@@ -110,7 +110,7 @@ def test_part_and_whole_are_the_same_numbers() -> None:
     whole = counted(CNN)
     there = cut(CNN, NARROWER, shift=1)
     part = take(whole, there)
-    assert shapes(part) == NARROWER
+    assert sizes_of(part) == NARROWER
     assert part["conv1.bias"].tolist() == [1, 2]
     assert part["header.weight"].tolist() == [[1, 2, 3, 4, 5], [11, 12, 13, 14, 15]]
     doubled = put(whole, {name: 2 * tensor for name, tensor in part.items()}, there)
@@ -136,7 +136,7 @@ def test_a_cut_put_back_where_it_was_taken_changes_nothing(
     whole, part = {"w": tuple(map(max, sizes))}, {"w": tuple(map(min, sizes))}
     there, numbers = cut(whole, part, shift), counted(whole)
     taken = take(numbers, there)
-    assert shapes(taken) == part
+    assert sizes_of(taken) == part
     assert put(numbers, taken, there)["w"].equal(numbers["w"])
     found = CoordinateMean(whole)
     found.add(taken, there, 1)
@@ -161,7 +161,7 @@ def test_a_rolling_cut_has_each_unit_equally_often(size: int, kept: int) -> None
 )
 def test_what_is_no_part_is_named(part: Sizes, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        cut(shapes(OLD), part)
+        cut(sizes_of(OLD), part)
 
 
 def test_half_a_channel_is_no_part() -> None:

@@ -13,7 +13,7 @@ from fedgh.core.types import Job, Payload, Recipient, Reply, SplitModel, Task
 from fedgh.errors import RunError
 from fedgh.methods import api
 from fedgh.methods.api import Client, Uploads
-from tests.core.test_server import Scripted
+from tests.support.scripted import Scripted
 
 SCORES = {"accuracy": 0.5, "evaluation_accuracy": 0.5}
 TASK = Task(num_classes=3, rep_dim=2, num_clients=4, rounds=9, seed=0)

@@ -13,8 +13,8 @@ import torch
 from fedgh import config
 from fedgh.core.method import DERIVED, Method
 from fedgh.methods import api
-from fedgh.methods.testing import check_method
 from fedgh.studies.sweep import plan_comparison, run_trials
+from fedgh.testing import check_method
 from fedgh.training import experiment, loop
 from tests.docs.blocks import ROOT, blocks
 from tests.docs.reader import Reader

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from fedgh.core.average import load_network, network_state
+from fedgh.core.average import load_network, mean_by_examples, network_state
 from fedgh.core.types import Payload, SplitModel, Task, Upload
-from fedgh.errors import ConfigError
+from fedgh.errors import ConfigError, MethodError
 from fedgh.methods.fedavg import FedAvg
 from fedgh.methods.lg_fedavg import LGFedAvg
 from fedgh.training import loop
@@ -97,3 +97,9 @@ def test_after_a_fedavg_round_everybody_had_the_same_start(tmp_path: Path) -> No
     start = prepared.initial_server()
     for name, tensor in start.items():
         assert_close(server[f"server.{name}"], tensor)
+
+
+def test_a_mean_by_samples_needs_to_be_told_how_many_there_are() -> None:
+    sent = uploads_of([Upload(0, 0, {"w": torch.ones(1)})])
+    with pytest.raises(MethodError, match="weighs_by_examples = True"):
+        mean_by_examples(sent, if_none={})

@@ -218,7 +218,7 @@ class Cuts(api.Method):
         return api.network_state(whole)
 
     def broadcast(self, server: Payload, to: Recipient) -> Payload:
-        return api.take(server, api.cut(api.shapes(server), to.sizes))
+        return api.take(server, api.cut(api.sizes_of(server), to.sizes))
 
     def client_update(self, client: Client, down: Payload) -> Payload:
         api.load_network(client.model, down)
@@ -226,8 +226,8 @@ class Cuts(api.Method):
         return api.network_state(client.model)
 
     def server_update(self, server: Payload, uploads: Uploads) -> Payload:
-        mean = api.CoordinateMean(api.shapes(server))
+        mean = api.CoordinateMean(api.sizes_of(server))
         for upload in uploads:
-            here = api.cut(api.shapes(server), api.shapes(upload.payload))
+            here = api.cut(api.sizes_of(server), api.sizes_of(upload.payload))
             mean.add(upload.payload, here, 1)
         return mean.value(server)

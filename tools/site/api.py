@@ -38,7 +38,7 @@ def _for_methods() -> list[str]:
     """What has a docstring in `fedgh.methods.api`, and is not on the page as a name of `fedgh`."""
     names = [name for name in api.__all__ if name not in fedgh.__all__]
     shown = [name for name in names if _documented(getattr(api, name))]
-    return [*(f"fedgh.methods.api.{name}" for name in shown), "fedgh.methods.testing.check_method"]
+    return [*(f"fedgh.methods.api.{name}" for name in shown), "fedgh.testing.check_method"]
 
 
 def _documented(found: object) -> bool:

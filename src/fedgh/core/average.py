@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fedgh.core import wire
 from fedgh.core.types import Payload, Upload
+from fedgh.errors import MethodError
 
 
 class WeightedMean:
@@ -35,6 +36,11 @@ def mean_by_examples(uploads: Iterable[Upload], if_none: Payload) -> Payload:
     """The mean of the uploads with weights n_k / n."""
     mean = WeightedMean()
     for upload in uploads:
+        if not upload.num_examples:
+            raise MethodError(
+                "the server is not told how many samples clients have: declare "
+                "weighs_by_examples = True"
+            )
         mean.add(upload.payload, upload.num_examples)
     return mean.value(if_none)
 

@@ -43,8 +43,10 @@ def train(
     views: int = 1,
     augment: Sequence[Augmentation] | None = None,
     metric: str = "train_loss",
-) -> None:
+) -> int:
     """Train `modules` (default: the client's model) on `on` (default: its training samples).
+
+    Return the number of steps.
 
     What is not given is as `[local]` configures it; a learning rate that is given follows the
     schedule, too. A round may have several phases: each gives a `stream` of its own, or it sees
@@ -59,11 +61,11 @@ def train(
     modules = [client.model] if modules is None else modules
     parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
     if not parameters:
-        return
+        return 0
     rate = (how.lr if lr is None else lr) * how.rate_factor(client.round, client.task.rounds)
     optimizer = _optimizer(how, parameters, rate)
     rng = client.stream(stream)
-    total, seen = torch.zeros((), device=client.device), 0
+    total, seen, steps = torch.zeros((), device=client.device), 0, 0
     with client.timed("train"), _only(client, modules), _gradients_gone_after(optimizer):
         for _ in range(how.epochs if epochs is None else epochs):
             for x, y in shuffled(
@@ -83,10 +85,12 @@ def train(
                 optimizer.step()
                 total += value.detach() * len(y)
                 seen += len(y)
+                steps += 1
     if not (total.isfinite() and all(bool(p.isfinite().all()) for p in parameters)):
         raise FloatingPointError("training diverged; lower local.lr or set local.clip")
     if seen:
         client.metrics[metric] = float(total) / seen
+    return steps
 
 
 def _optimizer(

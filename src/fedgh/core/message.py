@@ -286,7 +286,11 @@ class OneOf(Several):
         return [spec for form in self.parts for spec in form.specs(method, shapes)]
 
 
-NOTHING, HEADER = Nothing(), Header()
+NOTHING = Nothing()
+"""A message without tensors."""
+
+HEADER = Header()
+"""A linear header: `weight` [classes, rep_dim] and `bias` [classes]."""
 
 
 def _joined(one: wire.Spec, more: wire.Spec) -> wire.Spec:

@@ -102,7 +102,7 @@ class Method(ABC):
 
         All parties make the same one: from the seed, by `fedgh.models.shared_model`.
         """
-        raise NotImplementedError(f"{self.name} shares no network: define shared_network")
+        raise MethodError(f"{self.name} declares a shared network: define shared_network")
 
     def init_server(self, task: Task, models: Models, rng: torch.Generator) -> Payload:
         """Return what the server holds before the first round.

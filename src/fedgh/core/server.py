@@ -19,7 +19,7 @@ from fedgh.core.method import Method
 from fedgh.core.metrics import METRICS, NEEDED, own_metrics, spread
 from fedgh.core.records import LeftOut, Problem, Round
 from fedgh.core.rng import isolated, stream
-from fedgh.core.subnet import Sizes, shapes
+from fedgh.core.subnet import Sizes, sizes_of
 from fedgh.core.types import (
     CPU,
     Examples,
@@ -112,7 +112,7 @@ class Surroundings:
     @cached_property
     def _architectures(self) -> list[tuple[int, Sizes]]:
         made = [make() for make in self.networks]
-        sizes = [shapes(network_state(model)) for model in made]
+        sizes = [sizes_of(network_state(model)) for model in made]
         return list(zip(group_numbers(made), sizes, strict=True)) or [(0, {})]
 
 

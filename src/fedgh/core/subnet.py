@@ -21,7 +21,7 @@ Cut = dict[str, tuple[Tensor, ...]]
 """For each tensor of a part and each of its axes: which indices of the whole network they are."""
 
 
-def shapes(payload: Payload) -> Sizes:
+def sizes_of(payload: Payload) -> Sizes:
     """Return the sizes of tensors."""
     return {name: tuple(tensor.shape) for name, tensor in payload.items()}
 

@@ -68,6 +68,10 @@ class Task:
     privacy: Privacy | None = None  # how uploads are made private
     public_size: int = 0  # public samples that the method may count on
 
+    def stream(self, name: str, round: int = 0) -> torch.Generator:
+        """Return a random stream of a round that all parties can draw from alike."""
+        return stream(self.seed, f"all/{name}", round=round)
+
 
 @dataclass(frozen=True)
 class LocalTraining:

@@ -5,7 +5,7 @@ is a subclass of `Method` that declares `up` and `down`, and defines `client_upd
 `server_update`. The guide is `docs/add-a-method.md`.
 """
 
-from fedgh.core import class_table
+from fedgh.core import class_table, low_rank
 from fedgh.core.average import (
     WeightedMean,
     load_network,
@@ -36,7 +36,6 @@ from fedgh.core.losses import distill
 from fedgh.core.message import (
     HEADER,
     NOTHING,
-    Header,
     Message,
     Named,
     Network,
@@ -57,7 +56,7 @@ from fedgh.core.method import (
     Positive,
     PublicFor,
 )
-from fedgh.core.subnet import CoordinateMean, cut, put, shapes, take
+from fedgh.core.subnet import CoordinateMean, cut, put, sizes_of, take
 from fedgh.core.types import (
     Client,
     Examples,
@@ -70,7 +69,7 @@ from fedgh.core.types import (
     prefixed,
 )
 from fedgh.core.uploads import Uploads
-from fedgh.core.wire import Dim, Field, Spec
+from fedgh.core.wire import Dim, Field, Spec, largest_row_norm
 from fedgh.errors import ConfigError, WireError
 from fedgh.models import shared_model
 from fedgh.models.cuts import check_cut
@@ -86,7 +85,6 @@ __all__ = [
     "Examples",
     "Field",
     "Fraction",
-    "Header",
     "LinearSGD",
     "Message",
     "Method",
@@ -123,9 +121,11 @@ __all__ = [
     "forever",
     "group_numbers",
     "group_prefix",
+    "largest_row_norm",
     "learn",
     "linear_header",
     "load_network",
+    "low_rank",
     "mean_by_examples",
     "network_outputs",
     "network_spec",
@@ -135,8 +135,8 @@ __all__ = [
     "part",
     "prefixed",
     "put",
-    "shapes",
     "shared_model",
+    "sizes_of",
     "states_by_group",
     "take",
     "train",

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fedgh.core.low_rank import compress, compressed_spec, expand, plus
-from fedgh.core.wire import largest_row_norm
 from fedgh.methods import api
 from fedgh.methods.api import Client, Payload, Recipient, Task, Uploads, distill, part, prefixed
 
@@ -116,7 +115,7 @@ class FedKD(api.Method):
     def check_upload(self, task: Task, payload: Payload, largest_norm: float) -> None:
         """The norms of factors say little about that of their product."""
         for name, tensor in expand(payload).items():
-            norm = largest_row_norm(tensor)
+            norm = api.largest_row_norm(tensor)
             if norm > largest_norm:
                 raise api.WireError(
                     f"'{name}' has a row of norm {norm:.4g}, above {largest_norm:g}"

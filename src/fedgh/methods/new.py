@@ -104,7 +104,7 @@ def _imports(name: str, inside: bool) -> str:
     """Return the lines by which a test imports the method, in the order that linters ask for."""
     shared = [
         "from fedgh.methods.api import Task, Upload, Uploads",
-        "from fedgh.methods.testing import check_method",
+        "from fedgh.testing import check_method",
     ]
     if inside:
         return "\n".join(sorted([*shared, f"from fedgh.methods.{name} import {class_name(name)}"]))

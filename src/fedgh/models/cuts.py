@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedgh.core.average import load_network, network_state
 from fedgh.core.rng import isolated
-from fedgh.core.subnet import cut, put, shapes, take
+from fedgh.core.subnet import cut, put, sizes_of, take
 from fedgh.core.types import Payload, SplitModel
 from fedgh.errors import ConfigError
 
@@ -26,11 +26,11 @@ def check_cut(whole: SplitModel, part: SplitModel, input_shape: tuple[int, ...])
     whole, part = deepcopy(whole).eval(), deepcopy(part).eval()
     with isolated(0, "check-cut"), torch.no_grad():
         state = {name: _random(tensor) for name, tensor in network_state(whole).items()}
-        narrower = shapes(network_state(part))
+        narrower = sizes_of(network_state(part))
         blank = {name: _neutral(name, tensor) for name, tensor in state.items()}
         x = torch.randn(2, *input_shape)
         for shift in (0, 1):
-            here = cut(shapes(state), narrower, shift)
+            here = cut(sizes_of(state), narrower, shift)
             weights = take(state, here)
             alone = _logits(part, weights, x)
             inside = _logits(whole, put(blank, weights, here), x)

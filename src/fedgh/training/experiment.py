@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedgh.config import Config, DataSection
+from fedgh.core.message import Shapes
 from fedgh.core.records import ClientInfo, Identity
 from fedgh.core.rng import isolated, stream
 from fedgh.core.server import Surroundings
@@ -125,12 +126,29 @@ class Experiment:
     def initial_server(self) -> Payload:
         """What the server holds before the first round; refuses what the method cannot do."""
         seed = self.task.seed
+        self._check_messages()
         with isolated(seed, "server-models"):
             models = [split_model(make, self.task) for make in self.extractors]
         try:
             return self.config.method.init_server(self.task, models, stream(seed, "server"))
         except ConfigError as error:
             raise MethodError(str(error)) from None
+
+    def _check_messages(self) -> None:
+        """Refuse a method whose messages cannot be specified for these clients."""
+        method, around = self.config.method, self.surroundings()
+        if not around.networks and (method.up.holds_own_network or method.down.holds_own_network):
+            raise MethodError(
+                f"{method.name} sends clients' networks: name the one that all have in model.zoo, "
+                "and the shape of its inputs in data.shape"
+            )
+        for kind in range(max(1, len(around.networks))):
+            shapes = Shapes(self.task, partial(around.network, kind))
+            try:
+                method.upload_specs(shapes)
+                method.download_specs(shapes)
+            except ConfigError as error:
+                raise MethodError(str(error)) from None
 
     def surroundings(self) -> Surroundings:
         """What the server has beside its state."""

@@ -1,11 +1,11 @@
 """The contract of a method, as one call for its author's tests.
 
-from fedgh.methods.testing import check_method
+from fedgh.testing import check_method
 
 def test_contract() -> None:
     check_method(MyMethod(momentum=0.5))
 
-Nothing of fedgh imports this module: it plays whole rounds, so it needs what methods do not.
+No other module of fedgh imports this one.
 """
 
 from collections.abc import Sequence

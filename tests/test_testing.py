@@ -10,7 +10,7 @@ from fedgh.errors import MethodError
 from fedgh.methods import api
 from fedgh.methods.api import Client, Payload, Recipient, Uploads
 from fedgh.methods.lg_fedavg import LGFedAvg
-from fedgh.methods.testing import check_method
+from fedgh.testing import check_method
 from tests.support.families import PUBLIC, Consensus, Phases
 
 
