@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from fedgh.core.subnet import CoordinateMean, Cut, Sizes, cut, put, take
+from fedgh.core.subnet import CoordinateMean, Cut, Sizes, cut, put, sizes_of, take
 from fedgh.core.types import Payload
 from fedgh.errors import ConfigError
 

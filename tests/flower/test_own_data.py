@@ -32,6 +32,7 @@ from tests.support.tiny import quick
 pytestmark = pytest.mark.usefixtures("impatient")
 
 
+TRAVELS, STAYS = "tests.support.families:Phases", "tests.support.families:Generates"
 PRIVATE = ["data.name=private", "data.classes=a,b,c", "federation.clients=3", "model.rep_dim=8"]
 
 
@@ -187,7 +188,8 @@ def test_data_of_ones_own_do_not_go_with_a_federation_that_deals(tmp_path: Path)
 @pytest.mark.parametrize(
     ("overrides", "refusal"),
     [
-        ({"method": {"name": "fedavg"}, "shape": [5]}, "does not take part in fedavg"),
+        ({"method": {"name": "fedavg"}, "shape": [5]}, "own network would travel"),
+        ({"method": {"name": TRAVELS}, "shape": [5]}, "own network would travel"),
         ({"method": {"name": "side_effect:X"}}, "method.name = 'side_effect:X' is not part"),
         (
             {"method": {"name": "fml", "shared": "side_effect:X"}},
@@ -200,7 +202,8 @@ def test_a_participant_does_what_it_agreed_to_and_no_more(
     overrides: dict[str, Any], refusal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the server asks: no other network, no module of the participant's machine."""
-    house = House(tmp_path / "house", quick(*PRIVATE, "federation.rounds=1"), [client_app(bring)])
+    experiment = quick(*PRIVATE, "federation.rounds=1")
+    house = House(tmp_path / "house", experiment, [client_app(bring)], {"allow": TRAVELS})
     (tmp_path / "side_effect.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
     asked = messages.request
@@ -216,6 +219,17 @@ def test_a_participant_does_what_it_agreed_to_and_no_more(
     with pytest.raises(RunError, match=refusal):
         house.run()
     assert house.states() == {}
+
+
+def test_a_plug_in_is_welcome_by_what_it_declares(tmp_path: Path) -> None:
+    """It is allowed by name, and the participant's own network stays at home."""
+    experiment = quick(*PRIVATE, "federation.rounds=1", f"method.name={STAYS}")
+    run = House(tmp_path / "house", experiment, [client_app(bring)], {"allow": STAYS}).run()
+    assert run.records()[0].failed == []
+    only_fedgh = client_app(bring, methods=["fedgh"])
+    house = House(tmp_path / "other", experiment, [only_fedgh], {"allow": STAYS})
+    with pytest.raises(RunError, match="does not take part in tests.support.families:Generates"):
+        house.run()
 
 
 def test_other_data_than_before_are_refused(
