@@ -228,7 +228,7 @@ def test_a_plug_in_is_welcome_by_what_it_declares(tmp_path: Path) -> None:
     assert run.records()[0].failed == []
     only_fedgh = client_app(bring, methods=["fedgh"])
     house = House(tmp_path / "other", experiment, [only_fedgh], {"allow": STAYS})
-    with pytest.raises(RunError, match="does not take part in tests.support.families:Generates"):
+    with pytest.raises(RunError, match=r"does not take part in tests\.support\.families:Generates"):
         house.run()
 
 
