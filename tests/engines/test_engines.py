@@ -540,3 +540,14 @@ def test_augmentation_is_for_images() -> None:
     settings = config.load("demo", ["local.augment=flip", "federation.clients=5"])
     with pytest.raises(ConfigError, match=r"local\.augment is for images"):
         prepare(settings, source=table, extractors=[mlp])
+
+
+def test_a_run_of_an_earlier_form_of_a_method_is_refused(tmp_path: Path) -> None:
+    interrupted(quick("method.name=fedproto"), tmp_path / "run", after=1)
+    folder = RunFolder.open(tmp_path / "run")
+    with folder.locked():
+        done, state = folder.committed()
+        state["server.prototypes"] = state.pop("server.means")
+        folder.commit(done, state)
+    with pytest.raises(RunError, match="its server is that of an earlier fedproto; go on with"):
+        loop.resume(tmp_path / "run")

@@ -10,10 +10,11 @@ from fedgh.config import Config
 from fedgh.core.records import Round, Spent
 from fedgh.core.server import Engine, Server, ignore
 from fedgh.core.threads import one_thread
-from fedgh.core.types import Payload
+from fedgh.core.types import Payload, part
 from fedgh.engines.serial import Serial
 from fedgh.engines.workers import Workers
 from fedgh.errors import ConfigError, RunError, printable
+from fedgh.methods import METHODS
 from fedgh.privacy.accounting import Account
 from fedgh.runs.folder import RunFolder, versions
 from fedgh.runs.means import Album, worth_keeping
@@ -139,6 +140,8 @@ def _train(
         done, state = folder.committed()
         if FORGETTING in state:
             raise interrupted(folder, state)
+        if done:
+            _check_server(experiment, folder, state)
         stack.enter_context(closing(told))
         stack.enter_context(suppress(StopTraining))
         try:
@@ -167,6 +170,16 @@ def _train(
             experiment.shared_public.nbytes if experiment.shared_public else None,
         )
         folder.write_summary(summary)
+
+
+def _check_server(experiment: Experiment, folder: RunFolder, state: Payload) -> None:
+    """Refuse a run whose server an earlier version of a built-in method has left."""
+    name = experiment.config.method_name
+    if name in METHODS and not experiment.initial_server().keys() <= part(state, "server.").keys():
+        raise RunError(
+            f"{folder.path}: its server is that of an earlier {name}; go on with the fedgh that "
+            "started the run (data.json names it), or run it again"
+        )
 
 
 def _other_versions(before: Mapping[str, str]) -> Iterator[str]:
