@@ -83,6 +83,16 @@ class ClientIsRandom(LGFedAvg):
         return super().client_update(client, down)
 
 
+class Forgetful(LGFedAvg):
+    """Keeps what a client must remember where no checkpoint finds it."""
+
+    def client_update(self, client: Client, down: Payload) -> Payload:
+        seen = getattr(client, "seen", 0) + 1
+        vars(client)["seen"] = seen
+        client.memory = {"seen": torch.tensor(seen)}
+        return super().client_update(client, down)
+
+
 class OtherNetwork(LGFedAvg):
     """The client widens its own network, so that the server cannot know its shapes."""
 
@@ -111,8 +121,9 @@ class OtherNetwork(LGFedAvg):
         (KeepsGradients, "in the upload is not a CPU tensor without gradients"),
         (Infinite, "is not finite"),
         (ShortLogits, r"logits have shape \(\d+, 3\), not \(\d+, 10\)"),
-        (ServerIsRandom, "the server holds something else when clients run in another order"),
-        (ClientIsRandom, "client 0 is another when clients run in another order"),
+        (ServerIsRandom, "the server ends in another state when clients run in another order"),
+        (ClientIsRandom, "client 0 ends in another state when clients run in another order"),
+        (Forgetful, "client 1 ends in another state when clients run in another order"),
         (OtherNetwork, "the server expects other uploads than the client declares"),
     ],
 )

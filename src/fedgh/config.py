@@ -273,7 +273,8 @@ def load_run(
 def check_limits(config: Config, limits: Limits) -> None:
     """Raise LimitError when a configuration asks for more than the limits allow."""
     limits.check("federation.clients", config.federation.clients, "max_clients")
-    limits.check("public.samples", config.public.samples, "max_public")
+    if config.public.name != "none":
+        limits.check("public.samples", config.public.samples, "max_public")
     limits.check("data.classes", len(config.data.classes or ()), "max_classes")
     limits.check("model.zoo", len(config.model.zoo), "max_networks")
     limits.check("model.rep_dim", config.model.rep_dim, "max_rep_dim")

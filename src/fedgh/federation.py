@@ -176,7 +176,7 @@ class Federation:
                 extractors=self._networks,
                 names=tuple(participant.name for participant in self.participants),
                 weights=b"".join(network.digest for network in self._networks),
-                public=load_public(config, self._sources[0], given=self._public),
+                public=load_public(config, self._sources, given=self._public),
             )
         )
 

@@ -1,5 +1,9 @@
 """Declarations: the tensors that follow from them, and what they share."""
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,7 +14,6 @@ from fedgh.core.types import SplitModel, Task
 from fedgh.errors import MethodError, WireError
 from fedgh.methods import METHODS, api
 from tests.support.rounds import shapes_of
-from tests.support.tiny import a_client
 
 TASK = Task(num_classes=3, rep_dim=4, num_clients=2, rounds=1, seed=0, public_size=5)
 
@@ -90,7 +93,7 @@ def test_several_forms_and_several_parts() -> None:
         (api.PerClass("output"), "class means"),
         (api.PerClass("output") + api.NOTHING, "class means"),
         (api.PerClass("output") + api.HEADER, "more"),
-        (api.OneOf(api.NOTHING, api.PerClass("output")), "class means"),
+        (api.OneOf(api.NOTHING, api.PerClass("output")), "more"),
         (api.HEADER, "more"),
         (api.Network("own"), "more"),
         (api.PublicOutputs(), "more"),
@@ -123,9 +126,16 @@ def test_the_methods_share_what_they_did() -> None:
 def test_rows_of_probabilities_add_up_to_one(message: Message) -> None:
     name = "means" if isinstance(message, api.PerClass) else "probabilities"
     rows: Tensor = torch.randn(2, 3).softmax(1)
-    message.check({name: rows})
-    with pytest.raises(WireError, match=f"'{name}' has a row that adds up to 1 ±"):
-        message.check({name: rows * 1.02})
+    others = {"classes": torch.arange(2).int()} if isinstance(message, api.PerClass) else {}
+    message.check({name: rows, **others})
+    with pytest.raises(WireError, match=f"'{name}' has a row whose sum differs from 1"):
+        message.check({name: rows * 1.02, **others})
+
+
+@pytest.mark.parametrize(("name", "now"), [("predict", "logits"), ("summarised", "averaged")])
+def test_hooks_of_earlier_versions_are_refused(name: str, now: str) -> None:
+    with pytest.raises(TypeError, match=f"Old.{name} is called {now} now"):
+        type("Old", (Teacher,), {name: lambda *_: None, "__module__": __name__})
 
 
 @pytest.mark.parametrize("name", ["shares", "upload_specs", "download_specs"])
@@ -144,9 +154,42 @@ def test_two_parts_with_one_name_need_a_prefix() -> None:
 def test_each_form_of_a_message_is_checked() -> None:
     message = api.OneOf(api.NOTHING, api.PerClass("output"))
     message.check({})
-    with pytest.raises(WireError, match="adds up to 1 ±"):
+    with pytest.raises(WireError, match="whose sum differs from 1"):
         message.check({"classes": torch.tensor([0]).int(), "means": torch.ones(1, 3)})
-    client = a_client(torch.randn(4, 6), torch.arange(4) % 2)
-    message.check_private(client, {})
-    with pytest.raises(MethodError, match="has no noise"):
-        message.check_private(client, {"classes": torch.tensor([0]).int()})
+    probabilities = api.Named("p.", api.PublicOutputs("probabilities"))
+    with pytest.raises(WireError, match="whose sum differs from 1"):
+        probabilities.check({"p.probabilities": torch.ones(1, 3)})
+    alike = api.OneOf(api.PerClass("output"), api.PerClass("representation"))
+    with pytest.raises(
+        MethodError, match="two forms of one message have tensors of the same names"
+    ):
+        sizes(alike)
+
+
+def test_an_own_spec_looks_at_the_network_only_if_it_declares_that() -> None:
+    def spec(method: api.Method, shapes: Shapes) -> api.Spec:
+        return api.network_spec(api.network_state(shapes.network()))
+
+    with pytest.raises(MethodError, match=r"declare Own\(function, own_network=True\)"):
+        sizes(api.Own(spec))
+    declared = api.Own(spec, own_network=True)
+    assert declared.holds_own_network
+    assert "header.weight" in sizes(declared)[0]
+
+
+@pytest.mark.parametrize("kind", [api.PerClass, api.PublicOutputs])
+def test_a_misspelt_declaration_is_refused(kind: Callable[[str], Message]) -> None:
+    with pytest.raises(TypeError, match="'outputs': expected one of"):
+        kind("outputs")
+
+
+def test_outputs_of_public_samples_need_such_samples() -> None:
+    for task in (replace(TASK, public_size=0), replace(TASK, public_size=1)):
+        message = api.PublicOutputs(samples="samples")
+        with pytest.raises(MethodError, match="sends outputs of 2 public samples, and"):
+            sizes(message, shapes_of(task))
+
+
+def test_the_norm_of_averaged_vectors_is_that_of_the_part_that_has_them() -> None:
+    assert (api.PerClass("output") + api.NOTHING).max_norm == 1
+    assert (api.NOTHING + api.NOTHING).max_norm == math.inf

@@ -2,6 +2,8 @@ import torch
 from torch import nn
 
 from fedgh.core.rng import isolated, numpy_stream, seed_of, stream
+from tests.support.families import FAMILIES
+from tests.support.tiny import quick
 
 
 def test_a_stream_is_fixed_by_its_name() -> None:
@@ -29,3 +31,14 @@ def test_isolated_draws_are_reproducible_and_leave_no_trace() -> None:
     torch.rand(7)
     with isolated(0, "model", 1):
         assert nn.Linear(3, 3).weight.equal(first)
+
+
+def test_preparing_an_experiment_leaves_the_global_generator_alone() -> None:
+    """A participant may prepare one while a server in the same process trains a network."""
+    for method in ("fedgh", "fml", "fedkd", *FAMILIES):
+        torch.manual_seed(0)
+        prepared = quick(f"method.name={method}", *FAMILIES.get(method, []))
+        prepared.surroundings().network(0)
+        drawn = torch.rand(1)
+        torch.manual_seed(0)
+        assert drawn.equal(torch.rand(1)), method

@@ -73,7 +73,7 @@ def test_what_is_there_twice_is_not_held_out() -> None:
 def test_the_seed_decides() -> None:
     source = SOURCES["digits"](Where())
     apart = Source("other", torch.zeros(1, 1, 32, 32), torch.zeros(1), ("0",))
-    for choose in (hold_out, partial(draw, private=apart)):
+    for choose in (hold_out, partial(draw, private=[apart])):
         assert choose(source, 50, 1).tolist() == choose(source, 50, 1).tolist()
         assert choose(source, 50, 1).tolist() != choose(source, 50, 2).tolist()
     one, other = (quick(*HELD_OUT, f"federation.seed={seed}").fingerprint() for seed in (0, 1))
@@ -168,7 +168,7 @@ def test_impossible_public_data_are_refused(tmp_path: Path) -> None:
         (["public.name=held-out", "public.samples=1790"], "has 1797 samples, of which 17.0 can be"),
         (
             [*npz(file, noise()), "public.samples=41"],
-            r"^public.samples = 41: npz has 40 that are no private samples as well; lower",
+            r"^public.samples = 41: npz has 40 samples that are not also private; lower",
         ),
         (
             npz(tmp_path / "small.npz", noise(side=8)),
@@ -180,7 +180,7 @@ def test_impossible_public_data_are_refused(tmp_path: Path) -> None:
         ),
         (
             npz(tmp_path / "twins.npz", np.concatenate([noise(17), digits[5:8]])),
-            r"^public.samples = 20: npz has 17 that are no private samples as well; lower",
+            r"^public.samples = 20: npz has 17 samples that are not also private; lower",
         ),
         (
             [*npz(tmp_path / "classes.npz", noise(), "abcdefghij"), f"method.name={LABELLED}"],
@@ -254,4 +254,5 @@ def test_a_configuration_from_elsewhere_names_no_file() -> None:
         with pytest.raises(ForeignError, match=rf"public\.{key} = '/elsewhere/data.npz' names"):
             config.parse(table, FOREIGN)
     with pytest.raises(ConfigError, match=r"public.samples asks for 100001, more than max-public"):
-        config.parse({"public": {"samples": 100_001}}, FOREIGN)
+        config.parse({"public": {"name": "digits", "samples": 100_001}}, FOREIGN)
+    config.parse({"public": {"samples": 100_001}}, FOREIGN)  # no public data are asked for

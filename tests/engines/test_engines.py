@@ -542,12 +542,15 @@ def test_augmentation_is_for_images() -> None:
         prepare(settings, source=table, extractors=[mlp])
 
 
-def test_a_run_of_an_earlier_form_of_a_method_is_refused(tmp_path: Path) -> None:
-    interrupted(quick("method.name=fedproto"), tmp_path / "run", after=1)
+@pytest.mark.parametrize(("method", "missing"), [("fedproto", "server.means"), ("fd", "classes")])
+def test_a_run_of_an_earlier_form_of_a_method_is_refused(
+    method: str, missing: str, tmp_path: Path
+) -> None:
+    interrupted(quick(f"method.name={method}"), tmp_path / "run", after=1)
     folder = RunFolder.open(tmp_path / "run")
     with folder.locked():
         done, state = folder.committed()
-        state["server.prototypes"] = state.pop("server.means")
+        state["server.known"] = state.pop(missing)
         folder.commit(done, state)
-    with pytest.raises(RunError, match="its server is that of an earlier fedproto; go on with"):
+    with pytest.raises(RunError, match=f"its server is that of an earlier {method}; go on with"):
         loop.resume(tmp_path / "run")

@@ -14,7 +14,7 @@ from fedgh.core.metrics import own_metrics
 from fedgh.core.moments import Moments
 from fedgh.core.rng import isolated, stream
 from fedgh.core.server import Server, Surroundings
-from fedgh.core.types import Job, Payload, Reply, SplitModel, Task, Upload
+from fedgh.core.types import Job, Payload, Recipient, Reply, SplitModel, Task, Upload
 from fedgh.methods import METHODS
 from fedgh.models import split_model
 from tests.fuzz.payloads import honest
@@ -63,6 +63,7 @@ class Played:
     """What a round has come to."""
 
     server: Payload
+    recipients: list[Recipient]  # of the next round
     rejected: dict[int, str]
     accepted: dict[int, Upload]
 
@@ -89,7 +90,8 @@ def play(
         2, on_upload=lambda upload: accepted.update({upload.client_id: upload})
     )
     rejected = {problem.client: problem.reason for problem in record.rejected}
-    return Played(federation.server, rejected, accepted)
+    recipients = [federation.recipient(client) for client in range(CLIENTS)]
+    return Played(federation.server, recipients, rejected, accepted)
 
 
 def _network() -> SplitModel:

@@ -6,14 +6,14 @@ from torch import Tensor
 
 from fedgh.core import wire
 from fedgh.core.defence import Defence
-from fedgh.core.types import Payload, Recipient
+from fedgh.core.types import Payload
 from fedgh.errors import RunError
 from fedgh.methods import METHODS
 from tests.fuzz import oracle
 from tests.fuzz.arena import (
-    CLIENTS,
     HOSTILE,
     NORM,
+    Played,
     honest_uploads,
     method_of,
     play,
@@ -48,10 +48,10 @@ def assert_valid(name: str, payload: Payload, message: bytes, examples: int) -> 
     assert examples >= 1 or not method_of(name).weighs_by_examples
 
 
-def assert_readable(name: str, server: Payload) -> None:
+def assert_readable(name: str, played: Played) -> None:
     """No client refuses what the server would send next."""
-    for client in range(CLIENTS):
-        down = method_of(name).broadcast(server, Recipient(client))
+    for to in played.recipients:
+        down = method_of(name).broadcast(played.server, to)
         assert oracle.valid(down, {key: anything(tensor) for key, tensor in down.items()}, NORM)
 
 
@@ -69,7 +69,7 @@ def test_a_hostile_upload_is_rejected_or_valid(
     uploads = honest_uploads(name) | {HOSTILE: message}
     played = play(name, uploads, {HOSTILE: examples}, defence)
     assert same(start(name), before), "what the round started from was changed in place"
-    assert_readable(name, played.server)
+    assert_readable(name, played)
     if HOSTILE in played.accepted:
         assert_valid(name, played.accepted[HOSTILE].payload, message, examples)
     else:

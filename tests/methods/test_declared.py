@@ -104,3 +104,46 @@ def test_privacy_defence_and_rehearsed_attacks_ask_the_declaration(setting: list
     for name in ("lg_fedavg", "tests.support.families:Generates"):
         with pytest.raises(MethodError, match="class means"):
             quick(f"method.name={name}", *setting)
+
+
+class OnceOnly(FedGH):
+    """Claims one release for the whole run, and makes one in every round."""
+
+    releases_once = True
+
+
+class Counting(FedGH):
+    """Tells the server how many samples each client has."""
+
+    weighs_by_examples = True
+
+
+def test_a_release_in_every_round_is_paid_for_in_every_round() -> None:
+    plain, claimed = quick(*PRIVATE), quick(f"method.name={HERE}:OnceOnly", *PRIVATE)
+    assert plain.privacy is not None
+    assert claimed.privacy == plain.privacy
+
+
+def test_numbers_of_samples_do_not_go_with_a_client_that_is_hidden() -> None:
+    quick(f"method.name={HERE}:Counting", *PRIVATE)
+    for hidden in (["privacy.protects=client"], [*PRIVATE, "privacy.counts=secret"]):
+        with pytest.raises(MethodError, match="tells the server how many samples clients have"):
+            quick(f"method.name={HERE}:Counting", *hidden)
+
+
+class Odd(FedGH):
+    """Declares a class in place of a message."""
+
+    up = api.PerClass  # type: ignore[assignment]
+
+
+class Misspelt(FedGH):
+    """Declares a part that no network has."""
+
+    up = api.Network("own", "extractr")  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(("name", "reason"), [("Odd", "is no message"), ("Misspelt", "extractr")])
+def test_an_impossible_declaration_is_refused_before_anything_runs(name: str, reason: str) -> None:
+    with pytest.raises(MethodError, match=reason):
+        quick(f"method.name={HERE}:{name}")

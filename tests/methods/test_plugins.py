@@ -23,6 +23,7 @@ class Cosine(FedProto):
 ENTRIES = """[fedgh.methods]
 cosine = a_plugin:Cosine
 fedgh = a_plugin:Cosine
+again = a_plugin_too:Cosine
 broken = a_plugin:Missing
 """
 
@@ -33,13 +34,15 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     info = tmp_path / "a_plugin-1.0.dist-info"
     info.mkdir()
     (tmp_path / "a_plugin.py").write_text(MODULE)
+    (tmp_path / "a_plugin_too.py").write_text("from a_plugin import Cosine")
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: a-plugin\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(ENTRIES)
     monkeypatch.syspath_prepend(str(tmp_path))
     methods.plugins.cache_clear()
     yield
     methods.plugins.cache_clear()
-    sys.modules.pop("a_plugin", None)
+    for name in ("a_plugin", "a_plugin_too"):
+        sys.modules.pop(name, None)
 
 
 def test_a_plug_in_has_a_short_name(tmp_path: Path) -> None:
@@ -51,7 +54,7 @@ def test_a_plug_in_has_a_short_name(tmp_path: Path) -> None:
 
 
 def test_a_plug_in_replaces_no_method_of_the_package() -> None:
-    assert set(methods.plugins()) == {"cosine", "broken"}
+    assert set(methods.plugins()) == {"cosine", "again", "broken"}
     assert config.load("demo", ["method.name=fedgh"]).method.name == "fedgh"
 
 
@@ -70,3 +73,23 @@ def test_a_configuration_from_elsewhere_imports_no_plug_in() -> None:
 def test_a_plug_in_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigError, match=r"method\.name: cannot import 'a_plugin:Missing'"):
         config.load("demo", ["method.name=broken"])
+
+
+def test_a_plug_in_keeps_its_name_where_another_module_defines_it() -> None:
+    assert config.load("demo", ["method.name=again"]).method_name == "again"
+
+
+def test_a_name_that_two_packages_claim_is_neithers(tmp_path: Path) -> None:
+    other = tmp_path / "other_plugin-1.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other-plugin\nVersion: 1.0\n")
+    (other / "entry_points.txt").write_text("[fedgh.methods]\ncosine = elsewhere:Cosine\n")
+    methods.plugins.cache_clear()
+    assert "cosine" not in methods.plugins()
+
+
+def test_plug_ins_are_among_the_listed_methods() -> None:
+    from fedgh.cli.listing import known
+
+    assert known("methods")["cosine"] == "plug-in: a_plugin:Cosine"
+    assert "a_plugin" not in sys.modules

@@ -26,10 +26,11 @@ def test_a_variance_is_not_negative() -> None:
 
 def test_mean_outputs_add_up_to_one() -> None:
     rows = torch.randn(3, 100).softmax(1)
-    FD().up.check({"means": rows})
+    classes = torch.arange(3).int()
+    FD().up.check({"classes": classes, "means": rows})
     for hostile in (torch.ones(1, 100), torch.zeros(1, 100), rows * 1.02):
-        with pytest.raises(WireError, match="a row that adds up to 1 ±"):
-            FD().up.check({"means": hostile})
+        with pytest.raises(WireError, match="a row whose sum differs from 1"):
+            FD().up.check({"classes": classes, "means": hostile})
 
 
 def test_a_sum_that_nobody_would_accept_does_not_come_to_be() -> None:

@@ -12,7 +12,7 @@ def new_method(
         str, typer.Argument(metavar="NAME", help="Of the method and its file: my_method.")
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Holds the files; else this folder.")
+        Path | None, typer.Option(metavar="DIR", help="Folder for both files; else this one.")
     ] = None,
 ) -> None:
     """Write a method of your own that runs as it is, and its test.

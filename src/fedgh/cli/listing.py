@@ -16,10 +16,11 @@ def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
     """List what can be named in an experiment."""
     from fedgh.report.terminal import listing
 
-    Console().print(listing(_known(kind)))
+    Console().print(listing(known(kind)))
 
 
-def _known(kind: Kind) -> dict[str, str]:
+def known(kind: Kind) -> dict[str, str]:
+    """Return what can be named, and a line about each."""
     from fedgh import config
     from fedgh.core.types import Task
     from fedgh.data.sources import SOURCES

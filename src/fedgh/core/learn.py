@@ -6,12 +6,13 @@ a resumed run repeats every bit.
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedgh.core.local import clip_gradients
-from fedgh.core.types import OptimizerName, Payload, ScheduleName
+from fedgh.core.types import OptimizerName, Payload
 from fedgh.core.uploads import Uploads
 
 
@@ -23,7 +24,7 @@ def learn(
     *,
     lr: float,
     optimizer: OptimizerName = "adam",
-    schedule: ScheduleName = "constant",
+    schedule: Literal["constant", "cosine"] = "constant",
     weight_decay: float = 0.0,
     clip: float = 0.0,
     moments: Payload | None = None,

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fedgh.core import wire
 from fedgh.core.average import network_spec, network_state
 from fedgh.core.header import header_spec
-from fedgh.core.types import Client, Payload, SplitModel, Task
+from fedgh.core.types import Client, Payload, SplitModel, Task, part
 from fedgh.errors import MethodError, WireError
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 Sharing = Literal["nothing", "class means", "moments", "more"]
 """What uploads tell of a client's data, the least first."""
-
-SHARINGS: tuple[Sharing, ...] = ("nothing", "class means", "moments", "more")
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,12 @@ class Message(ABC):
 
     @property
     def holds_own_network(self) -> bool:
-        """Whether it has the client's own network, or more of it than the header."""
+        """Whether it carries the client's own network, or a part of it other than the header."""
+        return False
+
+    @property
+    def keeps_release(self) -> bool:
+        """Whether a private upload is made once and repeated: see `Method.releases_once`."""
         return False
 
     @abstractmethod
@@ -73,7 +76,7 @@ class Message(ABC):
         """Return the tensors of the message; several specs where it has one of several forms."""
 
     def check(self, payload: Payload) -> None:  # noqa: B027
-        """Raise WireError for tensors that are as specified, and yet impossible."""
+        """Raise WireError for values that fit the spec and that no honest sender has."""
 
     def check_private(self, client: Client, payload: Payload) -> None:  # noqa: B027
         """Raise MethodError for an upload that the privacy mechanism has not made."""
@@ -109,6 +112,9 @@ class PerClass(Message):
     of: Literal["representation", "output"]
     counts: bool = False  # the samples behind each mean
 
+    def __post_init__(self) -> None:
+        _check_choice(self.of, "representation", "output")
+
     @property
     def shares(self) -> Sharing:
         return "class means"
@@ -121,6 +127,10 @@ class PerClass(Message):
     def max_norm(self) -> float:
         return 1.0 if self.of == "output" else math.inf
 
+    @property
+    def _names(self) -> set[str]:
+        return {"classes", "means", *(["counts"] if self.counts else [])}
+
     def specs(self, method: "Method", shapes: Shapes) -> list[wire.Spec]:
         task = shapes.task
         if self.of == "output":
@@ -131,14 +141,14 @@ class PerClass(Message):
         return [for_each_class(task, means=row, **count)]
 
     def check(self, payload: Payload) -> None:
-        if self.of == "output" and "means" in payload:
+        sent = payload.keys() >= self._names and ("counts" in payload) == self.counts
+        if sent and self.of == "output":
             _check_sums("means", payload["means"])
 
     def check_private(self, client: Client, payload: Payload) -> None:
         release = client.release
         made = release.payload if release and release.round == client.round else {}
-        sent = [name for name in ("classes", "means", "counts") if name in payload]
-        if not all(name in made and made[name].equal(payload[name]) for name in sent):
+        if not all(name in made and made[name].equal(payload[name]) for name in self._names):
             raise MethodError(
                 "with privacy, class means are sent as class_means, class_statistics or "
                 "class_outputs return them: what is computed otherwise has no noise"
@@ -187,9 +197,17 @@ class PublicOutputs(Message):
     kind: Literal["logits", "probabilities"] = "logits"
     samples: str = ""  # the method's field that says how many; all public samples if empty
 
+    def __post_init__(self) -> None:
+        _check_choice(self.kind, "logits", "probabilities")
+
     def specs(self, method: "Method", shapes: Shapes) -> list[wire.Spec]:
         task = shapes.task
         rows = int(getattr(method, self.samples)) if self.samples else task.public_size
+        if not 0 < rows <= task.public_size:
+            raise MethodError(
+                f"{method.name} sends outputs of {rows} public samples, and {task.public_size} are "
+                "known: declare public_for, and see public.samples"
+            )
         return [{self.kind: _outputs(task, (rows,), probabilities=self.kind == "probabilities")}]
 
     def check(self, payload: Payload) -> None:
@@ -199,12 +217,21 @@ class PublicOutputs(Message):
 
 @dataclass(frozen=True)
 class Own(Message):
-    """A message that a function specifies: for all that the other declarations do not cover."""
+    """A message that a function specifies: for all that the other declarations do not cover.
+
+    `own_network` declares that it carries the client's network: only then may the function look at
+    that network's shapes.
+    """
 
     spec: Callable[["Method", Shapes], wire.Spec]
+    own_network: bool = False
+
+    @property
+    def holds_own_network(self) -> bool:
+        return self.own_network
 
     def specs(self, method: "Method", shapes: Shapes) -> list[wire.Spec]:
-        return [self.spec(method, shapes)]
+        return [self.spec(method, shapes if self.own_network else replace(shapes, network=_secret))]
 
 
 @dataclass(frozen=True)
@@ -218,6 +245,9 @@ class Named(Message):
     def holds_own_network(self) -> bool:
         return self.inner.holds_own_network
 
+    def check(self, payload: Payload) -> None:
+        self.inner.check(part(payload, self.prefix))
+
     def specs(self, method: "Method", shapes: Shapes) -> list[wire.Spec]:
         return [
             {self.prefix + name: field for name, field in spec.items()}
@@ -225,65 +255,77 @@ class Named(Message):
         ]
 
 
-class Several(Message):
-    """What a message of parts and one of several forms have in common."""
-
-    parts: tuple[Message, ...]
-
-    @property
-    def names_classes(self) -> bool:
-        return any(part.names_classes for part in self.parts)
-
-    @property
-    def holds_own_network(self) -> bool:
-        return any(part.holds_own_network for part in self.parts)
-
-    def check(self, payload: Payload) -> None:
-        for part in self.parts:
-            part.check(payload)
-
-    def check_private(self, client: Client, payload: Payload) -> None:
-        for part in self.parts:
-            part.check_private(client, payload)
-
-    def averaged(self, client: Client) -> Callable[[Tensor], Tensor] | None:
-        functions = (part.averaged(client) for part in self.parts)
-        return next((of for of in functions if of is not None), None)
-
-
 @dataclass(frozen=True)
-class Combined(Several):
+class Combined(Message):
     """One message with the tensors of several; what it shares is what the worst of them does."""
 
     parts: tuple[Message, ...]
 
     @property
     def shares(self) -> Sharing:
-        shared = {part.shares for part in self.parts} - {"nothing"}
+        shared = {each.shares for each in self.parts} - {"nothing"}
         return shared.pop() if len(shared) == 1 else "more" if shared else "nothing"
+
+    @property
+    def max_norm(self) -> float:
+        norms = (each.max_norm for each in self.parts if each.shares != "nothing")
+        return max(norms, default=math.inf)
+
+    @property
+    def names_classes(self) -> bool:
+        return any(each.names_classes for each in self.parts)
+
+    @property
+    def holds_own_network(self) -> bool:
+        return any(each.holds_own_network for each in self.parts)
 
     def specs(self, method: "Method", shapes: Shapes) -> list[wire.Spec]:
         found: list[wire.Spec] = [{}]
-        for part in self.parts:
-            found = [_joined(one, more) for one in found for more in part.specs(method, shapes)]
+        for each in self.parts:
+            found = [_joined(one, more) for one in found for more in each.specs(method, shapes)]
         return found
+
+    def check(self, payload: Payload) -> None:
+        for each in self.parts:
+            each.check(payload)
+
+    def check_private(self, client: Client, payload: Payload) -> None:
+        for each in self.parts:
+            each.check_private(client, payload)
+
+    def averaged(self, client: Client) -> Callable[[Tensor], Tensor] | None:
+        functions = (each.averaged(client) for each in self.parts)
+        return next((of for of in functions if of is not None), None)
 
 
 @dataclass(frozen=True, init=False)
-class OneOf(Several):
-    """One of several messages, told apart by the names of their tensors."""
+class OneOf(Message):
+    """One of several messages, told apart by the names of their tensors.
 
-    parts: tuple[Message, ...]
+    As an upload it shares "more": privacy, defences and audits need to know what comes.
+    """
+
+    forms: tuple[Message, ...]
 
     def __init__(self, *forms: Message) -> None:
-        object.__setattr__(self, "parts", forms)
+        object.__setattr__(self, "forms", forms)
 
     @property
-    def shares(self) -> Sharing:
-        return max((form.shares for form in self.parts), key=SHARINGS.index)
+    def holds_own_network(self) -> bool:
+        return any(form.holds_own_network for form in self.forms)
 
     def specs(self, method: "Method", shapes: Shapes) -> list[wire.Spec]:
-        return [spec for form in self.parts for spec in form.specs(method, shapes)]
+        found = [spec for form in self.forms for spec in form.specs(method, shapes)]
+        if len({frozenset(spec) for spec in found}) < len(found):
+            raise MethodError(
+                "two forms of one message have tensors of the same names; give one of them a "
+                "prefix: Named(prefix, message)"
+            )
+        return found
+
+    def check(self, payload: Payload) -> None:
+        for form in self.forms:
+            form.check(payload)
 
 
 NOTHING = Nothing()
@@ -291,6 +333,18 @@ NOTHING = Nothing()
 
 HEADER = Header()
 """A linear header: `weight` [classes, rep_dim] and `bias` [classes]."""
+
+
+def _check_choice(value: str, *known: str) -> None:
+    if value not in known:
+        raise TypeError(f"'{value}': expected one of {', '.join(known)}")
+
+
+def _secret() -> SplitModel:
+    raise MethodError(
+        "the shapes of a message are those of the client's network: declare "
+        "Own(function, own_network=True)"
+    )
 
 
 def _joined(one: wire.Spec, more: wire.Spec) -> wire.Spec:
@@ -314,7 +368,7 @@ def _check_sums(name: str, rows: Tensor) -> None:
     """Raise WireError unless each row of probabilities adds up to one."""
     off = (rows.double().sum(1) - 1).abs()
     if bool((off > 0.01).any()):
-        raise WireError(f"'{name}' has a row that adds up to 1 ± {float(off.max()):.3g}")
+        raise WireError(f"'{name}' has a row whose sum differs from 1 by {float(off.max()):.3g}")
 
 
 def for_each_class(task: Task, **fields: wire.Field) -> wire.Spec:

@@ -35,8 +35,17 @@ Models = Sequence[SplitModel]
 RELEASE = "release."
 """Names in a client's memory of what it sends whenever it is asked, with the noise it was given."""
 
-DERIVED = ("shares", "upload_specs", "download_specs")
+DERIVED = ("shares", "upload_specs", "download_specs", "own_network_crosses")
 """What follows from `up` and `down`, and may not be defined beside them."""
+
+RENAMED = {
+    "predict": "logits",
+    "predict_global": "global_logits",
+    "summarised": "averaged",
+    "upload_spec": "up",
+    "longest": "up",
+}
+"""Hooks of earlier versions: a method that still defines one would find it ignored."""
 
 
 @dataclass_transform(frozen_default=True)
@@ -62,7 +71,8 @@ class Method(ABC):
     welcomes: ClassVar[bool] = False
     """Whether the server has a header for a client that comes after the last round."""
     releases_once: ClassVar[bool] = False
-    """Whether a client tells of its data once, and repeats that when it is asked again."""
+    """Whether a client tells of its data once, and repeats that when it is asked again. Privacy
+    counts one release only if the message keeps what was released (`Message.keeps_release`)."""
     public_for: ClassVar[PublicFor] = "none"
     """Who must have public data (`[public]`): the server alone, or all clients as well, which then
     find them in `client.public`. Without such data the method is refused before anything runs."""
@@ -79,6 +89,9 @@ class Method(ABC):
                     f"{cls.__name__}.{name} follows from what the method declares as `up` and "
                     "`down` (fedgh.methods.api): change the declaration"
                 )
+        for name, now in RENAMED.items():
+            if callable(cls.__dict__.get(name)):
+                raise TypeError(f"{cls.__name__}.{name} is called {now} now; see the changelog")
         dataclass(frozen=True)(cls)
 
     @property
@@ -88,6 +101,11 @@ class Method(ABC):
         Only nothing, class means and moments can be bounded by `privacy`.
         """
         return self.up.shares
+
+    @property
+    def own_network_crosses(self) -> bool:
+        """Whether messages carry a client's own network, or more of it than the header."""
+        return self.up.holds_own_network or self.down.holds_own_network
 
     def upload_specs(self, shapes: Shapes) -> list[Spec]:
         """The tensors of an upload; anything else is rejected."""

@@ -42,6 +42,9 @@ MOST_EMPTY_ROUNDS = 3
 """Rounds in a row whose few participants all fail; a client's bad day should not end a run."""
 
 
+CLASSES = "classes"
+"""The name, in the server's state, of the classes that each client has shown to have."""
+
 GLOBAL = "global_accuracy"
 """How they are judged on all classes."""
 
@@ -162,7 +165,7 @@ class Server:
         self._per_class = method.up.names_classes and method.down.names_classes
         classes = task.num_classes if self._per_class else 0
         unshown = torch.zeros(task.num_clients, classes, dtype=torch.bool)
-        self._classes = state.get("classes", unshown).clone()
+        self._classes = state.get(CLASSES, unshown).clone()
         self._surroundings = surroundings or Surroundings()
         self._specs: dict[int, list[wire.Spec]] = {}  # of uploads, for each architecture
 
@@ -271,7 +274,7 @@ class Server:
             "empty_rounds": torch.tensor(self._empty_rounds),
             "strikes": self.strikes,
             **({"forgotten": self._forgotten} if bool(self._forgotten.any()) else {}),
-            **({"classes": self._classes} if self._per_class else {}),
+            **({CLASSES: self._classes} if self._per_class else {}),
         }
 
     def _update(self, number: int, uploads: Iterator[Upload], received: Received) -> None:
@@ -282,7 +285,7 @@ class Server:
             task=self.task,
             round=number,
             device=around.device,
-            public=around.public,
+            public_examples=around.public,
             make_network=around.network,
         )
         try:
@@ -317,8 +320,9 @@ class Server:
 
     def _architecture(self, client: int) -> tuple[int, Sizes]:
         """The group and sizes of a client's network; the same for all where no network crosses."""
-        crosses = self.method.up.holds_own_network or self.method.down.holds_own_network
-        return self._surroundings.architecture(client) if crosses else (0, {})
+        if not self.method.own_network_crosses:
+            return 0, {}
+        return self._surroundings.architecture(client)
 
     def _upload_specs(self, client: int) -> list[wire.Spec]:
         """What an upload of this client may be: it depends on the client's architecture alone."""

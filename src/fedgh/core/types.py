@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from torch import Tensor, nn
 
 from fedgh.core.rng import stream
+from fedgh.errors import MethodError
 from fedgh.privacy.mechanism import Privacy
 
 CPU = torch.device("cpu")
@@ -140,6 +141,15 @@ class Examples:
         return self.y[self.index]
 
 
+def declared_public(examples: Examples | None) -> Examples:
+    """Return public data; raise MethodError where the method has not declared that it uses them."""
+    if examples is None:
+        raise MethodError(
+            "there are no public data here: the method declares with public_for who has"
+        )
+    return examples
+
+
 @dataclass(frozen=True)
 class ClientData:
     """A client's own data, split 8:1:1."""
@@ -171,10 +181,15 @@ class Client:
     make_model: Callable[[], SplitModel] | None = None  # another network like its own
     privacy: Privacy | None = None  # how its class means are made before they leave it
     release: Release | None = None  # the class means that it last made
-    public: Examples | None = None  # what all clients know; of a method with `public_for = "all"`
+    public_examples: Examples | None = None  # of a method with `public_for = "all"`
     round: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def public(self) -> Examples:
+        """The public data. Raises MethodError for a method without `public_for = "all"`."""
+        return declared_public(self.public_examples)
 
     @property
     def device(self) -> torch.device:
@@ -235,9 +250,9 @@ class Recipient:
     """bool [C], the classes of its uploads, where messages both ways are per class; None before
     the first of them."""
     last_round: int = 0  # in which the client last trained; 0: never
-    group: int = 0  # clients with the same network have the same number
+    group: int = 0  # the same for clients with the same network, where networks cross
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of the tensors of its network, where networks cross."""
+    """Of the tensors of its network; empty unless `up` or `down` carries clients' networks."""
 
 
 @dataclass(frozen=True)
@@ -247,7 +262,7 @@ class Upload:
     client_id: int
     num_examples: int  # 0 unless the method weighs by it
     payload: Payload
-    group: int = 0  # clients with the same network have the same number
+    group: int = 0  # the same for clients with the same network, where networks cross
 
 
 @dataclass(frozen=True)

@@ -68,19 +68,20 @@ def publish(source: Source, rows: Tensor, name: str, *, labels: bool) -> PublicD
     return PublicData(name, chosen.x, y, digest_of(chosen.x, y))
 
 
-def draw(source: Source, samples: int, seed: int, *, private: Source) -> Tensor:
+def draw(source: Source, samples: int, seed: int, *, private: Sequence[Source]) -> Tensor:
     """Draw rows of a data set at random, without those that are private samples as well.
 
     CIFAR-10 and CIFAR-100, for example, have three images in common.
     """
     order = torch.randperm(len(source), generator=stream(seed, "public"))
-    if len(private):
-        apart = torch.from_numpy(~np.isin(source.row_digests, private.row_digests))
-        order = order[apart[order]]
+    for own in private:
+        if len(own):
+            apart = torch.from_numpy(~np.isin(source.row_digests, own.row_digests))
+            order = order[apart[order]]
     if samples > len(order):
         raise ConfigError(
-            f"public.samples = {samples}: {source.name} has {len(order)} that are no private "
-            "samples as well; lower public.samples, or choose other public data"
+            f"public.samples = {samples}: {source.name} has {len(order)} samples that are not also "
+            "private; lower public.samples, or choose other public data"
         )
     return order[:samples]
 

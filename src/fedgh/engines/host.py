@@ -110,7 +110,7 @@ class Blueprint:
             self.local,
             make_model=make_model,
             privacy=self.privacy,
-            public=self.public.examples() if self.public else None,
+            public_examples=self.public.examples() if self.public else None,
         )
         with isolated(task.seed, "init-client", client_id):
             self.method.init_client(client)
@@ -257,6 +257,7 @@ class ClientHost:
         blueprint = self.blueprint
         method, (for_down, for_up) = blueprint.method, blueprint.specs(client)
         sent = wire.read(down, for_down, blueprint.largest_norm)
+        method.down.check(sent)
         upload = moved(method.client_update(client, moved(sent, client.device)), CPU)
         _check_declared(client, method, for_up, upload)
         up = wire.to_bytes(blueprint.attack.poisoned(client, upload))
@@ -293,9 +294,18 @@ def _check_declared(
         raise MethodError(f"{method.name} sends what `up` does not declare: {error}") from None
     if client.privacy is not None:
         method.up.check_private(client, upload)
+    learned = _learned(client)
     for name, tensor in client.live_state().items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        if name in learned and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise FloatingPointError(f"'{name}' of the client is not finite any more")
+
+
+def _learned(client: Client) -> set[str]:
+    """Names of what a round changes; other buffers may hold infinite masks."""
+    names = {f"model.{name}" for name, _ in client.model.named_parameters()}
+    names |= {f"modules.{name}" for name, _ in client.modules.named_parameters()}
+    state = client.live_state()
+    return names | {name for name in state if name.startswith("memory.") or "running_" in name}
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -9,7 +9,6 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedgh.config import Config
-from fedgh.core.method import Method
 from fedgh.core.rng import isolated
 from fedgh.core.types import Task
 from fedgh.data import partition
@@ -50,7 +49,7 @@ def client_app(make_client: MakeClient, methods: Collection[str] | None = None) 
         config = parse_settings(request, node, methods or (), own_network=True)
         if methods is not None and config.method_name not in methods:
             raise PublicError(f"this participant does not take part in {config.method_name}")
-        if methods is None and _network_travels(config.method):
+        if methods is None and config.method.own_network_crosses:
             raise PublicError(
                 f"with {config.method_name} this participant's own network would travel, which it "
                 "allows only to methods that it names (client_app)"
@@ -72,10 +71,6 @@ def client_app(make_client: MakeClient, methods: Collection[str] | None = None) 
     return app_of(bring)
 
 
-def _network_travels(method: Method) -> bool:
-    return method.up.holds_own_network or method.down.holds_own_network
-
-
 def _public(config: Config, source: Source, digest: str | None) -> PublicData | None:
     """Load the public data that every client must have; refuse others than the server's."""
     if config.method.public_for != "all":
@@ -83,7 +78,7 @@ def _public(config: Config, source: Source, digest: str | None) -> PublicData | 
     check_here(config)
     try:
         check_named(config)
-        found = load_public(config, source)
+        found = load_public(config, [source])
     except FedghError as problem:
         log(problem)
         raise PublicError(

@@ -39,11 +39,19 @@ METHODS: dict[str, type[Method]] = {
 ENTRY_POINTS = "fedgh.methods"
 
 
+_NAMES: dict[type[Method], str] = {}
+"""Plug-ins that were imported, and the names by which they were found."""
+
+
 @cache
 def plugins() -> Mapping[str, EntryPoint]:
-    """Return the methods of other installed packages by name; a built-in name is never replaced."""
-    found = entry_points(group=ENTRY_POINTS)
-    return {entry.name: entry for entry in found if entry.name not in METHODS}
+    """Return the methods of other installed packages by name.
+
+    A built-in name is never replaced, and one that two packages claim is neither's.
+    """
+    found = [entry for entry in entry_points(group=ENTRY_POINTS) if entry.name not in METHODS]
+    places = {name: {e.value for e in found if e.name == name} for name in {e.name for e in found}}
+    return {entry.name: entry for entry in found if len(places[entry.name]) == 1}
 
 
 def find_method(name: str) -> type[Method]:
@@ -62,6 +70,8 @@ def find_method(name: str) -> type[Method]:
     lacks += [each for each in ("up", "down") if not hasattr(found, each)]
     if lacks:
         raise ConfigError(f"'{name}' does not define {', '.join(lacks)}")
+    if name in plugins():
+        _NAMES[found] = name
     return found
 
 
@@ -70,6 +80,4 @@ def name_of(method: Method) -> str:
     kind = type(method)
     if METHODS.get(kind.name) is kind:
         return kind.name
-    place = f"{kind.__module__}:{kind.__qualname__}"
-    short = (name for name, entry in plugins().items() if entry.value == place)
-    return next(short, place)
+    return _NAMES.get(kind, f"{kind.__module__}:{kind.__qualname__}")

@@ -84,6 +84,10 @@ class Statistics(Message):
     def names_classes(self) -> bool:
         return True
 
+    @property
+    def keeps_release(self) -> bool:
+        return True
+
     def specs(self, method: Method, shapes: Shapes) -> list[wire.Spec]:
         if self.kind == "moments":
             return [{**Moments.spec(shapes.task, self.feature_dim), "losses": LOSSES}]

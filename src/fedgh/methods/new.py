@@ -44,9 +44,11 @@ class NewMethod:
         """Return the commands that run, test, compare and publish the method."""
         lines = [f"written    {path}" for path in self.files]
         lines += [f"changed    {path}" for path in self.changed]
+        if not self.changed and self.test.parent != Path():
+            lines.append(f"then       cd {self.test.parent}")
         lines += [
             f"run it     fedgh run --set method.name={self.setting} --set method.server_lr=0.5",
-            f"test it    python -m pytest {self.test}",
+            f"test it    python -m pytest {self.test if self.changed else self.test.name}",
             f"compare    fedgh compare --methods lg_fedavg,{self.setting} --seeds 0,1,2",
         ]
         if not self.changed:
@@ -122,6 +124,8 @@ def _built_in(here: Path, name: str) -> dict[Path, str]:
     """Return the files of a checkout that list all methods, with a line for this one."""
     listing, table = here / METHODS_DIR / "__init__.py", here / TABLE
     texts = {path: read_bytes(path, LARGEST).decode() for path in (listing, table)}
+    if re.search(rf"\\b{class_name(name)}\\b", texts[listing]):
+        raise ConfigError(f"{listing} has a {class_name(name)} already; choose another name")
     imports = re.compile(r"^from fedgh\.methods\.\w+ import \w+\n", re.MULTILINE)
     line = f"from fedgh.methods.{name} import {class_name(name)}\n"
     texts[listing] = _after(listing, texts[listing], imports, line, sort=True)

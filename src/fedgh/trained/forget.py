@@ -17,7 +17,7 @@ from fedgh.core import wire
 from fedgh.core.message import Shapes
 from fedgh.core.method import Method
 from fedgh.core.rng import isolated
-from fedgh.core.server import GLOBAL
+from fedgh.core.server import CLASSES, GLOBAL
 from fedgh.core.threads import one_thread
 from fedgh.core.types import Payload, Recipient, Upload, part, prefixed
 from fedgh.core.uploads import Uploads
@@ -81,7 +81,8 @@ def forget(
         for _ in range(2 if left else 0):
             assert left is not None
             answers = _refresh(folder, left, server, others)
-            uploads = Uploads(answers, left.experiment.task, round)
+            around, task = left.experiment.surroundings(), left.experiment.task
+            uploads = Uploads(answers, task, round, around.device, around.public, around.network)
             server = method.server_update(server, uploads)
         folder.commit(round, {**state, **prefixed("server.", server)})
     return Forgotten(client, len(others), elsewhere)
@@ -100,7 +101,8 @@ def _refresh(
     for number in others:
         client = left.client(number)
         client.round = left.round
-        down = wire.to_bytes(method.broadcast(server, Recipient(number, last_round=left.round)))
+        to = Recipient(number, last_round=files.round(number))
+        down = wire.to_bytes(method.broadcast(server, to))
         with isolated(client.task.seed, "forget", number, left.round):
             up = method.refresh(client, wire.read(down, method.download_specs(Shapes.of(client))))
         files.write(files.round(number), number, client.state())
@@ -114,8 +116,8 @@ def _without(state: Payload, client: int, others: list[int]) -> Payload:
     rest.pop(FORGETTING, None)
     rest["trained"][client] = 0
     rest["stale"][others] = True
-    if "classes" in rest:
-        rest["classes"][client] = False
+    if CLASSES in rest:
+        rest[CLASSES][client] = False
     if GLOBAL in rest:
         rest[GLOBAL][[client, *others]] = torch.nan
     rest.setdefault("forgotten", torch.zeros_like(rest["stale"]))[client] = True

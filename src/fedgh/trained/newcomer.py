@@ -99,6 +99,11 @@ def join(
     """
     folder = run if isinstance(run, RunFolder) else RunFolder.open(Path(run))
     config, classes = _config(folder, trust), folder.identity().classes
+    if config.method.public_for != "none":
+        raise RunError(
+            f"{folder.path}: {config.method.name} needs public data, with which newcomers cannot "
+            "be tried"
+        )
     data = newcomer.source(classes)
     task = Task(
         num_classes=len(classes),

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from fedgh.config import Config, DataSection
-from fedgh.core.message import Shapes
+from fedgh.core.message import Message, Shapes
 from fedgh.core.records import ClientInfo, Identity
 from fedgh.core.rng import isolated, stream
 from fedgh.core.server import Surroundings
-from fedgh.core.types import Examples, GlobalRounds, LocalTraining, Payload, Task
+from fedgh.core.types import Examples, GlobalRounds, LocalTraining, Payload, SplitModel, Task
 from fedgh.data import partition as deal
 from fedgh.data.global_sample import balanced
 from fedgh.data.partition import Partition
@@ -105,7 +105,12 @@ class Experiment:
                 f"{method.name} sends more than class means: privacy.protects = "
                 f"'{section.protects}' cannot be kept"
             )
-        releases = 1 if method.releases_once else self.config.federation.rounds
+        if method.weighs_by_examples and (section.protects, section.counts) != ("sample", "public"):
+            raise MethodError(
+                f"{method.name} tells the server how many samples clients have: privacy.protects = "
+                f"'{section.protects}' with privacy.counts = '{section.counts}' cannot be kept"
+            )
+        releases = 1 if self._one_release else self.config.federation.rounds
         multiplier = noise_multiplier(section.epsilon, section.delta, releases)
         return Privacy(section.protects, section.counts, section.clip, multiplier)
 
@@ -120,8 +125,14 @@ class Experiment:
         if privacy is None:
             return None
         section = self.config.privacy
-        clients, once = self.config.federation.clients, self.config.method.releases_once
+        clients, once = self.config.federation.clients, self._one_release
         return Account(privacy, section.epsilon, section.delta, clients, once=once)
+
+    @property
+    def _one_release(self) -> bool:
+        """Whether a client's data are released once in the whole run."""
+        method = self.config.method
+        return method.releases_once and method.up.keeps_release
 
     def initial_server(self) -> Payload:
         """What the server holds before the first round; refuses what the method cannot do."""
@@ -137,7 +148,10 @@ class Experiment:
     def _check_messages(self) -> None:
         """Refuse a method whose messages cannot be specified for these clients."""
         method, around = self.config.method, self.surroundings()
-        if not around.networks and (method.up.holds_own_network or method.down.holds_own_network):
+        for message in (method.up, method.down):
+            if not isinstance(message, Message):
+                raise MethodError(f"{method.name} declares {message!r}, which is no message")
+        if not around.networks and method.own_network_crosses:
             raise MethodError(
                 f"{method.name} sends clients' networks: name the one that all have in model.zoo, "
                 "and the shape of its inputs in data.shape"
@@ -147,13 +161,13 @@ class Experiment:
             try:
                 method.upload_specs(shapes)
                 method.download_specs(shapes)
-            except ConfigError as error:
-                raise MethodError(str(error)) from None
+            except (ConfigError, AttributeError) as error:  # a part or field that is not there
+                raise MethodError(f"{method.name}: {error}") from None
 
     def surroundings(self) -> Surroundings:
         """What the server has beside its state."""
         return Surroundings(
-            networks=tuple(partial(split_model, make, self.task) for make in self.extractors),
+            networks=tuple(partial(_server_network, make, self.task) for make in self.extractors),
             public=self._public_for_server(),
             device=find_device(self.config.run.device),
         )
@@ -234,6 +248,12 @@ class Experiment:
         )
 
 
+def _server_network(make: Extractor, task: Task) -> SplitModel:
+    """Make a network like a client's; the generator that the server trains with stays as it is."""
+    with isolated(task.seed, "server-network"):
+        return split_model(make, task)
+
+
 def _inputs(source: Source) -> dict[str, Any]:
     """What a model made for these data takes."""
     return {"shape": list(source.shape), "dtype": str(source.x.dtype).removeprefix("torch.")}
@@ -264,7 +284,7 @@ def prepare(
     else:
         found = _find_extractors(config.model.zoo)
     held = held_out_rows(config, source)
-    public = load_public(config, source, held=held)
+    public = load_public(config, [source], held=held)
     partition = _deal(config, source, held)
     return checked(Experiment(config, (source,), partition, found, public=public))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from fedgh import config as configs
 from fedgh.config import Config
 from fedgh.core.records import Round, Spent
-from fedgh.core.server import Engine, Server, ignore
+from fedgh.core.server import CLASSES, Engine, Server, ignore
 from fedgh.core.threads import one_thread
 from fedgh.core.types import Payload, part
 from fedgh.engines.serial import Serial
@@ -140,7 +140,7 @@ def _train(
         done, state = folder.committed()
         if FORGETTING in state:
             raise interrupted(folder, state)
-        if done:
+        if 0 < done < task.rounds:
             _check_server(experiment, folder, state)
         stack.enter_context(closing(told))
         stack.enter_context(suppress(StopTraining))
@@ -174,8 +174,10 @@ def _train(
 
 def _check_server(experiment: Experiment, folder: RunFolder, state: Payload) -> None:
     """Refuse a run whose server an earlier version of a built-in method has left."""
-    name = experiment.config.method_name
-    if name in METHODS and not experiment.initial_server().keys() <= part(state, "server.").keys():
+    name, method = experiment.config.method_name, experiment.config.method
+    held = experiment.initial_server().keys() <= part(state, "server.").keys()
+    per_class = method.up.names_classes and method.down.names_classes
+    if name in METHODS and not (held and (CLASSES in state or not per_class)):
         raise RunError(
             f"{folder.path}: its server is that of an earlier {name}; go on with the fedgh that "
             "started the run (data.json names it), or run it again"

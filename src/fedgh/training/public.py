@@ -1,5 +1,7 @@
 """The public data that a configuration names, found and checked."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from fedgh.config import Config
@@ -46,14 +48,18 @@ def held_out_rows(config: Config, source: Source) -> Tensor:
 
 
 def load_public(
-    config: Config, source: Source, *, held: Tensor = NO_ROWS, given: Source | None = None
+    config: Config,
+    sources: Sequence[Source],
+    *,
+    held: Tensor = NO_ROWS,
+    given: Source | None = None,
 ) -> PublicData | None:
-    """Return the public data beside `source`; None when there are none, or none are needed.
+    """Return the public data beside those of the clients; None when none are named or needed.
 
     Rows that are held out are there for any method: all are dealt the same private samples.
     `given` stands in for what the configuration names.
     """
-    public, labels = config.public, config.method.public_labels
+    public, labels, source = config.public, config.method.public_labels, sources[0]
     if public.name == HELD_OUT:
         return publish(source, held, HELD_OUT, labels=labels)
     if public.name == "none" or config.method.public_for == "none":
@@ -61,7 +67,7 @@ def load_public(
     found = SOURCES[public.name](_where(config)) if given is None else given
     if labels:
         check_classes(found, source.class_names)
-    rows = draw(found, public.samples, config.federation.seed, private=source)
+    rows = draw(found, public.samples, config.federation.seed, private=sources)
     return publish(found, rows, public.name, labels=labels)
 
 
