@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedgh import config
 from fedgh.core import wire
-from fedgh.core.local import Predict, judge
+from fedgh.core.local import Predict, eval_mode, judge
 from fedgh.core.message import Shapes
 from fedgh.core.method import Method
 from fedgh.core.rng import isolated
@@ -181,6 +181,7 @@ class _Play:
         received, shapes = _copied(down), Shapes.of(client)
         _as_declared(down, method.download_specs(shapes), "what the server sends")
         _possible(lambda: method.down.check(down), "what the server sends")
+        eval_mode(client)
         with isolated(self.task.seed, "client", client.id, number):
             up = method.client_update(client, down)
         _must(_same(down, received), "the client changed what it received")

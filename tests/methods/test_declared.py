@@ -12,7 +12,7 @@ from fedgh.methods.api import Client, Payload
 from fedgh.methods.fedgh import FedGH
 from fedgh.methods.fedproto import FedProto
 from fedgh.training import loop
-from tests.support.tiny import quick
+from tests.support.tiny import quick, states
 
 HERE = "tests.methods.test_declared"
 PRIVATE = ["privacy.protects=sample", "privacy.epsilon=8"]
@@ -53,6 +53,72 @@ class Louder(FedProto):
     up = api.PerClass("representation")
 
 
+class WiderMessage(api.PerClass):
+    """A message with one more tensor than class means."""
+
+    def specs(self, method: api.Method, shapes: api.Shapes) -> list[api.Spec]:
+        (spec,) = super().specs(method, shapes)
+        return [{**spec, "bias": api.Field(torch.float32, (shapes.task.num_classes,))}]
+
+
+class Wider(FedGH):
+    """Sends a header beside its class means, in a message of its own."""
+
+    up = WiderMessage("representation")
+
+    def client_update(self, client: Client, down: Payload) -> Payload:
+        return super().client_update(client, down) | {"bias": client.model.header.bias.detach()}
+
+
+class SwitchedOff(FedGH):
+    """Forgets on the client that the run is private."""
+
+    def client_update(self, client: Client, down: Payload) -> Payload:
+        client.privacy = None
+        return super().client_update(client, down)
+
+
+class Sly(FedGH):
+    """Writes numbers where they are not looked for."""
+
+    def logits(self, client: Client, x: torch.Tensor) -> torch.Tensor:
+        client.metrics["secret"] = 1.0
+        client.seconds["secret"] = 168.0
+        return super().logits(client, x)
+
+
+class Boasting(FedGH):
+    """Says how well it does itself."""
+
+    def client_update(self, client: Client, down: Payload) -> Payload:
+        client.metrics["accuracy"] = client.metrics["global_accuracy"] = 5.0
+        return super().client_update(client, down)
+
+
+class LateModule(FedGH):
+    """Makes a network in the middle of a round, and fails in the second."""
+
+    def client_update(self, client: Client, down: Payload) -> Payload:
+        client.modules["late"] = torch.nn.Linear(1, 1)
+        return super().client_update(client, down)
+
+
+class Wordy(FedGH):
+    """Reports what is no number."""
+
+    def client_update(self, client: Client, down: Payload) -> Payload:
+        client.metrics["x"] = "abc"  # type: ignore[assignment]
+        return super().client_update(client, down)
+
+
+class Complex(FedGH):
+    """Keeps what is not finite, as complex numbers."""
+
+    def client_update(self, client: Client, down: Payload) -> Payload:
+        client.memory = {"kept": torch.tensor([complex(float("nan"), 0)])}
+        return super().client_update(client, down)
+
+
 class Infinite(FedGH):
     """Keeps what is not finite."""
 
@@ -75,6 +141,9 @@ def reasons(name: str, tmp_path: Path, *overrides: str) -> str:
         ("Quiet", "quiet sends what `up` does not declare: expected tensors []"),
         ("Louder", "louder sends what `up` does not declare: expected tensors"),
         ("Infinite", "'memory.kept' of the client is not finite any more"),
+        ("Complex", "'memory.kept' of the client is not finite any more"),
+        ("LateModule", "init_client makes them"),
+        ("Wordy", "could not convert string to float"),
     ],
 )
 def test_what_is_not_declared_does_not_leave_the_client(
@@ -83,7 +152,7 @@ def test_what_is_not_declared_does_not_leave_the_client(
     assert reason in reasons(name, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["Homemade", "Twice"])
+@pytest.mark.parametrize("name", ["Homemade", "Twice", "Wider", "SwitchedOff"])
 def test_with_privacy_only_what_the_mechanism_made_is_sent(name: str, tmp_path: Path) -> None:
     assert "what is computed otherwise has no noise" in reasons(name, tmp_path, *PRIVATE)
 
@@ -147,3 +216,63 @@ class Misspelt(FedGH):
 def test_an_impossible_declaration_is_refused_before_anything_runs(name: str, reason: str) -> None:
     with pytest.raises(MethodError, match=reason):
         quick(f"method.name={HERE}:{name}")
+
+
+def test_with_privacy_no_number_of_a_method_leaves_the_client(tmp_path: Path) -> None:
+    run = loop.run(quick(f"method.name={HERE}:Sly", *PRIVATE), tmp_path / "run")
+    for record in run.records():
+        assert record.measured == {}
+        assert "secret" not in record.seconds
+
+
+def test_a_method_does_not_say_how_well_it_does(tmp_path: Path) -> None:
+    settings = ["federation.rounds=4", "run.eval_every=4", "federation.participation=0.4"]
+    plain = loop.run(quick(*settings), tmp_path / "plain")
+    boasting = loop.run(quick(f"method.name={HERE}:Boasting", *settings), tmp_path / "boasting")
+    assert boasting.records()[-1].per_client == plain.records()[-1].per_client
+
+
+def test_what_follows_from_a_declaration_comes_from_no_mixin_either() -> None:
+    class Says:
+        shares = "class means"
+
+    with pytest.raises(TypeError, match="shares follows from what the method declares"):
+        type("Mixed", (Says, FedGH), {"__module__": __name__})
+
+
+def test_an_annotated_declaration_is_not_taken_for_a_setting() -> None:
+    with pytest.raises(TypeError, match=r"Slip\.up: remove the annotation"):
+        type("Slip", (FedGH,), {"__annotations__": {"up": api.Message}, "__module__": __name__})
+
+
+class Silent(FedGH):
+    """Sends nothing, and has its samples counted."""
+
+    up = api.NOTHING  # type: ignore[assignment]
+    weighs_by_examples = True
+
+
+def test_samples_are_not_counted_where_a_client_is_hidden() -> None:
+    with pytest.raises(MethodError, match="tells the server how many samples clients have"):
+        quick(f"method.name={HERE}:Silent", "privacy.protects=client")
+
+
+class LooksFirst(FedGH):
+    """Looks at the client's network before it trains."""
+
+    def client_update(self, client: Client, down: Payload) -> Payload:
+        x = client.data.train.x[client.data.train.index[:8]].float()
+        with torch.no_grad():
+            client.memory = {"seen": client.model(x)}
+        return super().client_update(client, down)
+
+
+def test_a_network_starts_a_round_in_one_mode_wherever_it_comes_from(tmp_path: Path) -> None:
+    """In memory, from a file after each job, evaluated or not: the same bits."""
+    zoo = ["model.zoo=tests.support.tiny:noisy", f"method.name={HERE}:LooksFirst"]
+    kept = loop.run(quick(*zoo), tmp_path / "kept")
+    for name, setting in (("read", "run.memory=0.000001"), ("rare", "run.eval_every=3")):
+        other = loop.run(quick(*zoo, setting), tmp_path / name)
+        clients = [name for name in states(kept) if name.startswith("client")]
+        assert clients
+        assert all(states(other)[name] == states(kept)[name] for name in clients)

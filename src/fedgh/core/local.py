@@ -204,7 +204,7 @@ def class_means(client: Client, of: Of | None = None, largest: float = math.inf)
     return {"classes": found["classes"], "means": found["means"]}
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def class_statistics(client: Client, of: Of | None = None, largest: float = math.inf) -> Payload:
     """The exact mean, over the client's training samples, of `of(x)` for each of its classes.
 
@@ -265,14 +265,14 @@ def _released(client: Client, payload: Payload) -> Payload:
     return payload
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def network_outputs(network: nn.Module, on: Examples, device: torch.device = CPU) -> Tensor:
     """What a network in eval mode makes of each sample, in order and in main memory."""
     network.eval()
     return torch.cat([network(x).cpu() for x, _ in in_order(on, device)])
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def outputs(client: Client, of: Callable[[Tensor], Tensor], on: Examples) -> Tensor:
     """What `of(x)` is for each sample, in order and in main memory."""
     eval_mode(client)

@@ -148,7 +148,7 @@ class PerClass(Message):
     def check_private(self, client: Client, payload: Payload) -> None:
         release = client.release
         made = release.payload if release and release.round == client.round else {}
-        if not all(name in made and made[name].equal(payload[name]) for name in self._names):
+        if not all(name in made and made[name].equal(payload[name]) for name in payload):
             raise MethodError(
                 "with privacy, class means are sent as class_means, class_statistics or "
                 "class_outputs return them: what is computed otherwise has no noise"

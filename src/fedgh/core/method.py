@@ -5,6 +5,7 @@ and a stream of uploads on the other; never a file, a process or the clock. Noth
 changed in place. `fedgh.methods.api` has all that the author of a method needs.
 """
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ RELEASE = "release."
 
 DERIVED = ("shares", "upload_specs", "download_specs", "own_network_crosses")
 """What follows from `up` and `down`, and may not be defined beside them."""
+
+DECLARED = ("name", "up", "down")
+"""Class attributes without a default."""
 
 RENAMED = {
     "predict": "logits",
@@ -84,10 +88,16 @@ class Method(ABC):
         if "name" not in cls.__dict__:
             cls.name = cls.__name__.lower()
         for name in DERIVED:
-            if name in cls.__dict__:
+            if getattr(cls, name) is not getattr(Method, name):
                 raise TypeError(
                     f"{cls.__name__}.{name} follows from what the method declares as `up` and "
                     "`down` (fedgh.methods.api): change the declaration"
+                )
+        for name, kind in inspect.get_annotations(cls).items():
+            declared = hasattr(Method, name) or name in DECLARED
+            if declared and "ClassVar" not in str(kind):
+                raise TypeError(
+                    f"{cls.__name__}.{name}: remove the annotation, which makes it a setting"
                 )
         for name, now in RENAMED.items():
             if callable(cls.__dict__.get(name)):

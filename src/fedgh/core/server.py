@@ -297,8 +297,8 @@ class Server:
         for _ in told:  # a method need not listen to all participants, but all of them finish
             pass
         for name, value in told.metrics.items():
-            if isfinite(value):
-                received.measured[name] = [value]
+            if name not in METRICS and isfinite(value):
+                received.measured[name] = [float(value)]
 
     def _noting_classes(self, uploads: Iterator[Upload]) -> Iterator[Upload]:
         """Pass uploads on, after the defence: classes that it left out are not remembered."""

@@ -7,13 +7,14 @@ from functools import partial
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from fedgh.core import wire
 from fedgh.core.attack import Attack
-from fedgh.core.local import judge
+from fedgh.core.local import eval_mode, judge
 from fedgh.core.message import Shapes
 from fedgh.core.method import RELEASE, Method
-from fedgh.core.metrics import NEEDED, scores
+from fedgh.core.metrics import METRICS, NEEDED, scores
 from fedgh.core.rng import isolated
 from fedgh.core.types import (
     CPU,
@@ -36,6 +37,9 @@ from fedgh.errors import MethodError, RunError, WireError, one_line
 from fedgh.models import Extractor, split_model
 from fedgh.models.cost import forward_flops
 from fedgh.privacy.mechanism import Privacy
+
+PHASES = ("train", "summarise", "evaluate")
+"""What a client's time is spent on, in every method."""
 
 
 @dataclass(frozen=True)
@@ -209,23 +213,24 @@ class ClientHost:
             return Reply(job.client_id, job.round, error=self._explain(problem))
         client.round, client.metrics, client.seconds = job.round, {}, {}
         up: bytes | None = None
+        metrics: dict[str, float] = {}
         errors: list[str] = []
         with isolated(client.task.seed, "client", client.id, job.round):
             if job.down is not None:
                 before = client.state()
                 try:
-                    up = self._train(client, job.down)
+                    up = self._train(client, job.down, before)
+                    metrics = _own_metrics(client.metrics)
                 except Exception as problem:
-                    client.load(before)
-                    client.metrics.clear()
+                    up, client = None, self._restored(client, before)
                     errors.append(self._explain(problem))
             if self.blueprint.reticent:  # nothing bounds what these numbers tell
-                client.metrics.clear()
+                metrics = {}
             try:
                 if job.evaluate:
-                    self._evaluate(client)
+                    metrics |= self._evaluate(client)
                 if job.evaluate_globally and (up is not None or job.trained):
-                    self._evaluate_globally(client)
+                    metrics |= self._evaluate_globally(client)
             except Exception as problem:
                 errors.append(self._explain(problem))
         return Reply(
@@ -233,10 +238,27 @@ class ClientHost:
             round=job.round,
             num_examples=len(client.data.train) if self.blueprint.method.weighs_by_examples else 0,
             up=up,
-            metrics=_finite(client.metrics),
-            seconds=client.seconds,
+            metrics=_finite(metrics),
+            seconds=self._seconds(client),
             error="; ".join(errors) or None,
         )
+
+    def _seconds(self, client: Client) -> dict[str, float]:
+        """How long each phase took; a phase of a method's own may tell more than that."""
+        known = PHASES if self.blueprint.reticent else client.seconds
+        return {phase: client.seconds[phase] for phase in known if phase in client.seconds}
+
+    def _restored(self, client: Client, before: Payload) -> Client:
+        """Return the client in its state before a round that failed."""
+        self._changed.discard(client.id)
+        try:
+            client.load(before)
+        except RuntimeError:  # its method has changed its networks, too
+            fresh = self.blueprint.make(client.id)
+            fresh.load(before)
+            fresh.round, fresh.seconds = client.round, client.seconds
+            client = self.kept[client.id] = fresh
+        return client
 
     def _client(self, client_id: int, keep: bool) -> Client:
         """The client, made or loaded if need be; one that is only looked at is not kept."""
@@ -253,59 +275,64 @@ class ClientHost:
             self.kept[client_id] = client
         return client
 
-    def _train(self, client: Client, down: bytes) -> bytes:
+    def _train(self, client: Client, down: bytes, before: Payload) -> bytes:
         blueprint = self.blueprint
         method, (for_down, for_up) = blueprint.method, blueprint.specs(client)
         sent = wire.read(down, for_down, blueprint.largest_norm)
         method.down.check(sent)
+        eval_mode(client)  # a client that was just read from its file starts alike
         upload = moved(method.client_update(client, moved(sent, client.device)), CPU)
-        _check_declared(client, method, for_up, upload)
+        _check_declared(method, for_up, upload)
+        if blueprint.privacy is not None:
+            method.up.check_private(client, upload)
+        _check_state(client, before)
         up = wire.to_bytes(blueprint.attack.poisoned(client, upload))
         self._changed.add(client.id)
         return up
 
-    def _evaluate(self, client: Client) -> None:
+    def _evaluate(self, client: Client) -> dict[str, float]:
         predict, data = self.blueprint.method.logits, client.data
         found = scores(judge(client, predict, data.test), "test")
         found |= scores(judge(client, predict, data.evaluation), "evaluation")
-        if self.blueprint.reticent:
-            found = {name: found[name] for name in NEEDED}
-        client.metrics |= found
+        return {name: found[name] for name in NEEDED} if self.blueprint.reticent else found
 
-    def _evaluate_globally(self, client: Client) -> None:
+    def _evaluate_globally(self, client: Client) -> dict[str, float]:
         sample = self.blueprint.global_sample
-        if sample is not None:
-            (pool,) = self.blueprint.sources
-            all_classes = Examples(pool.x, pool.y, sample.indices(client.id))
-            predict = self.blueprint.method.global_logits
-            client.metrics |= scores(judge(client, predict, all_classes), "all classes")
+        if sample is None:
+            return {}
+        (pool,) = self.blueprint.sources
+        all_classes = Examples(pool.x, pool.y, sample.indices(client.id))
+        predict = self.blueprint.method.global_logits
+        return scores(judge(client, predict, all_classes), "all classes")
 
 
-def _check_declared(
-    client: Client, method: Method, specs: list[wire.Spec], upload: Payload
-) -> None:
-    """Raise unless an upload is as the method declares it and the client's state is finite.
-
-    What a method sends by mistake never leaves the client, and what cannot be used is not kept.
-    """
+def _check_declared(method: Method, specs: list[wire.Spec], upload: Payload) -> None:
+    """Raise unless an upload is as the method declares it: a mistake never leaves the client."""
     try:
         wire.check_shapes(upload, specs)
     except WireError as error:
         raise MethodError(f"{method.name} sends what `up` does not declare: {error}") from None
-    if client.privacy is not None:
-        method.up.check_private(client, upload)
-    learned = _learned(client)
-    for name, tensor in client.live_state().items():
-        if name in learned and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+
+
+def _check_state(client: Client, before: Payload) -> None:
+    """Raise unless the state after an update can be kept: finite, with the networks it had."""
+    state = client.live_state()
+    networks = [{n for n in each if not n.startswith("memory.")} for each in (before, state)]
+    if networks[0] != networks[1]:
+        raise MethodError("the client's networks changed in client_update: init_client makes them")
+    for name, tensor in state.items():
+        if not _is_finite(tensor) and (name not in before or _is_finite(before[name])):
             raise FloatingPointError(f"'{name}' of the client is not finite any more")
 
 
-def _learned(client: Client) -> set[str]:
-    """Names of what a round changes; other buffers may hold infinite masks."""
-    names = {f"model.{name}" for name, _ in client.model.named_parameters()}
-    names |= {f"modules.{name}" for name, _ in client.modules.named_parameters()}
-    state = client.live_state()
-    return names | {name for name in state if name.startswith("memory.") or "running_" in name}
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether there is no infinity and no NaN; a mask of a network may have some from the start."""
+    return bool(tensor.isfinite().all())
+
+
+def _own_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """A method's own numbers; what an evaluation measures is not for a method to say."""
+    return _finite({name: value for name, value in metrics.items() if name not in METRICS})
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:

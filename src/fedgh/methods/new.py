@@ -18,6 +18,9 @@ METHODS_DIR, TESTS_DIR = Path("src/fedgh/methods"), Path("tests/methods")
 TABLE = Path("docs/methods.md")
 """Places in a checkout of fedgh."""
 
+TEMPLATE_NAMES = ("Client", "Generator", "Path", "Payload", "Task", "Upload", "Uploads")
+"""Names that the written files import."""
+
 LARGEST = 2**20
 """Bytes of a source file or page in which a line is added."""
 
@@ -98,6 +101,8 @@ def _check_name(name: str) -> None:
             f"'{name}' cannot be the name of a method: write lower-case letters, digits and "
             "single underscores, such as my_method"
         )
+    if class_name(name) in TEMPLATE_NAMES or name in ("conftest", "setup"):
+        raise ConfigError(f"'{name}' has a meaning in the files that are written; choose another")
     if name in METHODS or name in plugins():
         raise ConfigError(f"there is a method '{name}' already; choose another name")
 
@@ -124,8 +129,9 @@ def _built_in(here: Path, name: str) -> dict[Path, str]:
     """Return the files of a checkout that list all methods, with a line for this one."""
     listing, table = here / METHODS_DIR / "__init__.py", here / TABLE
     texts = {path: read_bytes(path, LARGEST).decode() for path in (listing, table)}
-    if re.search(rf"\\b{class_name(name)}\\b", texts[listing]):
-        raise ConfigError(f"{listing} has a {class_name(name)} already; choose another name")
+    for word in (name, class_name(name)):
+        if re.search(rf"\b{word}\b", texts[listing]):
+            raise ConfigError(f"{listing} has a name '{word}' already; choose another name")
     imports = re.compile(r"^from fedgh\.methods\.\w+ import \w+\n", re.MULTILINE)
     line = f"from fedgh.methods.{name} import {class_name(name)}\n"
     texts[listing] = _after(listing, texts[listing], imports, line, sort=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fedgh import config as configs
 from fedgh.config import PLACES, Config
 from fedgh.core import wire
-from fedgh.core.local import judge
+from fedgh.core.local import eval_mode, judge
 from fedgh.core.message import Shapes
 from fedgh.core.method import Method
 from fedgh.core.metrics import accuracy
@@ -199,6 +199,7 @@ def _client(config: Config, method: Method, task: Task, data: Source, network: E
 def _learn(method: Method, client: Client, round: int, down: Payload) -> Upload:
     """A round as any participant's; returns what it would send."""
     client.round = round
+    eval_mode(client)
     try:
         with isolated(client.task.seed, "client", client.id, round):
             return Upload(client.id, len(client.data.train), method.client_update(client, down))

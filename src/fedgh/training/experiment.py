@@ -98,7 +98,7 @@ class Experiment:
     def privacy(self) -> Privacy | None:
         """How uploads are made private; None when they are not, or when there is nothing to."""
         section, method = self.config.privacy, self.config.method
-        if section.protects == "nothing" or method.shares == "nothing":
+        if section.protects == "nothing":
             return None
         if method.shares == "more":
             raise MethodError(
@@ -110,6 +110,8 @@ class Experiment:
                 f"{method.name} tells the server how many samples clients have: privacy.protects = "
                 f"'{section.protects}' with privacy.counts = '{section.counts}' cannot be kept"
             )
+        if method.shares == "nothing":
+            return None
         releases = 1 if self._one_release else self.config.federation.rounds
         multiplier = noise_multiplier(section.epsilon, section.delta, releases)
         return Privacy(section.protects, section.counts, section.clip, multiplier)
