@@ -283,7 +283,7 @@ def test_public_data_that_do_not_fit_are_refused() -> None:
         ("held-out", r"data.name = 'own': participants have their own"),
         ("digits", r"inputs are \(1, 32, 32\) of uint8, those of the data \(4,\) of float32"),
         ((x[:, :3], y), r"inputs are \(3,\) of float32, those of the data \(4,\)"),
-        (points(4, seed=2), "90 of its 90 samples are private samples of clients as well"),
+        (points(4, seed=2), "own data has 0 samples that are not also private"),
         ((x, y[:3]), "^public: own data: 30 inputs and 3 labels"),
         ("nowhere/", r"^public: .*nowhere does not exist"),
     ):

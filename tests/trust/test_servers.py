@@ -180,7 +180,6 @@ LIMITS = [
     ("data", "image_size", 10**6, "max-image-size=1024"),
     ("data", "shape", [10**5, 10**5], "max-image-size=1024"),
     ("local", "epochs", 10**9, "max-epochs=1000"),
-    ("public", "samples", 10**9, "max-public=100000"),
     ("method", "feature_dim", 10**6, "max-feature-dim=4096"),
 ]
 
@@ -194,9 +193,17 @@ def test_a_participant_has_limits(ask: Ask, section: str, key: str, value: Any, 
     assert str(reply.error).endswith(f", more than {limit}")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_participant_limits_public_data(kind: str, tmp_path: Path) -> None:
+    house, prepared = needing_public(tmp_path, kind)
+    settings = {**shared_settings(prepared), "public": {**PUBLIC, "samples": 10**9}}
+    reply = put(house, prepared, settings=settings)
+    assert str(reply.error) == "public.samples asks for 1000000000, more than max-public=100000"
+
+
 def test_every_limit_is_tried() -> None:
     tried = {limit.partition("=")[0] for *_, limit in LIMITS}
-    elsewhere = {"max-epsilon", "max-seconds", "max-experiments", "max-rounds-kept"}
+    elsewhere = {"max-public", "max-epsilon", "max-seconds", "max-experiments", "max-rounds-kept"}
     known = {name.replace("_", "-") for name in Bound.model_fields if name.startswith("max_")}
     assert tried | elsewhere == known
 
