@@ -60,7 +60,7 @@ LATER_IN_METHODS: dict[str, dict[str, object]] = {
     "fedproto": {"predict": "header"},
     "fedkd": {"weight_constant": True},
 }
-"""The same of methods, with their defaults."""
+"""Settings of methods that the first runs do not have, with their defaults."""
 
 
 # What the text in a field names, see `core.names`.

@@ -54,7 +54,7 @@ RESTARTED = (
 )
 
 MEASURED_TIMES = ("seconds", "wire_bytes")
-"""What two equal runs record differently."""
+"""Keys of a record in which two equal runs differ."""
 
 
 def check_method(
@@ -127,7 +127,7 @@ def _with(prepared: Experiment, **run: Any) -> Experiment:
 
 
 def _left_by(run: Run) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
-    """What a run has recorded, but for times, and every state that it has left."""
+    """Return the records of a run without its times, and every state that it has left."""
     records = [record.model_dump(exclude=set(MEASURED_TIMES)) for record in run.records()]
     states = {
         path.name: wire.to_bytes(unpack(read_bytes(path, MAX_STATE))[1])

@@ -1,4 +1,4 @@
-"""What a client does with data: the only training loop and the only inference loops.
+"""The only training loop and the only inference loops of a client.
 
 Train and eval mode are set here and nowhere else. Every sample is used: the last, smaller batch
 counts too.
@@ -267,7 +267,7 @@ def _released(client: Client, payload: Payload) -> Payload:
 
 @torch.no_grad()
 def network_outputs(network: nn.Module, on: Examples, device: torch.device = CPU) -> Tensor:
-    """What a network in eval mode makes of each sample, in order and in main memory."""
+    """Return the outputs of a network in eval mode for each sample, in order and in main memory."""
     network.eval()
     return torch.cat([network(x).cpu() for x, _ in in_order(on, device)])
 

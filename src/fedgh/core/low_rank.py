@@ -39,7 +39,7 @@ def expand(factors: Payload) -> Payload:
 
 
 def compressed_spec(update: Payload) -> wire.Spec:
-    """What `compress` makes of it: for a matrix its factors, of any rank; for a vector itself."""
+    """Return the spec of a compressed update: a matrix becomes two factors of any rank."""
     spec: dict[str, wire.Field] = {}
     for name, tensor in update.items():
         if tensor.ndim < 2:

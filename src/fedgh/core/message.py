@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from fedgh.core.method import Method
 
 Sharing = Literal["nothing", "class means", "moments", "more"]
-"""What uploads tell of a client's data, the least first."""
+"""Kinds of knowledge about a client's data in an upload, the least first."""
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """What the shapes of a client's messages depend on, the same on both sides."""
+    """The task and the network that determine the shapes of a client's messages."""
 
     task: Task
     network: Callable[[], SplitModel]  # one of the client's architecture
@@ -48,7 +48,7 @@ class Message(ABC):
 
     @property
     def shares(self) -> Sharing:
-        """What the message, as an upload, tells of the client's data."""
+        """The kind of knowledge about the client's data in such an upload."""
         return "more"
 
     @property
@@ -58,17 +58,17 @@ class Message(ABC):
 
     @property
     def names_classes(self) -> bool:
-        """Whether the tensor `classes` lists classes of the client."""
+        """True if the tensor `classes` lists classes of the client."""
         return False
 
     @property
     def holds_own_network(self) -> bool:
-        """Whether it carries the client's own network, or a part of it other than the header."""
+        """True if it carries the client's own network, or a part of it other than the header."""
         return False
 
     @property
     def keeps_release(self) -> bool:
-        """Whether a private upload is made once and repeated: see `Method.releases_once`."""
+        """True if a private upload is made once and repeated: see `Method.releases_once`."""
         return False
 
     @abstractmethod

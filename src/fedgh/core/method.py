@@ -37,7 +37,7 @@ RELEASE = "release."
 """Names in a client's memory of what it sends whenever it is asked, with the noise it was given."""
 
 DERIVED = ("shares", "upload_specs", "download_specs", "own_network_crosses")
-"""What follows from `up` and `down`, and may not be defined beside them."""
+"""Attributes that follow from `up` and `down`, and may not be defined beside them."""
 
 DECLARED = ("name", "up", "down")
 """Class attributes without a default."""
@@ -67,9 +67,9 @@ class Method(ABC):
     name: ClassVar[str]
     """In messages and tables; by default the name of the class in lower case."""
     up: ClassVar[Message]
-    """What a client sends: see `core.message`."""
+    """The declaration of a client's upload: see `core.message`."""
     down: ClassVar[Message]
-    """What the server sends."""
+    """The declaration of the server's message to a client."""
     weighs_by_examples: ClassVar[bool] = False
     """Whether the server learns how many training samples each client has."""
     welcomes: ClassVar[bool] = False
@@ -81,7 +81,7 @@ class Method(ABC):
     """Who must have public data (`[public]`): the server alone, or all clients as well, which then
     find them in `client.public`. Without such data the method is refused before anything runs."""
     public_labels: ClassVar[bool] = False
-    """Whether the method reads the labels of public data; else these are -1."""
+    """True if the method reads the labels of public data; else these are -1."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -114,7 +114,7 @@ class Method(ABC):
 
     @property
     def own_network_crosses(self) -> bool:
-        """Whether messages carry a client's own network, or more of it than the header."""
+        """True if messages carry a client's own network, or more of it than the header."""
         return self.up.holds_own_network or self.down.holds_own_network
 
     def upload_specs(self, shapes: Shapes) -> list[Spec]:

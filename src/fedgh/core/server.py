@@ -96,7 +96,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the server has beside its state: the clients' architectures, public data, a device."""
+    """The server's means beside its state: the clients' architectures, public data, a device."""
 
     networks: Sequence[Callable[[], SplitModel]] = ()  # dealt in turn; none where they are secret
     public: Examples | None = None
@@ -325,7 +325,7 @@ class Server:
         return self._surroundings.architecture(client)
 
     def _upload_specs(self, client: int) -> list[wire.Spec]:
-        """What an upload of this client may be: it depends on the client's architecture alone."""
+        """Return the specs of this client's uploads: they depend on its architecture alone."""
         kind = client % max(1, len(self._surroundings.networks))
         if kind not in self._specs:
             shapes = Shapes(self.task, lambda: self._surroundings.network(client))

@@ -76,7 +76,7 @@ class Task:
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """How a client trains on its own data. The optimizer starts afresh every round."""
+    """Settings of a client's local training. The optimizer starts afresh every round."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False
@@ -252,7 +252,7 @@ class Recipient:
     last_round: int = 0  # in which the client last trained; 0: never
     group: int = 0  # the same for clients with the same network, where networks cross
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of the tensors of its network; empty unless `up` or `down` carries clients' networks."""
+    """Shapes of its network's tensors; empty unless `up` or `down` carries clients' networks."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from fedgh.errors import ConfigError
 HELD_OUT = "held-out"
 
 KNOWN_NAMES = ("none", HELD_OUT, *(name for name in SOURCES if name != "private"))
-"""What `public.name` may be."""
+"""Values of `public.name`."""
 
 HIDDEN = -1
 """The label of a sample whose class is not told."""
@@ -41,12 +41,12 @@ class PublicData:
 
     @property
     def labelled(self) -> bool:
-        """Whether their classes are told."""
+        """True if their classes are told."""
         return bool((self.y != HIDDEN).all())
 
     @property
     def nbytes(self) -> int:
-        """What it takes to have them: inputs, and classes where these are told."""
+        """Bytes of the inputs, and of the classes where these are told."""
         return self.x.nbytes + (self.y.nbytes if self.labelled else 0)
 
     def examples(self) -> Examples:

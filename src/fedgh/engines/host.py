@@ -39,7 +39,7 @@ from fedgh.models.cost import forward_flops
 from fedgh.privacy.mechanism import Privacy
 
 PHASES = ("train", "summarise", "evaluate")
-"""What a client's time is spent on, in every method."""
+"""Phases of a client's work that every method has."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ class Blueprint:
         return self._flops[kind]
 
     def _kind(self, client_id: int) -> int:
-        """The same for clients with the same network and the same shape of inputs."""
+        """Return one number for all clients with the same network and shape of inputs."""
         return client_id % math.lcm(len(self.extractors), len(self.sources))
 
     def specs(self, client: Client) -> tuple[list[wire.Spec], list[wire.Spec]]:
-        """What a client may be sent, and what it may send: worked out once for each network."""
+        """Return the specs of downloads and of uploads, worked out once for each network."""
         kind, shapes = self._kind(client.id), Shapes.of(client)
         if kind not in self._specs:
             specs = self.method.download_specs(shapes), self.method.upload_specs(shapes)
@@ -244,7 +244,7 @@ class ClientHost:
         )
 
     def _seconds(self, client: Client) -> dict[str, float]:
-        """How long each phase took; a phase of a method's own may tell more than that."""
+        """Return the seconds of each phase; with privacy only of phases that every method has."""
         known = PHASES if self.blueprint.reticent else client.seconds
         return {phase: client.seconds[phase] for phase in known if phase in client.seconds}
 
@@ -326,7 +326,7 @@ def _check_state(client: Client, before: Payload) -> None:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Whether there is no infinity and no NaN; a mask of a network may have some from the start."""
+    """Tell if a tensor has neither infinity nor NaN."""
     return bool(tensor.isfinite().all())
 
 

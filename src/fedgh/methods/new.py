@@ -31,7 +31,7 @@ ROW = (
 
 @dataclass(frozen=True)
 class NewMethod:
-    """What was written for a new method, and by which name a configuration names it."""
+    """The files of a new method, and the name by which a configuration names it."""
 
     name: str
     setting: str  # for `method.name`

@@ -51,7 +51,7 @@ def _random(like: Tensor) -> Tensor:
 
 
 def _neutral(name: str, like: Tensor) -> Tensor:
-    """What a unit has that is not there: zeros, and a variance by which zero can be divided."""
+    """Return the values of a unit outside the cut: zeros, and a variance of one."""
     return torch.ones_like(like) if name.endswith("running_var") else torch.zeros_like(like)
 
 

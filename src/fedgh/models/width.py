@@ -9,7 +9,7 @@ from math import ceil
 FULL = Fraction(1)
 
 MAX_DENOMINATOR = 1000
-"""Of a width in lowest terms; no network has layers that would need a finer one."""
+"""Largest denominator of a width in lowest terms."""
 
 WRITTEN = re.compile(r"[1-9][0-9]{0,3}(/[1-9][0-9]{0,3})?")
 

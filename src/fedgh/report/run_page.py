@@ -315,7 +315,7 @@ def _costs(runs: Sequence[NamedRun]) -> Section | None:
 
 
 def _public_bytes(runs: Sequence[NamedRun]) -> str:
-    """What public data cost every client, where a method gives them to all."""
+    """Return the bytes of public data that every client must hold, as a sentence."""
     sizes = {run.label: run.public_bytes for run in runs}
     shown = [f"{label} {human_bytes(n)} per client" for label, n in sizes.items() if n is not None]
     return f"Public data, once and not counted below: {'; '.join(shown)}." if shown else ""

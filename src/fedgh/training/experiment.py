@@ -132,7 +132,7 @@ class Experiment:
 
     @property
     def _one_release(self) -> bool:
-        """Whether a client's data are released once in the whole run."""
+        """True if a client's data are released once in the whole run."""
         method = self.config.method
         return method.releases_once and method.up.keeps_release
 
@@ -167,7 +167,7 @@ class Experiment:
                 raise MethodError(f"{method.name}: {error}") from None
 
     def surroundings(self) -> Surroundings:
-        """What the server has beside its state."""
+        """Return the server's means beside its state."""
         return Surroundings(
             networks=tuple(partial(_server_network, make, self.task) for make in self.extractors),
             public=self._public_for_server(),
