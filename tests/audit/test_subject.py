@@ -11,11 +11,15 @@ from fedgh.audit.noise import OPEN
 from fedgh.audit.scene import send
 from fedgh.core.rng import stream
 from fedgh.core.types import Examples
-from fedgh.errors import FedghError
+from fedgh.errors import FedghError, RunError
+from fedgh.methods import api
+from fedgh.methods.fedgh import FedGH
+from fedgh.methods.lg_fedavg import LGFedAvg
+from fedgh.methods.standalone import Standalone
 from fedgh.runs.folder import RunFolder
 from fedgh.training import loop, restore
 from fedgh.trust import OWN
-from tests.support.tiny import quick
+from tests.support.tiny import a_client, quick
 
 
 @pytest.mark.parametrize("client", [0, 1])
@@ -65,8 +69,8 @@ def test_large_images_are_made_smaller() -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["method.name=standalone"], "standalone, .* sends neither class means nor moments"),
-        (["method.name=fedkd"], "fedkd, .* sends neither class means nor moments"),
+        (["method.name=standalone"], "standalone, .* sends neither class means nor moments alone"),
+        (["method.name=fedkd"], "fedkd, .* sends neither class means nor moments alone"),
         (["method.name=fedgh_plus", "method.statistics=own"], "sends neither class means nor"),
         (["data.classes_per_client=2"], "choose another --client"),
     ],
@@ -99,3 +103,17 @@ def test_what_is_missing_is_said(
         (path / damage).write_text("{}")
     with pytest.raises(FedghError, match=reason):
         subject.find(subject.choose(RunFolder(path), client, trust=OWN), seed=0)
+
+
+class Both(FedGH):
+    """Sends its header beside class means, so more than an audit can judge."""
+
+    up = api.PerClass("representation") + api.HEADER  # type: ignore[assignment]
+
+
+def test_an_audit_asks_the_declaration() -> None:
+    client = a_client(torch.randn(6, 4), torch.arange(6) % 2)
+    assert subject.averaged(FedGH(), client) == client.model.represent
+    for method in (Both(), LGFedAvg(), Standalone()):
+        with pytest.raises(RunError, match="sends neither class means nor moments alone"):
+            subject.averaged(method, client)

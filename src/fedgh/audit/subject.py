@@ -94,10 +94,10 @@ class Subject:
 def averaged(method: Method, client: Client) -> Callable[[Tensor], Tensor]:
     """Return what the method sends class means or moments of: a function of inputs."""
     of = method.averaged(client)
-    if of is None:
+    if of is None or method.shares not in ("class means", "moments"):
         raise RunError(
-            f"{method.name}, as this run sets it, sends neither class means nor moments, and the "
-            "attacks are on those (Method.averaged)"
+            f"{method.name}, as this run sets it, sends neither class means nor moments alone, and "
+            "the attacks are on those (Method.averaged)"
         )
     return of
 

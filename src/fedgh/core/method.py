@@ -75,10 +75,10 @@ class Method(ABC):
     welcomes: ClassVar[bool] = False
     """Whether the server has a header for a client that comes after the last round."""
     releases_once: ClassVar[bool] = False
-    """Whether a client tells of its data once, and repeats that when it is asked again. Privacy
+    """True if a client tells of its data once, and repeats that when it is asked again. Privacy
     counts one release only if the message keeps what was released (`Message.keeps_release`)."""
     public_for: ClassVar[PublicFor] = "none"
-    """Who must have public data (`[public]`): the server alone, or all clients as well, which then
+    """The parties that need public data (`[public]`): the server alone, or all clients, which then
     find them in `client.public`. Without such data the method is refused before anything runs."""
     public_labels: ClassVar[bool] = False
     """True if the method reads the labels of public data; else these are -1."""
@@ -106,7 +106,7 @@ class Method(ABC):
 
     @property
     def shares(self) -> Sharing:
-        """What uploads tell of a client's data.
+        """The kind of knowledge about a client's data in its uploads.
 
         Only nothing, class means and moments can be bounded by `privacy`.
         """
