@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from fedgh.core.defence import Defence, Dropped
+from fedgh.core.defence import Defence, OutlierLog
 from fedgh.core.rng import stream
 from fedgh.core.types import Payload, Upload
 from fedgh.runs.folder import RunFolder
@@ -39,7 +39,7 @@ def left_out(round: Payload, kind: str, liars: int, agreement: float, num_classe
         lie = kind if client < liars else "none"
         payload = told(lie, client, round["classes"][own], round["means"][own], num_classes)
         uploads.append(Upload(client, 0, payload))
-    dropped = Dropped()
+    dropped = OutlierLog()
     list(Defence(agreement=agreement).apply(uploads, dropped))
     lies = sum(len(u.payload["classes"]) for u in uploads if u.client_id < liars)
     truths = sum(len(u.payload["classes"]) for u in uploads if u.client_id >= liars)

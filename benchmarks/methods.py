@@ -23,7 +23,7 @@ def all_methods(bench: "Bench") -> Iterator[tuple[str, float]]:
     seconds = {}
     for name in ("standalone", *sorted(set(METHODS) - {"standalone"})):
         watch = Stopwatch()
-        experiment = hetero(some, 64, 1, 3, "model.zoo=cnn3", f"method.name={name}")
+        experiment = hetero(some, 64, 1, 3, "model.extractors=cnn3", f"method.name={name}")
         loop.run(experiment, bench.folder / f"method-{name}", [watch])
         seconds[name] = median(timed.seconds for timed in watch.rounds)
         yield f"method_{name}_over_standalone", seconds[name] / seconds["standalone"]

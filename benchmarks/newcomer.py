@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 from rich.progress import track
 
-from fedgh import Federation, Participant, Source, Trained
+from fedgh import ClientSpec, Federation, Source, TrainedFederation
 from fedgh.core.rng import isolated
 from fedgh.data.partition import by_classes
 from fedgh.data.sources import Where, digits
@@ -41,7 +41,7 @@ ARMS = ("with_header", "untrained_header", "without_header")
 LOOKED_AT = (1, 5, 10, 20)
 
 
-def participants(source: Source, seed: int) -> list[Participant]:
+def participants(source: Source, seed: int) -> list[ClientSpec]:
     dealt = by_classes(source.y.numpy(), source.num_classes, CLIENTS, 2, seed)
     brought = []
     for client, part in enumerate(dealt):
@@ -49,11 +49,13 @@ def participants(source: Source, seed: int) -> list[Participant]:
             network = extractor(ZOO[client % len(ZOO)])(source.shape, REP_DIM)
         index = torch.from_numpy(part)
         data = Source(source.name, source.x[index], source.y[index], source.class_names)
-        brought.append(Participant(network, data))
+        brought.append(ClientSpec(network, data))
     return brought
 
 
-def learn(others: list[Participant], classes: tuple[str, ...], seed: int, header: bool) -> Trained:
+def learn(
+    others: list[ClientSpec], classes: tuple[str, ...], seed: int, header: bool
+) -> TrainedFederation:
     """The others' federation; a header that is never trained is there from the first round on."""
     method = FedGH() if header else FedGH(server_lr=0.0)
     federation = Federation(
@@ -62,7 +64,7 @@ def learn(others: list[Participant], classes: tuple[str, ...], seed: int, header
     return federation.run(ROUNDS if header else 1, progress=False)
 
 
-def case(source: Source, seed: int, newcomer: int) -> tuple[dict[str, Any], Trained]:
+def case(source: Source, seed: int, newcomer: int) -> tuple[dict[str, Any], TrainedFederation]:
     everybody = participants(source, seed)
     others = everybody[:newcomer] + everybody[newcomer + 1 :]
     trained = learn(others, source.class_names, seed, header=True)

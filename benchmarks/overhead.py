@@ -46,7 +46,7 @@ def engine_overhead(bench: "Bench") -> Iterator[tuple[str, float]]:
     for engine in ("serial", "workers"):
         settings = [
             "method.name=benchmarks.overhead:Idle",
-            "model.zoo=benchmarks.overhead:smallest",
+            "model.extractors=benchmarks.overhead:smallest",
             "model.rep_dim=1",
             f"federation.rounds={ROUNDS}",
             f"run.eval_every={ROUNDS}",

@@ -86,9 +86,9 @@ def round_flops(experiment: Experiment) -> int:
         for make in experiment.extractors
     ]
     for client in range(experiment.task.num_clients):
-        train, evaluation, test = experiment.partition.bounds[client].diff().tolist()
+        train, validation, test = experiment.partition.bounds[client].diff().tolist()
         training, forward = costs[client % len(costs)]
-        total += epochs * train * training + (train + evaluation + test) * forward
+        total += epochs * train * training + (train + validation + test) * forward
     return total
 
 

@@ -30,7 +30,7 @@ def test_overrides() -> None:
             "federation.rounds=3",
             "local.lr=1",
             "local.augment=flip,crop",
-            "model.zoo=['cnn1']",
+            "model.extractors=['cnn1']",
             "method.server_batch=client",
             "data.path=~/mine.npz",
             "public.path=~/theirs.npz",
@@ -42,7 +42,7 @@ def test_overrides() -> None:
     assert settings.federation.rounds == 3
     assert settings.local.lr == 1.0
     assert settings.local.augment == ["flip", "crop"]
-    assert settings.model.zoo == ["cnn1"]
+    assert settings.model.extractors == ["cnn1"]
     assert settings.method == FedGH(server_batch="client")
     assert settings.data.path == Path.home() / "mine.npz"
     assert settings.data.dir == Path.cwd() / "here"
@@ -97,7 +97,7 @@ def test_another_method_starts_from_its_own_defaults() -> None:
         ("local.lr=-1", "local.lr: should be greater than 0"),
         ("local.augment=spin", "local.augment.0: should be 'flip', 'crop' or 'erase'"),
         ("method.server_batch=all", "method.server_batch: should be 'pair' or 'client'"),
-        ("model.zoo=[]", "model.zoo: should have at least 1 item, got []"),
+        ("model.extractors=[]", "model.extractors: should have at least 1 item, got []"),
         ("methods.name=fd", "methods: no section 'methods'; did you mean 'method'?"),
         ("data.samples=2", "data.samples: should be greater than or equal to 3, got 2"),
         ("run.global_accuracy=1", "run.global_accuracy: should be 'last', 'every' or 'never'"),
@@ -156,3 +156,23 @@ def test_files_that_are_no_experiment(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot be read"):
         config.load(tmp_path / "binary.toml")
+
+
+def test_old_key_names_are_accepted_with_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "old.toml"
+    file.write_text('[model]\nzoo = ["cnn5"]\n')
+    with pytest.warns(FutureWarning, match=r"model\.zoo is called model\.extractors now"):
+        assert config.load(file).model.extractors == ["cnn5"]
+    with pytest.warns(FutureWarning, match=r"run\.largest_norm is called run\.max_norm now"):
+        assert config.load("demo", ["run.largest_norm=7"]).run.max_norm == 7
+
+
+def test_a_key_with_its_old_and_its_new_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no key 'zoo'"):
+        config.parse({"model": {"zoo": ["cnn5"], "extractors": ["cnn1"]}})
+
+
+def test_the_rename_of_extractors_left_fingerprints_unchanged() -> None:
+    table = config.load("demo").portable()
+    assert "zoo" in table["model"]
+    assert "extractors" not in table["model"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from fedgh import Federation, Participant, Trained
+from fedgh import ClientSpec, Federation, TrainedFederation
 from fedgh.core.records import Round
 from fedgh.errors import ConfigError, DataError, FedghError, RunError
 from fedgh.methods.fedgh import FedGH
@@ -78,21 +78,21 @@ def test_a_program_that_was_stopped_goes_on(tmp_path: Path) -> None:
 def test_the_models_are_used_again_without_the_data(tmp_path: Path) -> None:
     trained = Federation(three(), lr=0.1).run(2, out=tmp_path / "run", progress=False)
     networks = [replace(one, data=None) for one in three()]
-    again = Trained.load(tmp_path / "run", participants=networks)
+    again = TrainedFederation.load(tmp_path / "run", clients=networks)
     for x, before, after in zip(
         (points(4)[0], points(6)[0], pictures()[0]), trained.clients, again.clients, strict=True
     ):
         assert after.logits(x).equal(before.logits(x))
     assert again.history.equals(trained.history)
     assert not again.clients["west"].export(tmp_path / "west.pt2", "torch-export").own
-    with pytest.raises(DataError, match=r"participant 0.*there are none"):
+    with pytest.raises(DataError, match=r"client 0.*there are none"):
         Federation(networks)
     for wrong in (None, networks[:2]):
         with pytest.raises(RunError, match=r"were given in Python; give all 3 again: Trained"):
-            _ = Trained.load(tmp_path / "run", participants=wrong).clients[0].model
+            _ = TrainedFederation.load(tmp_path / "run", clients=wrong).clients[0].model
     other = [replace(networks[0], network=net(4, 9)), *networks[1:]]
     with pytest.raises(RunError, match="does not fit its network as it is now"):
-        _ = Trained.load(tmp_path / "run", participants=other).clients[0].model
+        _ = TrainedFederation.load(tmp_path / "run", clients=other).clients[0].model
 
 
 def test_a_callback_may_say_that_it_is_enough(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_other_methods(method: str) -> None:
 def test_one_shared_network_needs_inputs_of_one_shape() -> None:
     with pytest.raises(FedghError, match="all clients need inputs of one shape"):
         Federation(three(), "fml", settings={"method.shared": "mlp"}).run(1, progress=False)
-    alike = [Participant(net(4, seed=k), points(4, seed=k)) for k in range(2)]
+    alike = [ClientSpec(net(4, seed=k), points(4, seed=k)) for k in range(2)]
     federation = Federation(alike, "fml", settings={"method.shared": "mlp"})
     assert len(federation.run(1, progress=False).history) == 1
 
@@ -209,20 +209,20 @@ def test_a_report_and_an_export(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (lambda: Federation([]), "at least one participant"),
+        (lambda: Federation([]), "at least one client"),
         (lambda: Federation(three()[0]), "needs a list"),  # type: ignore[arg-type]
-        (lambda: Federation([(net(4), points(4))]), "participant 0 is a tuple; say Par"),  # type: ignore[list-item]
+        (lambda: Federation([(net(4), points(4))]), "client 0 is a tuple; say Cli"),  # type: ignore[list-item]
         (lambda: Federation(three(), FedGH), "expected a name or a method, e.g. FedGH"),  # type: ignore[arg-type]
-        (lambda: Participant(nn.Linear, points(4)), "expected a torch.nn.Module, got <class"),  # type: ignore[arg-type]
+        (lambda: ClientSpec(nn.Linear, points(4)), "expected a torch.nn.Module, got <class"),  # type: ignore[arg-type]
         (
-            lambda: Federation([*three(), Participant(net(4), points(4, n=2))]),
-            "participant 3: 2 samples; 3 are the least",
+            lambda: Federation([*three(), ClientSpec(net(4), points(4, n=2))]),
+            "client 3: 2 samples; 3 are the least",
         ),
-        (lambda: Federation([Participant(net(5), points(4), name="x")]), r"participant 0 \(x\): S"),
-        (lambda: Federation([Participant(net(4), (1, 2, 3))]), "participant 0: data: expected inp"),
+        (lambda: Federation([ClientSpec(net(5), points(4), name="x")]), r"client 0 \(x\): S"),
+        (lambda: Federation([ClientSpec(net(4), (1, 2, 3))]), "client 0: data: expected inp"),
         (
             lambda: Federation(three(), classes=["a", "b"]),
-            r"participant 0 \(north\): .*class 'c' i",
+            r"client 0 \(north\): .*class 'c' i",
         ),
         (lambda: Federation([three()[0], three()[0]]), "'north' is taken, or a number"),
         (lambda: Federation(three(), "fedhg"), "no method 'fedhg'; did you mean 'fedgh'"),
@@ -240,13 +240,13 @@ def test_mistakes(make: Callable[[], Any], problem: str) -> None:
 
 def test_the_type_of_an_error_stays() -> None:
     with pytest.raises(ConfigError):
-        Federation([Participant(net(5), points(4))])
+        Federation([ClientSpec(net(5), points(4))])
     with pytest.raises(DataError):
-        Federation([Participant(net(4), (points(4)[0], [1]))])
+        Federation([ClientSpec(net(4), (points(4)[0], [1]))])
 
 
 def test_after_a_client_is_forgotten_the_models_are_read_again() -> None:
-    some = [Participant(net(4, seed=k), points(4, seed=k)) for k in range(3)]
+    some = [ClientSpec(net(4, seed=k), points(4, seed=k)) for k in range(3)]
     trained = Federation(some, "fedgh_plus").run(rounds=2, progress=False)
     before = trained.left.client(1).memory
     trained.forget(0)
@@ -255,8 +255,8 @@ def test_after_a_client_is_forgotten_the_models_are_read_again() -> None:
     assert changed, "the header is another without the client"
 
 
-def two() -> list[Participant]:
-    return [Participant(net(4, seed=seed), points(4, seed=seed)) for seed in (1, 2)]
+def two() -> list[ClientSpec]:
+    return [ClientSpec(net(4, seed=seed), points(4, seed=seed)) for seed in (1, 2)]
 
 
 def test_public_data_are_given_like_those_of_a_participant(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_public_data_are_given_like_those_of_a_participant(tmp_path: Path) -> No
     assert public.y.bincount().tolist() == [10, 10, 10]
     run = federation.run(1, out=tmp_path / "run", progress=False).folder
     assert run.summary().public_bytes_per_client == 30 * (4 * 4 + 8)
-    models = Trained.load(run.path, participants=two(), trust=True)
+    models = TrainedFederation.load(run.path, clients=two(), trust=True)
     assert len(models.clients[0].predict(x[:2])) == 2
     fewer = Federation(two(), Chorus(), public=(x, y), settings={"public.samples": 7})
     assert fewer.experiment().task.public_size == 7

@@ -21,3 +21,18 @@ def test_no_test_imports_a_test() -> None:
     importing = re.compile(r"^(?:from|import) tests\.(?:\w+\.)*(?:test_|conftest)", re.MULTILINE)
     tests = (ROOT / "tests").rglob("*.py")
     assert [path.name for path in tests if importing.search(path.read_text())] == []
+
+
+def test_a_docstring_begins_with_a_verb_or_a_noun() -> None:
+    question = re.compile(r"(What|Whether|How|Who|Whose|Whom|Which|Where|Whatever|Whoever)\b")
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for folder in ("src", "tests", "tools", "benchmarks", "examples")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        and question.match(node.value.value.strip())
+    ]
+    assert found == []

@@ -23,7 +23,7 @@ def test_the_demo_learns(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(METHODS.keys() - {"fedgh"}))
 def test_every_method_learns_with_the_settings_of_the_demo(name: str, tmp_path: Path) -> None:
-    zoo = ["model.zoo=cnn1"] if name == "fedavg" else []  # one architecture for all
+    zoo = ["model.extractors=cnn1"] if name == "fedavg" else []  # one architecture for all
     settings = config.load("demo", [f"method.name={name}", "run.engine=serial", *zoo])
     run = loop.run(prepare(settings), tmp_path / "run")
     assert (run.records()[-1].accuracy or 0) > 0.85
@@ -33,7 +33,7 @@ def test_global_accuracy_shows_what_a_client_knows_of_other_classes(tmp_path: Pa
     settings = config.load(
         "demo",
         [
-            *("federation.rounds=6", "model.zoo=cnn5", "run.global_accuracy=last"),
+            *("federation.rounds=6", "model.extractors=cnn5", "run.global_accuracy=last"),
             *("method.name=standalone", "local.momentum=0.9"),
         ],
     )

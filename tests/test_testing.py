@@ -140,5 +140,5 @@ def test_a_server_that_needs_uploads_fails() -> None:
 def test_settings_change_the_federation() -> None:
     with pytest.raises(MethodError, match="all clients need one architecture"):
         check_method(Phases())
-    check_method(Phases(), ["model.zoo=mlp"])
+    check_method(Phases(), ["model.extractors=mlp"])
     check_method(Consensus(), PUBLIC)

@@ -29,7 +29,7 @@ def test_a_built_wheel_runs_outside_the_checkout(tmp_path: Path) -> None:
     assert where.startswith(str(site))
     assert (site / "fedgh" / "py.typed").exists()
     out = call(
-        *("-m", "fedgh", "run", "--set", "federation.rounds=1", "--set", "model.zoo=cnn5"),
+        *("-m", "fedgh", "run", "--set", "federation.rounds=1", "--set", "model.extractors=cnn5"),
         *("--set", "local.batch_size=64", "--workers", "2"),
         PYTHONPATH=str(site),
     )

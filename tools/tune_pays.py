@@ -69,7 +69,7 @@ def tried(case: str, trials: Sequence[Trial], out: Path) -> list[Point]:
         if all(folder_of(trial, out).config.exists() for trial in here):
             row, local = rows.get(label), here[0].config.local
             seeds = row.seeds if row else 0
-            accuracy = row.evaluation_accuracy if row and seeds == len(here) else None
+            accuracy = row.validation_accuracy if row and seeds == len(here) else None
             points.append(Point(case, local.lr, local.batch_size, seeds, accuracy))
     return points
 

@@ -4,7 +4,7 @@ from hospital import patients
 from torch import Tensor, nn
 
 from fedgh import Task
-from fedgh.flower import NodeConfig, Participant, client_app
+from fedgh.flower import ClientSpec, NodeConfig, client_app
 
 
 class Wide(nn.Module):
@@ -21,10 +21,10 @@ class Wide(nn.Module):
         return out
 
 
-def make_client(task: Task, node_config: NodeConfig) -> Participant:
+def make_client(task: Task, node_config: NodeConfig) -> ClientSpec:
     """The clinic's patients and network."""
     x, y = patients(int(node_config["client"]), task.num_clients)
-    return Participant(Wide(x.shape[1], task.rep_dim), (x, y))
+    return ClientSpec(Wide(x.shape[1], task.rep_dim), (x, y))
 
 
 app = client_app(make_client)

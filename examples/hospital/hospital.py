@@ -9,10 +9,10 @@ from sklearn.datasets import load_breast_cancer
 from torch import nn
 
 from fedgh import Task
-from fedgh.flower import NodeConfig, Participant, client_app
+from fedgh.flower import ClientSpec, NodeConfig, client_app
 
 
-def make_client(task: Task, node_config: NodeConfig) -> Participant:
+def make_client(task: Task, node_config: NodeConfig) -> ClientSpec:
     """The patients of this site, and a network of three layers."""
     x, y = patients(int(node_config["client"]), task.num_clients)
     network = nn.Sequential(
@@ -23,7 +23,7 @@ def make_client(task: Task, node_config: NodeConfig) -> Participant:
         nn.ReLU(),
         nn.Linear(32, task.rep_dim),
     )
-    return Participant(network, (x, y))
+    return ClientSpec(network, (x, y))
 
 
 def patients(site: int, sites: int) -> tuple[torch.Tensor, torch.Tensor]:

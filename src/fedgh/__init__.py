@@ -1,14 +1,15 @@
 """Federated learning for clients whose models differ.
 
-from fedgh import Federation, Participant
+from fedgh import Federation, ClientSpec
 
-federation = Federation([Participant(network, (x, y)), Participant(other, "photos/")])
+federation = Federation([ClientSpec(network, (x, y)), ClientSpec(other, "photos/")])
 trained = federation.run(rounds=10)
 print(trained.history)
 print(trained.clients[0].predict(x))
 """
 
 import logging
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
     from fedgh.report.write import write_report
     from fedgh.runs.folder import RunFolder
     from fedgh.studies.advice import Advice, advise
-    from fedgh.trained.clients import Trained
+    from fedgh.trained.clients import TrainedFederation
     from fedgh.training.callbacks import Callback
+    from fedgh.training.client_spec import ClientSpec
     from fedgh.training.experiment import Experiment, prepare
     from fedgh.training.loop import resume, run
-    from fedgh.training.participant import Participant
     from fedgh.training.run import Run
 
 logging.getLogger("fedgh").addHandler(logging.NullHandler())  # silent until asked
@@ -45,7 +46,7 @@ _HOME = {
     "Federation": "fedgh.federation",
     "FedghError": "fedgh.errors",
     "Method": "fedgh.core.method",
-    "Participant": "fedgh.training.participant",
+    "ClientSpec": "fedgh.training.client_spec",
     "Payload": "fedgh.core.types",
     "Pixels": "fedgh.models.pixels",
     "Round": "fedgh.core.records",
@@ -55,7 +56,7 @@ _HOME = {
     "SplitModel": "fedgh.core.types",
     "Summary": "fedgh.core.records",
     "Task": "fedgh.core.types",
-    "Trained": "fedgh.trained.clients",
+    "TrainedFederation": "fedgh.trained.clients",
     "Upload": "fedgh.core.types",
     "adapt": "fedgh.models.adapt",
     "advise": "fedgh.studies.advice",
@@ -66,16 +67,18 @@ _HOME = {
     "write_report": "fedgh.report.write",
 }
 
+_RENAMED = {"Participant": "ClientSpec", "Trained": "TrainedFederation"}
+
 __all__ = [
     "Advice",
     "Callback",
     "Client",
+    "ClientSpec",
     "Config",
     "Experiment",
     "Federation",
     "FedghError",
     "Method",
-    "Participant",
     "Payload",
     "Pixels",
     "Round",
@@ -85,7 +88,7 @@ __all__ = [
     "SplitModel",
     "Summary",
     "Task",
-    "Trained",
+    "TrainedFederation",
     "Upload",
     "__version__",
     "adapt",
@@ -100,6 +103,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: torch is slow, `fedgh --help` should not be."""
+    if name in _RENAMED:
+        now = _RENAMED[name]
+        warnings.warn(f"fedgh.{name} is called {now} now", DeprecationWarning, stacklevel=2)
+        name = now
     if name not in _HOME:
         raise AttributeError(f"module 'fedgh' has no attribute '{name}'")
     return getattr(import_module(_HOME[name]), name)

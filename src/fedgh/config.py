@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from importlib import resources
@@ -26,12 +27,13 @@ from fedgh.core.types import GlobalRounds, LocalTraining, NameList
 from fedgh.data.fetch import expanded
 from fedgh.data.public import KNOWN_NAMES
 from fedgh.data.sources import SOURCES
-from fedgh.defaults import IMAGE_SIZE, REP_DIM
+from fedgh.defaults import EXTRACTOR_NAMES, IMAGE_SIZE, REP_DIM
 from fedgh.errors import ConfigError, unknown
 from fedgh.files import read_bytes
 from fedgh.limits import LimitError, Limits
 from fedgh.methods import METHODS, find_method, name_of, plugins
 from fedgh.privacy.mechanism import MIN_DELTA
+from fedgh.renames import SETTINGS, with_current_names
 from fedgh.trust import OWN, ForeignError, Trust, texts_in
 
 DEFAULT_METHOD = "fedgh"
@@ -113,7 +115,7 @@ class PublicSection(_SectionModel):
 class ModelSection(_SectionModel):
     """The extractors, dealt round-robin over the clients, and the width they share."""
 
-    zoo: Networks = Field(["cnn1", "cnn2", "cnn3", "cnn4", "cnn5"], min_length=1)  # dealt in turn
+    extractors: Networks = Field(list(EXTRACTOR_NAMES), min_length=1)  # assigned in turn
     rep_dim: int = Field(REP_DIM, ge=1)  # numbers in a representation
 
 
@@ -130,7 +132,7 @@ class PrivacySection(_SectionModel):
 class RunSection(_SectionModel):
     """How it is computed and looked at. Nothing here changes what honest clients learn.
 
-    Another device rounds differently, and draws its own dropout. `strikes` and `largest_norm`
+    Another device rounds differently, and draws its own dropout. `strikes` and `max_norm`
     decide who is still listened to, and who misses the `deadline` is not heard.
     """
 
@@ -144,7 +146,7 @@ class RunSection(_SectionModel):
     checkpoint_every: int = Field(1, ge=1)  # rounds between checkpoints
     quorum: float = Field(0.0, ge=0, le=1)  # share of a round's participants that must answer
     strikes: int = Field(3, ge=0)  # rejected uploads after which a client is set aside; 0 = never
-    largest_norm: float = Field(1000.0, gt=0)  # of a row in what is sent, either way
+    max_norm: float = Field(1000.0, gt=0)  # of a row in what is sent, either way
     deadline: float = Field(600.0, gt=0)  # seconds a participant on another machine may take
     global_accuracy: GlobalRounds = "last"  # evaluated rounds that judge clients on all classes
     callbacks: CallbackNames = []  # tensorboard, wandb, mlflow, or your own: package.module:name
@@ -201,6 +203,8 @@ class Config(_Sections):
         for key in LATER:
             if table["local"][key] == usual[key]:
                 del table["local"][key]
+        # Hashed under its former name: a renamed key does not change what a run computes.
+        table["model"]["zoo"] = table["model"].pop("extractors")
         for key, value in LATER_IN_METHODS.get(self.method.name, {}).items():
             if table["method"].get(key) == value:
                 del table["method"][key]
@@ -216,7 +220,7 @@ def parse(table: Mapping[str, Any], trust: Trust = OWN) -> Config:
 
     What the values name is imported, and later opened, only as far as `trust` goes.
     """
-    table = dict(table)
+    table = _with_current_names(table)
     problems: list[str] = []
     try:
         method = _parse_method(table.pop("method", {}), trust)
@@ -243,12 +247,35 @@ def parse(table: Mapping[str, Any], trust: Trust = OWN) -> Config:
     return config
 
 
+def _with_current_names(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy in which keys of earlier versions have their current names."""
+    table = dict(table)
+    for old, new in SETTINGS.items():
+        section = old.partition(".")[0]
+        if isinstance(table.get(section), dict):
+            names = {old.partition(".")[2]: new.partition(".")[2]}
+            table[section] = with_current_names(table[section], names)
+    return table
+
+
+def _warn_of_old_names(table: Mapping[str, Any], overrides: Iterable[str]) -> None:
+    """Warn the user of keys that have another name now."""
+    given = {text.partition("=")[0].strip() for text in overrides}
+    for old, new in SETTINGS.items():
+        section, _, key = old.partition(".")
+        values = table.get(section)
+        if old in given or (isinstance(values, dict) and key in values):
+            warnings.warn(f"{old} is called {new} now; change it", FutureWarning, stacklevel=3)
+
+
 def load(
     experiment: str | Path | Config, overrides: Iterable[str] = (), data_dir: Path | None = None
 ) -> Config:
     """The user's own experiment: a named one or a TOML file, with `section.key=value` overrides."""
     where = [("data", "dir", str(data_dir))] if data_dir is not None else []
     table = experiment.to_table() if isinstance(experiment, Config) else _read(experiment)
+    overrides = list(overrides)
+    _warn_of_old_names(table, overrides)
     return _with_overrides(table, [*map(_parse_override, overrides), *where], OWN)
 
 
@@ -259,7 +286,7 @@ def load_run(
 
     The keys (`section.key`) that are ignored have their defaults, whatever the file says.
     """
-    table = read_toml(path)
+    table = _with_current_names(read_toml(path))
     for key in ignoring:
         section, _, name = key.partition(".")
         if isinstance(table.get(section), dict):
@@ -276,7 +303,7 @@ def check_limits(config: Config, limits: Limits) -> None:
     if config.public.name != "none":
         limits.check("public.samples", config.public.samples, "max_public")
     limits.check("data.classes", len(config.data.classes or ()), "max_classes")
-    limits.check("model.zoo", len(config.model.zoo), "max_networks")
+    limits.check("model.extractors", len(config.model.extractors), "max_networks")
     limits.check("model.rep_dim", config.model.rep_dim, "max_rep_dim")
     limits.check("data.image_size", config.data.image_size, "max_image_size")
     limits.check("local.epochs", config.local.epochs, "max_epochs")
@@ -296,6 +323,7 @@ def names_in(config: Config) -> Trust:
 def _with_overrides(
     table: dict[str, Any], overrides: list[tuple[str, str, Any]], trust: Trust
 ) -> Config:
+    table = _with_current_names(table)
     # A method's name first: another method has other fields.
     for section, name, value in sorted(overrides, key=lambda item: item[:2] != ("method", "name")):
         _override(table, section, name, value)
@@ -365,7 +393,7 @@ def parse_toml(text: str, path: Path) -> dict[str, Any]:
 
 def _parse_override(text: str) -> tuple[str, str, Any]:
     key, equals, value = text.partition("=")
-    section, dot, name = key.strip().partition(".")
+    section, dot, name = SETTINGS.get(key.strip(), key.strip()).partition(".")
     if not (equals and dot and section and name):
         raise ConfigError(f"--set {text}: expected section.key=value, e.g. local.epochs=5")
     try:

@@ -11,3 +11,6 @@ NEWCOMER_ROUNDS = 20
 
 SEEDS = (0, 1, 2)
 """Seeds with which methods are compared and rehearsed."""
+
+EXTRACTOR_NAMES = ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5")
+"""Extractors of a configuration that names none: the five networks of the paper."""

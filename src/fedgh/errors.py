@@ -41,14 +41,14 @@ class RunError(FedghError):
     """A run cannot go on."""
 
 
-LONGEST_TEXT = 500
+MAX_TEXT = 500
 """Characters of a text from another party that are shown or kept."""
 
 
 def printable(text: str) -> str:
     """A text from another party in one line of harmless characters, not too many."""
-    kept = "".join(char if char.isprintable() else " " for char in text[: 2 * LONGEST_TEXT])
-    return " ".join(kept.split())[:LONGEST_TEXT]
+    kept = "".join(char if char.isprintable() else " " for char in text[: 2 * MAX_TEXT])
+    return " ".join(kept.split())[:MAX_TEXT]
 
 
 def one_line(problem: Exception) -> str:

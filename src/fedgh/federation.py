@@ -1,4 +1,4 @@
-"""A federation as a Python object: participants in, trained models out."""
+"""A federation as a Python object: clients in, trained models out."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,11 +17,11 @@ from fedgh.data.partition import SMALLEST, each_its_own
 from fedgh.data.public import KNOWN_NAMES
 from fedgh.data.sources import Source
 from fedgh.errors import ConfigError, DataError
-from fedgh.trained.clients import Trained
+from fedgh.trained.clients import TrainedFederation
 from fedgh.training.callbacks import Callback, OnRound
+from fedgh.training.client_spec import ClientSpec
 from fedgh.training.experiment import Experiment, checked
 from fedgh.training.loop import run_or_resume
-from fedgh.training.participant import Participant
 from fedgh.training.progress import Live
 from fedgh.training.public import check_named, load_public
 
@@ -30,25 +30,25 @@ USUAL = Config()
 
 
 class Federation:
-    """Participants that learn from one another.
+    """Clients that learn from one another.
 
-    federation = Federation([Participant(net_a, (xa, ya)), Participant(net_b, (xb, yb))])
+    federation = Federation([ClientSpec(net_a, (xa, ya)), ClientSpec(net_b, (xb, yb))])
     trained = federation.run(rounds=10)
     trained.history                    # a DataFrame
     trained.clients[0].predict(x)      # names of classes
 
-    The samples of each participant are split 8:1:1, to train, to choose settings, to judge.
+    The samples of each client are split 8:1:1, to train, to choose settings, to judge.
 
     Args:
-        participants: who takes part.
+        clients: the members of the federation.
         method: its name (`fedgh list methods`), or an object, `FedGH(server_lr=0.1)`.
         classes: the names of all classes; else those that occur.
         rep_dim: the width of the representations; else the smallest among the networks.
         epochs: of local training in each round, by SGD with `batch_size`, `lr` and `momentum`.
-        public: data that a method needs beside those of the participants, as a participant gives
-            its own, `public=(x, y)`, or the name of a data set, `public="digits"`. Their labels
+        public: data that a method needs beside those of the clients, as a client gives its
+            own, `public=(x, y)`, or the name of a data set, `public="digits"`. Their labels
             count only where the method reads them.
-        participation: the share of the participants that train in a round.
+        participation: the share of the clients that train in a round.
         seed: of all that is drawn here; networks start from the weights that they have.
         engine: "workers" computes on all cores, in processes of their own: then networks must be
             importable, and the program guarded by `if __name__ == "__main__":`.
@@ -57,7 +57,7 @@ class Federation:
 
     def __init__(
         self,
-        participants: Sequence[Participant],
+        clients: Sequence[ClientSpec],
         method: str | Method = DEFAULT_METHOD,
         *,
         classes: Sequence[str] | None = None,
@@ -72,13 +72,13 @@ class Federation:
         engine: EngineName = "serial",
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        self.participants = _checked(participants)
+        self.clients = _checked(clients)
         if not isinstance(method, str | Method):
             raise ConfigError(f"method: expected a name or a method, e.g. FedGH(), got {method!r}")
         sources = []
-        for number, participant in enumerate(self.participants):
-            with _about(number, participant):
-                source = participant.source(classes)
+        for number, client in enumerate(self.clients):
+            with _about(number, client):
+                source = client.source(classes)
                 if len(source) < SMALLEST:
                     raise DataError(
                         f"{len(source)} samples; {SMALLEST} are the least: one to train on, one to "
@@ -88,24 +88,22 @@ class Federation:
         self.classes = own.all_classes(sources) if classes is None else tuple(map(str, classes))
         self._sources = tuple(own.with_classes(source, self.classes) for source in sources)
         self._networks = tuple(
-            participant.extractor(source.shape, len(self.classes), rep_dim)
-            for participant, source in zip(self.participants, self._sources, strict=True)
+            client.extractor(source.shape, len(self.classes), rep_dim)
+            for client, source in zip(self.clients, self._sources, strict=True)
         )
         widths = []
-        for number, (participant, network) in enumerate(
-            zip(self.participants, self._networks, strict=True)
-        ):
-            with _about(number, participant):
+        for number, (client, network) in enumerate(zip(self.clients, self._networks, strict=True)):
+            with _about(number, client):
                 widths.append(network.width)
         table: dict[str, dict[str, Any]] = {
             "federation": {
-                "clients": len(self.participants),
+                "clients": len(self.clients),
                 "participation": participation,
                 "seed": seed,
             },
             "data": {"name": "own"},
             "model": {
-                "zoo": [network.name for network in self._networks],
+                "extractors": [network.name for network in self._networks],
                 "rep_dim": min(widths) if rep_dim is None else rep_dim,
             },
             "local": {"epochs": epochs, "batch_size": batch_size, "lr": lr, "momentum": momentum},
@@ -132,10 +130,8 @@ class Federation:
         lines = [
             f"{self.config.method.name}, {len(self.classes)} classes, representations of {width}"
         ]
-        for number, (participant, network) in enumerate(
-            zip(self.participants, self._networks, strict=True)
-        ):
-            name = f"{number} {participant.name}".strip()
+        for number, (client, network) in enumerate(zip(self.clients, self._networks, strict=True)):
+            name = f"{number} {client.name}".strip()
             projected = "" if network.width == width else f", projected from {network.width}"
             lines.append(f"  {name}: {network.name}, {network.found}{projected}")
         return "\n".join(lines)
@@ -147,7 +143,7 @@ class Federation:
         out: Path | str | None = None,
         callbacks: Iterable[Callback | OnRound] = (),
         progress: bool = True,
-    ) -> Trained:
+    ) -> TrainedFederation:
         """Train, and return what everybody has learned.
 
         With `out` everything is kept in that run folder, as `fedgh run` does, and a program that
@@ -158,7 +154,7 @@ class Federation:
         path = Path(scratch.name) / "run" if scratch else Path(out or "")
         with Live(Console(quiet=not progress), kept=scratch is None) as live:
             run = run_or_resume(experiment, path, [live, *callbacks])
-        trained = Trained(run)
+        trained = TrainedFederation(run)
         if scratch:
             finalize(trained, scratch.cleanup)
         return trained
@@ -174,7 +170,7 @@ class Federation:
                 sources=self._sources,
                 partition=each_its_own(labels, self.config.federation.seed),
                 extractors=self._networks,
-                names=tuple(participant.name for participant in self.participants),
+                names=tuple(client.name for client in self.clients),
                 weights=b"".join(network.digest for network in self._networks),
                 public=load_public(config, self._sources, given=self._public),
             )
@@ -197,29 +193,29 @@ class Federation:
         return config
 
 
-def _checked(participants: object) -> tuple[Participant, ...]:
-    """The participants, if that is what they are."""
-    if not isinstance(participants, Sequence) or not participants:
-        raise ConfigError("a federation needs a list with at least one participant")
-    for number, one in enumerate(participants):
-        if not isinstance(one, Participant):
+def _checked(clients: object) -> tuple[ClientSpec, ...]:
+    """Return the clients as a tuple; raise ConfigError for anything else."""
+    if not isinstance(clients, Sequence) or not clients:
+        raise ConfigError("a federation needs a list with at least one client")
+    for number, one in enumerate(clients):
+        if not isinstance(one, ClientSpec):
             raise ConfigError(
-                f"participant {number} is a {type(one).__name__}; say Participant(network, data)"
+                f"client {number} is a {type(one).__name__}; say ClientSpec(network, data)"
             )
         if one.name.isdecimal() or one.name in [
-            other.name for other in participants[:number] if other.name
+            other.name for other in clients[:number] if other.name
         ]:
             raise ConfigError(
-                f"participant {number}: '{one.name}' is taken, or a number; give another name"
+                f"client {number}: '{one.name}' is taken, or a number; give another name"
             )
-    return tuple(participants)
+    return tuple(clients)
 
 
 @contextmanager
-def _about(number: int, participant: Participant) -> Iterator[None]:
+def _about(number: int, client: ClientSpec) -> Iterator[None]:
     """Say whose network or data a mistake is about."""
     try:
         yield
     except (ConfigError, DataError) as error:
-        name = f" ({participant.name})" if participant.name else ""
-        raise type(error)(f"participant {number}{name}: {error}") from None
+        name = f" ({client.name})" if client.name else ""
+        raise type(error)(f"client {number}{name}: {error}") from None

@@ -1,6 +1,6 @@
 """Short texts of numbers and names."""
 
-MOST_NAMES = 6
+MAX_NAMES = 6
 
 
 def human_bytes(count: float) -> str:
@@ -19,5 +19,5 @@ def percent(share: float | None) -> str:
 
 def few(names: list[str]) -> str:
     """The first of these names, and how many they are if those are not all."""
-    more = f", ... ({len(names)})" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more
+    more = f", ... ({len(names)})" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more

@@ -28,7 +28,7 @@ class Limits(BaseModel):
 
     max_clients: Whole = 1_000_000
     max_classes: Whole = 10_000
-    max_networks: Whole = 16  # in model.zoo: each of them is made
+    max_networks: Whole = 16  # in model.extractors: each of them is made
     max_rep_dim: Whole = 4_096
     max_image_size: Whole = 1_024  # the side of an image; other inputs have as many numbers
     max_epochs: Whole = 1_000

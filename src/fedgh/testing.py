@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedgh import config
 from fedgh.core import wire
-from fedgh.core.local import Predict, eval_mode, judge
+from fedgh.core.local import Predict, eval_mode, evaluate
 from fedgh.core.message import Shapes
 from fedgh.core.method import Method
 from fedgh.core.rng import isolated
@@ -38,7 +38,7 @@ __all__ = ["check_method", "check_runs", "play"]
 
 TINY = (
     *("federation.clients=4", "federation.rounds=4", "federation.participation=0.5"),
-    *("data.classes_per_client=4", "data.samples=40", "model.zoo=mlp,perceptron"),
+    *("data.classes_per_client=4", "data.samples=40", "model.extractors=mlp,perceptron"),
     "model.rep_dim=8",
     *("local.epochs=1", "local.batch_size=16", "local.lr=0.05"),
     *("run.engine=serial", "run.global_accuracy=never"),
@@ -63,7 +63,7 @@ def check_method(
     """Assert what each method owes to the rest of fedgh; AssertionError says what is not so.
 
     A method is played on a tiny federation, the embedded digits with two kinds of small networks.
-    `settings` change it, as `--set` does: `["model.zoo=mlp"]` for a method that needs one
+    `settings` change it, as `--set` does: `["model.extractors=mlp"]` for a method that needs one
     architecture. An experiment (`fedgh.prepare`) is played as it is.
 
     Asserted are: messages are as declared, and client and server declare the same; nothing that was
@@ -190,7 +190,7 @@ class _Play:
         _must(specs == known, "the server expects other uploads than the client declares")
         _as_declared(up, specs, "the upload")
         _possible(lambda: method.up.check(up), "the upload")
-        largest = self.blueprint.largest_norm
+        largest = self.blueprint.max_norm
         _possible(lambda: method.check_upload(self.task, up, largest), "the upload")
         self.last[client.id] = number
         if self.shown is not None:
@@ -228,7 +228,7 @@ class _Play:
                 _must(shape == expected, f"logits have shape {shape}, not {expected}")
                 return out
 
-            judge(client, logits, test)
+            evaluate(client, logits, test)
 
     def _read_again(self, client: Client) -> Client:
         fresh = self.blueprint.make(client.id)

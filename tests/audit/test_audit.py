@@ -131,7 +131,7 @@ def test_a_damaged_audit_is_refused_and_the_report_says_so(
 
 def test_what_is_no_audit_at_all_does_not_hurt(folder: RunFolder) -> None:
     path = folder.path / "audit.json"
-    for content in (b"", b"[" * 100_000, b"\xff", b" " * (result.MOST_BYTES + 1)):
+    for content in (b"", b"[" * 100_000, b"\xff", b" " * (result.MAX_BYTES + 1)):
         path.write_bytes(content)
         with pytest.raises(RunError, match="cannot be read"):
             result.read(folder)

@@ -65,7 +65,7 @@ class Recurrent(nn.Module):
 
 
 def test_the_flops_of_a_round_add_up() -> None:
-    experiment = rounds.hetero(images(400), 64, 3, 1, "model.zoo=tests.support.tiny:mlp")
+    experiment = rounds.hetero(images(400), 64, 3, 1, "model.extractors=tests.support.tiny:mlp")
     per_image = 2 * (3 * 32 * 32 * 500 + 500 * 10)
     first = 2 * 3 * 32 * 32 * 500
     sizes = experiment.partition.bounds.diff(dim=1).sum(0).tolist()

@@ -177,9 +177,13 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(
         (["run", "dmeo"], 2, "error: no experiment or file 'dmeo'; did you mean 'demo'?"),
         (["run", "--set", "local.epoch=5"], 2, "error: local.epoch: no key 'epoch'; did you mean"),
         (["run", "--set", "local.epochs=many"], 2, "local.epochs: should be a valid integer"),
-        (["run", "--set", "model.zoo=cnn9"], 2, "error: model.zoo: no extractor 'cnn9'"),
         (
-            ["run", "--set", "model.zoo=tests.support.tiny:wrong_width"],
+            ["run", "--set", "model.extractors=cnn9"],
+            2,
+            "error: model.extractors: no extractor 'cnn9'",
+        ),
+        (
+            ["run", "--set", "model.extractors=tests.support.tiny:wrong_width"],
             2,
             "model.rep_dim = 500 asks for",
         ),
@@ -221,7 +225,7 @@ def test_when_everybody_fails_the_exit_code_says_so(
         "run",
         *SET,
         "--set",
-        "model.zoo=tests.support.tiny:failing",
+        "model.extractors=tests.support.tiny:failing",
         "--out",
         str(tmp_path / "run"),
     ]
@@ -241,7 +245,7 @@ def test_partition_draws_who_has_what(
     few = " ".join(capsys.readouterr().out.split())
     tests = re.search(r"(\d+) test", " ".join(out.split()))
     assert tests is not None
-    assert f"{180 + int(tests[1])} samples: 160 train, 20 evaluation, {tests[1]} test" in few
+    assert f"{180 + int(tests[1])} samples: 160 train, 20 validation, {tests[1]} test" in few
 
 
 def test_a_narrow_terminal_that_knows_only_ascii(tmp_path: Path) -> None:

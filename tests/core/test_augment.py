@@ -1,4 +1,4 @@
-"""Whole-batch augmentation against the per-sample transforms, written out plainly."""
+"""Whole-batch augmentation: compared with plain implementations of the per-sample transforms."""
 
 import math
 
@@ -24,7 +24,7 @@ def test_flip_mirrors_half_of_the_images() -> None:
     assert mirrored.float().mean().item() == pytest.approx(0.5, abs=0.05)
 
 
-def test_crop_cuts_a_window_anywhere_in_the_padded_image() -> None:
+def test_crop_returns_every_window_of_the_padded_image_about_equally_often() -> None:
     x = images()
     out = random_crop(x, stream(1, "crop"))
     assert out.shape == x.shape
@@ -32,18 +32,18 @@ def test_crop_cuts_a_window_anywhere_in_the_padded_image() -> None:
     padded = torch.nn.functional.pad(x, [4] * 4)
     seen = torch.zeros(9, 9)
     for i in range(len(x)):
-        # pixels are never 0, so the zero border tells where the window was
+        # pixels are never 0, so the zero border shows the position of the window
         rows, columns = (out[i, 0] > 0).any(1).nonzero(), (out[i, 0] > 0).any(0).nonzero()
         top = 4 - int(rows[0]) if rows[0] > 0 else 4 + 31 - int(rows[-1])
         left = 4 - int(columns[0]) if columns[0] > 0 else 4 + 31 - int(columns[-1])
         assert out[i].equal(padded[i, :, top : top + 32, left : left + 32])
         seen[top, left] += 1
-    assert (seen > 0).all()  # every one of the 81 windows
+    assert (seen > 0).all()  # all 81 windows occur
     assert seen.max() < 3 * len(x) / 81
 
 
 def erase_one(rng: np.random.Generator) -> tuple[int, int, int, int] | None:
-    """Random erasing of one image as its paper writes it: the rectangle, or None."""
+    """Return the rectangle that the paper's random erasing draws for one image, or None."""
     if rng.random() >= 0.5:
         return None
     for _ in range(10):
@@ -55,12 +55,12 @@ def erase_one(rng: np.random.Generator) -> tuple[int, int, int, int] | None:
     return None
 
 
-def test_erasing_is_distributed_as_the_per_sample_transform() -> None:
+def test_erased_rectangles_are_distributed_as_those_of_the_per_sample_transform() -> None:
     n = 20_000
     out = erase(torch.ones(n, 1, 32, 32), stream(1, "erase"))[:, 0]
     rows, columns = (out == 0).any(2), (out == 0).any(1)
     h, w = rows.sum(1), columns.sum(1)
-    assert ((out == 0).flatten(1).sum(1) == h * w).all()  # one full rectangle each
+    assert ((out == 0).flatten(1).sum(1) == h * w).all()  # one filled rectangle per image
     hit = h > 0
     ours = torch.stack([rows.int().argmax(1), columns.int().argmax(1), h, w], 1)[hit].numpy()
     rng = np.random.default_rng(0)
@@ -73,7 +73,7 @@ def test_erasing_is_distributed_as_the_per_sample_transform() -> None:
         assert np.abs(a - b).max() < 1.95 * math.sqrt(2 / min(len(ours), len(theirs)))
 
 
-def test_erasing_does_not_touch_its_input() -> None:
+def test_erase_leaves_its_input_unchanged() -> None:
     x = torch.ones(50, 1, 32, 32)
     erase(x, stream(0, "erase"))
     assert x.eq(1).all()

@@ -49,19 +49,19 @@ def test_steps_per_pair_equal_autograd_over_several_blocks() -> None:
 
 
 @pytest.mark.parametrize("offset", [-200, -110, -103.5, -102, -100, -95, -85, 0, 85, 95, 200])
-def test_a_pull_to_the_edge_of_the_range_of_exp(offset: float) -> None:
-    wanted = torch.tensor([0.3, -0.2, 1.1]) + offset
+def test_recurrence_is_accurate_where_exp_overflows_or_underflows(offset: float) -> None:
+    target = torch.tensor([0.3, -0.2, 1.1]) + offset
     first = np.array([-2 / 3, 1 / 3, 1 / 3], np.float32)  # softmax(0, 0, 0), label 0
-    logits = np.stack([np.zeros(3), wanted.numpy() + 30 * first]).astype(np.float32)
+    logits = np.stack([np.zeros(3), target.numpy() + 30 * first]).astype(np.float32)
     pull = np.array([[0, 0], [30, 0]], np.float32)
     grad = np.zeros((2, 3), np.float32)
     recur(logits, pull, grad, [0, 1])
-    expected = wanted.softmax(0) - torch.tensor([0.0, 1, 0])
+    expected = target.softmax(0) - torch.tensor([0.0, 1, 0])
     assert_close(torch.from_numpy(grad[1]), expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("scale", [10.0, 100.0])
-def test_steps_that_overshoot_by_far_equal_autograd(scale: float) -> None:
+def test_steps_with_a_huge_learning_rate_equal_autograd(scale: float) -> None:
     header, x, y = random_problem(4, BLOCK, 50, 5)
     fast = LinearSGD(header, 1.0)  # one step moves a logit by thousands
     fast.step_each(scale * x, y)
@@ -79,7 +79,7 @@ def test_steps_per_client_equal_autograd() -> None:
     assert_close(fast.state(), by_autograd(header, batches, 0.1), atol=1e-5, rtol=0)
 
 
-def test_two_steps_worked_by_hand() -> None:
+def test_two_steps_equal_those_computed_by_hand() -> None:
     zero = {"weight": torch.zeros(2, 1), "bias": torch.zeros(2)}
     header = LinearSGD(zero, lr=0.5)
     header.step_each(torch.tensor([[2.0], [2.0]]), torch.tensor([1, 1]))
@@ -92,7 +92,7 @@ def test_two_steps_worked_by_hand() -> None:
     assert zero["weight"].eq(0).all()
 
 
-def test_when_the_state_is_asked_for_does_not_matter() -> None:
+def test_reading_the_state_between_steps_does_not_change_the_result() -> None:
     header, x, y = random_problem(3, 40, 8, 4)
     once, often = LinearSGD(header, 0.05), LinearSGD(header, 0.05)
     once.step_each(x, y)
@@ -102,7 +102,7 @@ def test_when_the_state_is_asked_for_does_not_matter() -> None:
     assert_close(once.state(), often.state(), atol=1e-6, rtol=0)
 
 
-def test_a_new_header_is_distributed_as_nn_linear() -> None:
+def test_initial_header_is_distributed_as_nn_linear() -> None:
     task = Task(num_classes=100, rep_dim=500, num_clients=1, rounds=1, seed=0)
     ours = linear_header(task, stream(0, "server"))
     bound = 500**-0.5

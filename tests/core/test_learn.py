@@ -1,4 +1,4 @@
-"""The server's training loop: the same bits in one go and in two, and nothing that diverged."""
+"""The server's training loop: continuation gives the same bits, and divergence is an error."""
 
 import itertools
 
@@ -32,7 +32,7 @@ def steps(network: nn.Linear, count: int, moments: Payload | None = None, **how:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_steps_are_those_of_the_named_optimizer(name: OptimizerName) -> None:
+def test_learn_equals_torch_optimizers(name: OptimizerName) -> None:
     ours, plain = fresh(), fresh()
     learn(uploads_of([]), [ours], lambda: (ours(X) - Y).square().mean(), 5, lr=0.1, optimizer=name)
     kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
@@ -44,19 +44,19 @@ def test_steps_are_those_of_the_named_optimizer(name: OptimizerName) -> None:
     assert_close(dict(ours.state_dict()), dict(plain.state_dict()))
 
 
-def test_moments_carry_the_training_over_to_the_next_round() -> None:
-    straight, resumed, forgetful = fresh(), fresh(), fresh()
-    steps(straight, 10)
+def test_training_continued_with_moments_equals_uninterrupted_training() -> None:
+    uninterrupted, resumed, without_moments = fresh(), fresh(), fresh()
+    steps(uninterrupted, 10)
     moments = {name: tensor.clone() for name, tensor in steps(resumed, 4).items()}
     steps(resumed, 6, moments)
-    assert resumed.weight.equal(straight.weight)
-    assert resumed.bias.equal(straight.bias)
-    steps(forgetful, 4)
-    steps(forgetful, 6)
-    assert not forgetful.weight.equal(straight.weight)
+    assert resumed.weight.equal(uninterrupted.weight)
+    assert resumed.bias.equal(uninterrupted.bias)
+    steps(without_moments, 4)
+    steps(without_moments, 6)
+    assert not without_moments.weight.equal(uninterrupted.weight)
 
 
-def test_moments_that_are_given_are_left_alone() -> None:
+def test_learn_does_not_modify_the_given_moments() -> None:
     network = fresh()
     moments = steps(network, 2)
     before = {name: tensor.clone() for name, tensor in moments.items()}
@@ -64,13 +64,13 @@ def test_moments_that_are_given_are_left_alone() -> None:
     assert all(moments[name].equal(before[name]) for name in before)
 
 
-def test_a_training_that_diverges_is_refused() -> None:
+def test_diverged_training_raises() -> None:
     network = fresh()
     with pytest.raises(FloatingPointError, match="the server's training diverged"):
         learn(uploads_of([]), [network], lambda: network(X).sum() * torch.inf, 2, lr=0.1)
 
 
-def test_the_cosine_falls_to_zero_and_the_mean_loss_is_recorded() -> None:
+def test_cosine_schedule_lowers_the_rate_and_the_mean_loss_is_recorded() -> None:
     network, seen, uploads = fresh(), [], uploads_of([])
     before: list[Tensor] = []
 
@@ -86,7 +86,7 @@ def test_the_cosine_falls_to_zero_and_the_mean_loss_is_recorded() -> None:
     assert not network.training
 
 
-def test_streams_of_a_server_differ_by_name_and_round() -> None:
+def test_server_streams_differ_by_name_and_round() -> None:
     draws = {
         (name, round): torch.rand(1, generator=uploads_of([], round=round).stream(name)).item()
         for name in ("a", "b")

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from fedgh.core import batches
 from fedgh.core.batches import shuffled
-from fedgh.core.local import Loss, class_means, gradient, judge, numbered, train
+from fedgh.core.local import Loss, class_means, evaluate, gradient, numbered, train
 from fedgh.core.metrics import accuracy
 from fedgh.core.types import Client, Examples, LocalTraining
 from tests.support.tiny import a_client, noisy
@@ -27,24 +27,24 @@ def trained(client: Client) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 10, 100, 101, 1000])
-def test_lars_are_the_plain_class_means_for_any_batch_size(
+def test_class_means_are_exact_for_any_batch_size(
     data: tuple[Tensor, Tensor], size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, y = data
     client = a_client(x, y, noisy((6,), 4))
-    trained(client)  # gives batch norm statistics of its own, and leaves the model in train mode
+    trained(client)  # changes the batch norm statistics and leaves the model in train mode
     monkeypatch.setattr(batches.in_order, "__defaults__", (size,))
-    sent = class_means(client)
+    computed = class_means(client)
     client.model.eval()
     with torch.inference_mode():
         one_by_one = [(client.model.represent(x[i : i + 1])[0], int(y[i])) for i in range(len(x))]
-    for label, mean in zip(sent["classes"].tolist(), sent["means"], strict=True):
-        assert_close(mean, torch.stack([r for r, of in one_by_one if of == label]).mean(0))
-    assert sent["classes"].tolist() == [0, 2]
-    assert sent["classes"].dtype == torch.int32
+    for label, mean in zip(computed["classes"].tolist(), computed["means"], strict=True):
+        assert_close(mean, torch.stack([r for r, y in one_by_one if y == label]).mean(0))
+    assert computed["classes"].tolist() == [0, 2]
+    assert computed["classes"].dtype == torch.int32
 
 
-def test_lars_do_not_depend_on_the_last_training_mode(data: tuple[Tensor, Tensor]) -> None:
+def test_class_means_do_not_depend_on_train_mode(data: tuple[Tensor, Tensor]) -> None:
     client = a_client(*data, noisy((6,), 4))
     client.model.train()
     first = class_means(client)
@@ -63,11 +63,11 @@ def test_every_sample_is_trained_on_once_per_epoch(data: tuple[Tensor, Tensor]) 
     train(client, loss)
     expected = data[0].repeat(3, 1)
     assert_close(torch.cat(seen).sort(0).values, expected.sort(0).values)
-    # 101 samples in tens: the last, single one joins the batch before it.
+    # 101 samples in tens: the last, single sample is merged into the batch before it.
     assert [len(x) for x in seen] == [10] * 9 + [11] + [10] * 9 + [11] + [10] * 9 + [11]
 
 
-def test_training_equals_a_plain_loop(data: tuple[Tensor, Tensor]) -> None:
+def test_training_equals_a_hand_written_loop(data: tuple[Tensor, Tensor]) -> None:
     x, y = data
     how: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "clip": 0.05}
     client, plain = a_client(x, y, batch_size=200, epochs=4, **how), a_client(x, y)
@@ -105,10 +105,10 @@ def test_accuracy_counts_every_sample_in_eval_mode(data: tuple[Tensor, Tensor]) 
 
     wrong = int((data[0][:, 1] > 1).sum())
     assert 0 < wrong < 101
-    assert accuracy(judge(client, predict, client.data.train)) == pytest.approx(1 - wrong / 101)
+    assert accuracy(evaluate(client, predict, client.data.train)) == pytest.approx(1 - wrong / 101)
 
 
-def test_a_model_that_blew_up_in_its_last_step_is_not_accepted(
+def test_weights_that_overflow_in_the_last_step_raise(
     data: tuple[Tensor, Tensor],
 ) -> None:
     client = a_client(*data, batch_size=200, lr=1e38)
@@ -118,7 +118,7 @@ def test_a_model_that_blew_up_in_its_last_step_is_not_accepted(
 
 
 @pytest.mark.parametrize("size", [10, 25, 1000])
-def test_a_gradient_is_that_of_all_samples_and_noise_the_distance_of_batches(
+def test_gradient_is_that_of_all_samples_and_noise_the_variance_over_batches(
     data: tuple[Tensor, Tensor], size: int
 ) -> None:
     x, y = data
@@ -139,7 +139,7 @@ def test_a_gradient_is_that_of_all_samples_and_noise_the_distance_of_batches(
     assert found.loss == pytest.approx(float(loss(x, y).detach()), rel=1e-5)
     order = torch.randperm(101, generator=client.stream("gradient")).split(size)
     if size != 1000:
-        order = (*order[:-2], torch.cat(order[-2:]))  # a single sample is no batch
+        order = (*order[:-2], torch.cat(order[-2:]))  # a single last sample is merged
     assert found.batches == len(order)
     expected = sum(len(rows) / 101 * float((of(rows) - full).square().sum()) for rows in order)
     assert found.noise == pytest.approx(expected, rel=1e-3, abs=1e-9)
@@ -147,8 +147,8 @@ def test_a_gradient_is_that_of_all_samples_and_noise_the_distance_of_batches(
     assert all(parameter.grad is None for parameter in parameters)
 
 
-def test_noise_is_what_sampling_theory_says() -> None:
-    """With (w - x)^2 / 2 a batch's gradient is w minus its mean, whose variance is known."""
+def test_gradient_noise_equals_the_variance_of_sampling_without_replacement() -> None:
+    """With the loss (w - x)^2 / 2, a batch's gradient is w minus its mean, of known variance."""
     x = torch.arange(12.0)[:, None]  # variance 143 / 12
     client = a_client(x, torch.zeros(12, dtype=torch.int64), batch_size=4)
     w = client.model.header.bias
@@ -170,9 +170,7 @@ def loss_of(client: Client) -> Loss:
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_part_that_is_not_trained_stays_the_same_to_the_bit(
-    data: tuple[Tensor, Tensor], which: int
-) -> None:
+def test_a_part_that_is_not_trained_keeps_its_bits(data: tuple[Tensor, Tensor], which: int) -> None:
     """Also with momentum, weight decay and batch normalisation."""
     client = a_client(*data, noisy((6,), 4), momentum=0.9, weight_decay=0.1, epochs=2)
     trained_part, fixed = parts(client)[which], parts(client)[1 - which]
@@ -185,10 +183,10 @@ def test_a_part_that_is_not_trained_stays_the_same_to_the_bit(
 
 
 @pytest.mark.parametrize("left_in_train_mode", [True, False])
-def test_bits_do_not_depend_on_the_mode_that_a_part_was_left_in(
+def test_training_sets_the_mode_of_each_part_itself(
     data: tuple[Tensor, Tensor], left_in_train_mode: bool
 ) -> None:
-    """A client that was just evaluated, and one that was just read from a file."""
+    """After an evaluation the model is in eval mode, after loading in train mode."""
     torch.manual_seed(0)
     client = a_client(*data, noisy((6,), 4))
     client.model.train(left_in_train_mode)
@@ -200,21 +198,21 @@ def test_bits_do_not_depend_on_the_mode_that_a_part_was_left_in(
     assert modes[-1]
 
 
-def test_phases_have_their_own_epochs_rates_batches_and_losses(
+def test_training_phases_have_their_own_epochs_rates_batches_and_losses(
     data: tuple[Tensor, Tensor],
 ) -> None:
     client = a_client(*data, epochs=1, batch_size=50, lr=0.1)
     seen: dict[str, list[Tensor]] = {"one": [], "two": []}
 
-    def watched(phase: str) -> Loss:
+    def recording_loss(phase: str) -> Loss:
         def loss(x: Tensor, y: Tensor) -> Tensor:
             seen[phase].append(x)
             return cross_entropy(client.model(x), y)
 
         return loss
 
-    train(client, watched("one"), metric="first_loss")
-    train(client, watched("two"), epochs=2, batch_size=101, stream="other")
+    train(client, recording_loss("one"), metric="first_loss")
+    train(client, recording_loss("two"), epochs=2, batch_size=101, stream="other")
     assert [len(x) for x in seen["one"]] == [50, 51]
     assert [len(x) for x in seen["two"]] == [101, 101]
     assert not torch.cat(seen["one"]).equal(seen["two"][0])
@@ -225,14 +223,14 @@ def test_phases_have_their_own_epochs_rates_batches_and_losses(
     assert_close(client.state(), before, atol=0, rtol=0)
 
 
-def test_a_phase_with_nothing_to_train_is_skipped(data: tuple[Tensor, Tensor]) -> None:
+def test_training_without_trainable_parameters_does_nothing(data: tuple[Tensor, Tensor]) -> None:
     client = a_client(*data)
     client.model.requires_grad_(False)
     train(client, loss_of(client))
     assert client.metrics == {}
 
 
-def test_positions_find_what_is_kept_of_each_sample(data: tuple[Tensor, Tensor]) -> None:
+def test_numbered_gives_the_loss_the_position_of_each_sample(data: tuple[Tensor, Tensor]) -> None:
     client = a_client(*data, batch_size=10)
     some = Examples(*data, torch.arange(100, 0, -3))
     kept = some.x[some.index]
@@ -244,7 +242,7 @@ def test_positions_find_what_is_kept_of_each_sample(data: tuple[Tensor, Tensor])
     train(client, loss, on=numbered(some))
 
 
-def test_views_are_augmented_one_by_one() -> None:
+def test_views_are_augmented_independently() -> None:
     x = torch.randint(0, 255, (12, 3, 32, 32), dtype=torch.uint8)
     rng = torch.Generator().manual_seed(0)
     examples = Examples(x, torch.arange(12), torch.arange(12))
@@ -254,7 +252,7 @@ def test_views_are_augmented_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])
-def test_other_optimizers_are_those_of_torch(data: tuple[Tensor, Tensor], name: str) -> None:
+def test_adam_and_adamw_equal_those_of_torch(data: tuple[Tensor, Tensor], name: str) -> None:
     how: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1, "batch_size": 200, "epochs": 4}
     torch.manual_seed(0)
     client = a_client(*data, optimizer=name, **how)
@@ -270,7 +268,7 @@ def test_other_optimizers_are_those_of_torch(data: tuple[Tensor, Tensor], name: 
     assert_close(client.model.state_dict(), plain.model.state_dict(), atol=1e-5, rtol=1e-4)
 
 
-def test_the_learning_rate_follows_its_schedule_over_the_rounds() -> None:
+def test_rate_factor_follows_the_schedule_over_rounds() -> None:
     constant, cosine = LocalTraining(), LocalTraining(schedule="cosine")
     step = LocalTraining(schedule="step", schedule_rounds=2, schedule_factor=0.5)
     assert [constant.rate_factor(r, 4) for r in (1, 4)] == [1, 1]
@@ -279,7 +277,7 @@ def test_the_learning_rate_follows_its_schedule_over_the_rounds() -> None:
     assert found == pytest.approx([1, 0.853553, 0.5, 0.146447], rel=1e-5)
 
 
-def test_a_schedule_scales_what_a_round_moves(data: tuple[Tensor, Tensor]) -> None:
+def test_step_schedule_scales_the_change_of_weights_in_a_round(data: tuple[Tensor, Tensor]) -> None:
     moved = []
     for number in (1, 3):
         torch.manual_seed(0)

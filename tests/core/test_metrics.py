@@ -6,19 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score, log_loss
 
-from fedgh.core.local import judge
-from fedgh.core.metrics import METRICS, Judged, balanced_accuracy, macro_f1, scores, spread
+from fedgh.core.local import evaluate
+from fedgh.core.metrics import METRICS, Evaluation, balanced_accuracy, macro_f1, scores, spread
 from fedgh.methods.standalone import Standalone
 from tests.support.tiny import quick
 
 LABELS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=40)
 
 
-def counted(pairs: list[tuple[int, int]]) -> Judged:
+def counted(pairs: list[tuple[int, int]]) -> Evaluation:
     counts = torch.zeros(5, 5, dtype=torch.int64)
     for true, said in pairs:
         counts[true, said] += 1
-    return Judged(counts, 0.25)
+    return Evaluation(counts, 0.25)
 
 
 @given(LABELS)
@@ -44,7 +44,7 @@ def test_a_rare_class_counts_as_much_as_a_frequent_one() -> None:
 
 def test_what_a_client_says_is_counted_and_its_loss_is_the_cross_entropy() -> None:
     client = quick().blueprint().make(0)
-    judged = judge(client, Standalone().logits, client.data.test)
+    judged = evaluate(client, Standalone().logits, client.data.test)
     test = client.data.test
     assert int(judged.counts.sum()) == len(test)
     assert judged.counts.sum(1).tolist() == test.labels.bincount(minlength=10).tolist()

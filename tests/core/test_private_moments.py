@@ -1,4 +1,4 @@
-"""Noise on moments: sensitivity by brute force, scales by statistics, and what is refused."""
+"""Noise on moments: sensitivity by brute force, noise scales by statistics, rejected uploads."""
 
 import math
 from dataclasses import replace
@@ -35,18 +35,18 @@ def by_class(samples: Samples) -> dict[int, Moments]:
     labels = sorted({label for _, label in samples})
     return {
         label: Moments.of(
-            torch.tensor([x for x, y in samples if y == label]), *_all(label, samples)
+            torch.tensor([x for x, y in samples if y == label]), *_labels(label, samples)
         )
         for label in labels
     }
 
 
-def _all(label: int, samples: Samples) -> tuple[Tensor, int]:
+def _labels(label: int, samples: Samples) -> tuple[Tensor, int]:
     return torch.tensor([y for _, y in samples if y == label]), 2
 
 
 def released(samples: Samples, privacy: Privacy) -> Tensor:
-    """All that is released before the noise, in units of the noise."""
+    """Return the whole release without noise, in units of the noise."""
     counts, sums, second = private_moments.query(by_class(samples), privacy)
     on_sums, on_second, on_counts = private_moments.noise_scales(privacy, len(counts))
     rows, columns = torch.triu_indices(2, 2)
@@ -60,7 +60,7 @@ def released(samples: Samples, privacy: Privacy) -> Tensor:
 
 
 def distance(one: Samples, other: Samples, privacy: Privacy) -> float:
-    """How far apart two data sets are, in units of the sensitivity."""
+    """Return the distance of two data sets' releases, in units of the sensitivity."""
     return float((released(one, privacy) - released(other, privacy)).norm()) * Z
 
 
@@ -71,18 +71,17 @@ def test_a_replaced_sample_moves_a_release_by_at_most_one(privacy: Privacy) -> N
         for place, x in product(range(len(BASE)), EXTREMES)
     ]
     assert max(moves) <= 1
-    assert (
-        max(moves) > 0.7
-    )  # opposite vectors have the same outer product, so both bounds never meet
+    # Less than 1: opposite vectors have the same outer product, so both bounds are never reached.
+    assert max(moves) > 0.7
 
 
-def test_a_sample_that_comes_or_goes_moves_a_release_with_secret_counts_by_at_most_one() -> None:
+def test_an_added_sample_moves_a_release_with_secret_counts_by_at_most_one() -> None:
     moves = [distance(BASE, [*BASE, (x, label)], SECRET) for x in EXTREMES for label in (0, 1)]
     assert max(moves) <= 1
     assert max(moves) > 0.99
 
 
-def test_any_other_data_move_a_release_of_a_client_by_at_most_one() -> None:
+def test_any_other_data_moves_a_release_that_protects_clients_by_at_most_one() -> None:
     spread = [(x, label) for x in EXTREMES for label in (0, 1)]
     data: list[Samples] = [
         BASE,
@@ -96,7 +95,7 @@ def test_any_other_data_move_a_release_of_a_client_by_at_most_one() -> None:
 
 
 @pytest.mark.parametrize("privacy", [PUBLIC, SECRET, CLIENT])
-def test_noise_has_the_scales_that_were_derived(privacy: Privacy) -> None:
+def test_noise_has_the_derived_standard_deviations(privacy: Privacy) -> None:
     own = by_class(BASE)
     counts, sums, second = private_moments.query(own, privacy)
     rng = torch.Generator().manual_seed(0)
@@ -104,25 +103,25 @@ def test_noise_has_the_scales_that_were_derived(privacy: Privacy) -> None:
     def normal(shape: torch.Size) -> Tensor:
         return torch.randn(shape, generator=rng, dtype=torch.float64)
 
-    found = [private_moments.release(own, 2, privacy, normal) for _ in range(4000)]
+    releases = [private_moments.release(own, 2, privacy, normal) for _ in range(4000)]
     on_sums, on_second, on_counts = private_moments.noise_scales(privacy, 2)
-    noise = torch.stack([one.sums for one in found]) / STEPS - sums
+    noise = torch.stack([m.sums for m in releases]) / STEPS - sums
     assert float(noise.std()) == pytest.approx(on_sums, rel=0.03)
     assert abs(float(noise.mean())) < 0.05 * on_sums
-    triangle = torch.stack([one.second for one in found]) / STEPS**2 - second
+    triangle = torch.stack([m.second for m in releases]) / STEPS**2 - second
     assert triangle.std(0).tolist() == pytest.approx(
         [on_second, on_second * math.sqrt(0.5), on_second], rel=0.05
     )
-    told = torch.stack([one.counts for one in found])
+    noisy_counts = torch.stack([m.counts for m in releases])
     if on_counts:
-        assert told.min() == 1
-        assert len(told.unique()) > 3
+        assert noisy_counts.min() == 1
+        assert len(noisy_counts.unique()) > 3
     else:
-        assert told.unique(dim=0).tolist() == [counts.tolist()]
+        assert noisy_counts.unique(dim=0).tolist() == [counts.tolist()]
 
 
 @pytest.mark.parametrize("privacy", [PUBLIC, SECRET, CLIENT])
-def test_what_noise_explains_is_accepted_and_more_is_not(privacy: Privacy) -> None:
+def test_check_accepts_noisy_moments_and_rejects_larger_ones(privacy: Privacy) -> None:
     rng = torch.Generator().manual_seed(0)
 
     def normal(shape: torch.Size) -> Tensor:
@@ -137,7 +136,7 @@ def test_what_noise_explains_is_accepted_and_more_is_not(privacy: Privacy) -> No
         private_moments.check(replace(sent, second=sent.second * 0 + 200 * STEPS**2), privacy)
 
 
-def test_the_level_of_noise_is_that_of_its_largest_eigenvalue() -> None:
+def test_noise_level_is_about_the_largest_eigenvalue_of_the_noise() -> None:
     width, clients = 60, 4
     terms = private_moments.noise_terms(PUBLIC)
     level = private_moments.noise_level(terms, torch.tensor([2] * clients), width)

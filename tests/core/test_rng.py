@@ -6,13 +6,13 @@ from tests.support.families import FAMILIES
 from tests.support.tiny import quick
 
 
-def test_a_stream_is_fixed_by_its_name() -> None:
+def test_the_same_stream_gives_the_same_numbers() -> None:
     a, b = (torch.rand(5, generator=stream(1, "x", 2, 3)) for _ in range(2))
     assert a.equal(b)
     assert numpy_stream(1, "x", 2, 3).random() == numpy_stream(1, "x", 2, 3).random()
 
 
-def test_all_parts_of_the_name_count() -> None:
+def test_seed_name_client_and_round_each_change_the_stream() -> None:
     seeds = {
         seed_of(seed, name, client, round)
         for seed in range(5)
@@ -23,7 +23,7 @@ def test_all_parts_of_the_name_count() -> None:
     assert len(seeds) == 5 * 2 * 20 * 20
 
 
-def test_isolated_draws_are_reproducible_and_leave_no_trace() -> None:
+def test_isolated_draws_are_reproducible_and_restore_the_global_generator() -> None:
     before = torch.get_rng_state()
     with isolated(0, "model", 1):
         first = nn.Linear(3, 3).weight.detach().clone()
@@ -33,8 +33,8 @@ def test_isolated_draws_are_reproducible_and_leave_no_trace() -> None:
         assert nn.Linear(3, 3).weight.equal(first)
 
 
-def test_preparing_an_experiment_leaves_the_global_generator_alone() -> None:
-    """A participant may prepare one while a server in the same process trains a network."""
+def test_preparing_an_experiment_does_not_change_the_global_generator() -> None:
+    """A participant may prepare an experiment while a server in the same process trains."""
     for method in ("fedgh", "fml", "fedkd", *FAMILIES):
         torch.manual_seed(0)
         prepared = quick(f"method.name={method}", *FAMILIES.get(method, []))

@@ -88,7 +88,7 @@ def test_what_a_rejected_client_says_of_itself_does_not_count() -> None:
 
     fed = federation(Scripted(answer))
     record = fed.round(1)
-    assert (record.accuracy, record.train_loss, record.measured) == (0.5, 1.0, {})
+    assert (record.accuracy, record.train_loss, record.method_metrics) == (0.5, 1.0, {})
     assert record.per_client["accuracy"] == [0.5, 0.5, None, 0.5]
     assert record.seconds["train"] == 0
     assert fed.state()["trained"].tolist() == [1, 1, 0, 1], "as if it had been absent"
@@ -107,14 +107,14 @@ def test_garbage_is_a_strike_every_time_and_never_a_state_to_start_from() -> Non
     records = [fed.round(number) for number in range(1, 6)]
     assert [[r.client for r in record.rejected] for record in records] == [*([2], [2], [2], [], [])]
     assert all(record.failed == [] for record in records)
-    assert [record.set_aside for record in records] == [[], [], [2], [2], [2]]
+    assert [record.excluded for record in records] == [[], [], [2], [2], [2]]
 
 
 def test_a_round_after_which_nobody_would_accept_the_server_changes_nothing() -> None:
     def answer(job: Job) -> Reply:
         return Scripted.usual(job, value=3.0 if job.round in (2, 4, 5, 6) else 1.0)
 
-    fed = federation(Scripted(answer), largest_norm=10.0)
+    fed = federation(Scripted(answer), max_norm=10.0)
     discarded = [fed.round(number).discarded for number in (1, 2, 3)]
     assert discarded == [None, "the server's 'total' would have a row of norm 16", None]
     assert fed.server["total"].item() == 8
@@ -134,7 +134,7 @@ def test_three_strikes_and_a_client_is_set_aside() -> None:
     fed = federation(engine, strikes=3)
     records = [fed.round(number) for number in (1, 2, 3, 4, 5)]
     assert [record.participants for record in records] == 3 * [[0, 1, 2, 3]] + 2 * [[0, 1, 3]]
-    assert [record.set_aside for record in records] == [[], [], [2], [2], [2]]
+    assert [record.excluded for record in records] == [[], [], [2], [2], [2]]
     assert [len(record.rejected) for record in records] == [1, 1, 1, 0, 0]
     # What it said of itself does not count any more, and nobody looks at it.
     assert records[2].per_client["accuracy"] == [0.5, 0.5, None, 0.5]
@@ -173,7 +173,7 @@ def test_answers_that_are_none_count_as_rejected() -> None:
     fed = federation(Scripted(answer), strikes=1)
     record = fed.round(1)
     assert record.rejected == [Problem(client=1, reason="an answer of client 0 in round 1")]
-    assert record.set_aside == [1]
+    assert record.excluded == [1]
 
 
 def test_a_weight_of_nothing_is_rejected() -> None:
@@ -191,7 +191,7 @@ def test_a_weight_of_nothing_is_rejected() -> None:
 def test_the_norm_of_what_is_sent_has_a_bound() -> None:
     fed = federation(
         Scripted(lambda job: Scripted.usual(job, value=(1.0, 2.0, 3.0, 101.0)[job.client_id])),
-        largest_norm=100,
+        max_norm=100,
     )
     record = fed.round(1)
     assert [item.client for item in record.rejected] == [3]
@@ -205,9 +205,9 @@ def test_a_methods_own_numbers_are_averaged_over_those_who_report_them() -> None
         return replace(usual, metrics={**usual.metrics, **own.get(job.client_id, {})})
 
     record = federation(Scripted(answer)).round(1)
-    assert record.measured == {"depth": 2.5, "width": 7.0}
+    assert record.method_metrics == {"depth": 2.5, "width": 7.0}
     assert record.train_loss == 5.0
-    assert federation(Scripted()).round(1).measured == {}
+    assert federation(Scripted()).round(1).method_metrics == {}
 
 
 def test_the_time_of_the_engine_is_not_the_servers() -> None:
@@ -381,7 +381,7 @@ def test_an_old_score_on_all_classes_is_not_that_of_a_new_model() -> None:
     record = fed.round(2)
     assert record.per_client["global_accuracy"] == [0.5, None, None, None]
     assert record.per_client["accuracy"] == [0.5, 0.5, 0.5, None], "there the last score counts"
-    assert record.measured == {}
+    assert record.method_metrics == {}
 
 
 def test_who_is_set_aside_is_not_judged_on_all_classes() -> None:

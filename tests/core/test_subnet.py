@@ -35,47 +35,47 @@ NARROWER = CNN | {
 }
 
 
-def of(part: Payload, shift: int = 0) -> Cut:
+def cut_for(part: Payload, shift: int = 0) -> Cut:
     return cut(sizes_of(OLD), sizes_of(part), shift)
 
 
 def counted(whole: Sizes) -> Payload:
-    """Tensors in which each number is another."""
+    """Return tensors filled with 0, 1, 2, ..."""
     return {name: torch.arange(float(prod(shape))).view(shape) for name, shape in whole.items()}
 
 
 def mean(*parts: tuple[Payload, Cut, float]) -> Tensor:
-    found = CoordinateMean(sizes_of(OLD))
-    for payload, there, weight in parts:
-        found.add(payload, there, weight)
-    return found.value(OLD)["w"]
+    total = CoordinateMean(sizes_of(OLD))
+    for payload, part_cut, weight in parts:
+        total.add(payload, part_cut, weight)
+    return total.value(OLD)["w"]
 
 
-def test_each_number_is_the_mean_of_those_who_sent_it() -> None:
-    both = mean((WIDE, of(WIDE), 1), (NARROW, of(NARROW), 1))
+def test_each_number_is_the_mean_over_the_parts_that_contain_it() -> None:
+    both = mean((WIDE, cut_for(WIDE), 1), (NARROW, cut_for(NARROW), 1))
     assert both.tolist() == [[3, 2], [3, 4]]
-    assert mean((NARROW, of(NARROW), 1)).tolist() == [[5, 20], [30, 40]]
+    assert mean((NARROW, cut_for(NARROW), 1)).tolist() == [[5, 20], [30, 40]]
     assert mean().equal(OLD["w"])
 
 
-def test_parts_count_by_their_weights() -> None:
-    both = mean((WIDE, of(WIDE), 1), (NARROW, of(NARROW), 3))
+def test_parts_are_averaged_by_their_weights() -> None:
+    both = mean((WIDE, cut_for(WIDE), 1), (NARROW, cut_for(NARROW), 3))
     assert both.tolist() == [[4, 2], [3, 4]]
-    assert mean((WIDE, of(WIDE), 2), (NARROW, of(NARROW), 0)).equal(WIDE["w"])
-    assert mean((WIDE, of(WIDE), 0)).equal(OLD["w"])
+    assert mean((WIDE, cut_for(WIDE), 2), (NARROW, cut_for(NARROW), 0)).equal(WIDE["w"])
+    assert mean((WIDE, cut_for(WIDE), 0)).equal(OLD["w"])
 
 
-def test_a_shifted_part_counts_where_it_was_taken() -> None:
-    assert mean((NARROW, of(NARROW, shift=1), 1)).tolist() == [[10, 20], [30, 5]]
+def test_a_shifted_part_is_averaged_at_its_position() -> None:
+    assert mean((NARROW, cut_for(NARROW, shift=1), 1)).tolist() == [[10, 20], [30, 5]]
 
 
 def test_numbers_that_were_not_sent_keep_their_bits() -> None:
     old = {"w": torch.rand(5, 7), "b": torch.rand(5), "scale": torch.tensor(0.1)}
     part = {"w": torch.rand(2, 7), "b": torch.rand(2)}
-    there = cut(sizes_of(old), sizes_of(part | {"scale": old["scale"]}), shift=4)
-    found = CoordinateMean(sizes_of(old))
-    found.add(part, there, 0.3)
-    new = found.value(old)
+    part_cut = cut(sizes_of(old), sizes_of(part | {"scale": old["scale"]}), shift=4)
+    total = CoordinateMean(sizes_of(old))
+    total.add(part, part_cut, 0.3)
+    new = total.value(old)
     rows = [4, 0]
     assert new["w"][1:4].equal(old["w"][1:4])
     assert new["scale"].equal(old["scale"])
@@ -85,42 +85,42 @@ def test_numbers_that_were_not_sent_keep_their_bits() -> None:
 
 def test_the_mean_is_taken_in_double_precision() -> None:
     large, small = torch.tensor([[2.0**24]]), torch.tensor([[1.0]])
-    many = [({"w": value}, of(NARROW), 1.0) for value in (large, *[small] * 3, -large)]
+    many = [({"w": value}, cut_for(NARROW), 1.0) for value in (large, *[small] * 3, -large)]
     assert mean(*many)[0, 0] == torch.tensor(3 / 5)
 
 
-def test_a_cut_is_a_window_of_units() -> None:
-    there = cut(CNN, NARROWER)
-    assert [axis.tolist() for axis in there["conv2.weight"][:2]] == [[0, 1, 2], [0, 1]]
-    assert there["conv1.weight"][1].tolist() == [0, 1, 2]  # colours are not cut
-    assert there["header.weight"][0].tolist() == [0, 1]  # nor are classes
+def test_cuts_are_windows_of_units_that_match_between_layers() -> None:
+    part_cut = cut(CNN, NARROWER)
+    assert [axis.tolist() for axis in part_cut["conv2.weight"][:2]] == [[0, 1, 2], [0, 1]]
+    assert part_cut["conv1.weight"][1].tolist() == [0, 1, 2]  # colour channels are not cut
+    assert part_cut["header.weight"][0].tolist() == [0, 1]  # nor are classes
     rolled = cut(CNN, NARROWER, shift=4)
     assert rolled["conv2.bias"][0].tolist() == rolled["conv2.weight"][0].tolist() == [4, 5, 0]
     assert rolled["conv1.bias"][0].tolist() == rolled["conv2.weight"][1].tolist() == [0, 1]
     assert rolled["header.weight"][0].tolist() == [0, 1]
 
 
-def test_the_inputs_from_one_channel_stay_together() -> None:
+def test_the_inputs_of_one_channel_stay_together() -> None:
     assert cut(CNN, NARROWER)["fc.weight"][1].tolist() == list(range(12))
     rolled = cut(CNN, NARROWER, shift=4)["fc.weight"][1]
     assert rolled.tolist() == [*range(16, 24), *range(4)]
 
 
-def test_part_and_whole_are_the_same_numbers() -> None:
+def test_take_and_put_copy_the_selected_numbers() -> None:
     whole = counted(CNN)
-    there = cut(CNN, NARROWER, shift=1)
-    part = take(whole, there)
+    part_cut = cut(CNN, NARROWER, shift=1)
+    part = take(whole, part_cut)
     assert sizes_of(part) == NARROWER
     assert part["conv1.bias"].tolist() == [1, 2]
     assert part["header.weight"].tolist() == [[1, 2, 3, 4, 5], [11, 12, 13, 14, 15]]
-    doubled = put(whole, {name: 2 * tensor for name, tensor in part.items()}, there)
+    doubled = put(whole, {name: 2 * tensor for name, tensor in part.items()}, part_cut)
     assert doubled["conv1.bias"].tolist() == [0, 2, 4, 3]
     assert whole["conv1.bias"].tolist() == [0, 1, 2, 3]
 
 
-def test_gradients_reach_the_whole_network() -> None:
+def test_gradients_of_a_part_reach_the_whole_network() -> None:
     weight = torch.ones(2, 2, requires_grad=True)
-    take({"w": weight}, of(NARROW, shift=1))["w"].sum().backward()
+    take({"w": weight}, cut_for(NARROW, shift=1))["w"].sum().backward()
     assert weight.grad is not None
     assert weight.grad.tolist() == [[0, 0], [0, 1]]
 
@@ -130,28 +130,26 @@ SIZES = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), max_size=4)
 
 @settings(max_examples=50, deadline=None)
 @given(sizes=SIZES, shift=st.integers(0, 20))
-def test_a_cut_put_back_where_it_was_taken_changes_nothing(
-    sizes: list[tuple[int, int]], shift: int
-) -> None:
+def test_putting_a_part_back_changes_nothing(sizes: list[tuple[int, int]], shift: int) -> None:
     whole, part = {"w": tuple(map(max, sizes))}, {"w": tuple(map(min, sizes))}
-    there, numbers = cut(whole, part, shift), counted(whole)
-    taken = take(numbers, there)
+    part_cut, numbers = cut(whole, part, shift), counted(whole)
+    taken = take(numbers, part_cut)
     assert sizes_of(taken) == part
-    assert put(numbers, taken, there)["w"].equal(numbers["w"])
-    found = CoordinateMean(whole)
-    found.add(taken, there, 1)
-    assert found.value(numbers)["w"].equal(numbers["w"])
+    assert put(numbers, taken, part_cut)["w"].equal(numbers["w"])
+    total = CoordinateMean(whole)
+    total.add(taken, part_cut, 1)
+    assert total.value(numbers)["w"].equal(numbers["w"])
 
 
 @given(size=st.integers(1, 12), kept=st.integers(1, 12))
-def test_a_rolling_cut_has_each_unit_equally_often(size: int, kept: int) -> None:
+def test_over_all_shifts_each_unit_is_cut_equally_often(size: int, kept: int) -> None:
     size, kept = max(size, kept), min(size, kept)
     windows = [cut({"b": (size,)}, {"b": (kept,)}, shift)["b"][0] for shift in range(size)]
     assert torch.cat(windows).bincount().tolist() == [kept] * size
 
 
 @pytest.mark.parametrize(
-    ("part", "says"),
+    ("part", "message"),
     [
         ({}, "only the whole network has a tensor 'w'"),
         ({"w": (2, 2), "extra": (1,)}, "only the part has a tensor 'extra'"),
@@ -159,11 +157,13 @@ def test_a_rolling_cut_has_each_unit_equally_often(size: int, kept: int) -> None
         ({"w": (2,)}, r"'w' is \(2,\) in the part"),
     ],
 )
-def test_what_is_no_part_is_named(part: Sizes, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_cut_names_the_tensor_that_does_not_fit(part: Sizes, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         cut(sizes_of(OLD), part)
 
 
-def test_half_a_channel_is_no_part() -> None:
-    with pytest.raises(ConfigError, match=r"'fc.weight' has 13 inputs in the part, but 4 for a"):
+def test_cut_rejects_incomplete_channels() -> None:
+    with pytest.raises(
+        ConfigError, match=r"'fc.weight' has 13 inputs in the part, no multiple of 4 per"
+    ):
         cut(CNN, NARROWER | {"fc.weight": (5, 13)})

@@ -15,7 +15,7 @@ from fedgh.methods import api
 from fedgh.methods.api import Client, Uploads
 from tests.support.scripted import Scripted
 
-SCORES = {"accuracy": 0.5, "evaluation_accuracy": 0.5}
+SCORES = {"accuracy": 0.5, "validation_accuracy": 0.5}
 TASK = Task(num_classes=3, rep_dim=2, num_clients=4, rounds=9, seed=0)
 
 
@@ -101,7 +101,7 @@ def test_classes_that_the_defence_left_out_are_not_remembered(
 
 def test_a_discarded_round_teaches_no_classes() -> None:
     method = Listening()
-    server = server_of(method, Scripted(lambda job: holding(job, 300.0)), largest_norm=1000.0)
+    server = server_of(method, Scripted(lambda job: holding(job, 300.0)), max_norm=1000.0)
     assert server.round(1).discarded is not None
     method.told.clear()
     server.round(2)
@@ -110,7 +110,7 @@ def test_a_discarded_round_teaches_no_classes() -> None:
 
 
 def test_numbers_of_the_server_are_recorded() -> None:
-    assert server_of(Listening(), Scripted(holding)).round(1).measured == {"heard": 4.0}
+    assert server_of(Listening(), Scripted(holding)).round(1).method_metrics == {"heard": 4.0}
 
 
 class Diverging(Listening):

@@ -68,11 +68,11 @@ def test_sizes_that_the_sender_chooses_have_a_bound() -> None:
 
 def test_values_and_norms_have_bounds() -> None:
     means = torch.tensor([[3.0, 0, 4], [0, 0, 0]])
-    wire.check(good() | {"means": means}, SPEC, largest_norm=5)
+    wire.check(good() | {"means": means}, SPEC, max_norm=5)
     with pytest.raises(WireError, match=r"norm 5, above 4\.9"):
-        wire.check(good() | {"means": means}, SPEC, largest_norm=4.9)
+        wire.check(good() | {"means": means}, SPEC, max_norm=4.9)
     with pytest.raises(WireError, match=r"norm 5.196e\+38"):  # the largest floats do not overflow
-        wire.check(good() | {"means": torch.full((2, 3), 3e38)}, SPEC, largest_norm=1e6)
+        wire.check(good() | {"means": torch.full((2, 3), 3e38)}, SPEC, max_norm=1e6)
     within = {"x": wire.Field(torch.float32, (2,), at_least=0, at_most=1)}
     wire.check({"x": torch.tensor([0.0, 1])}, within)
     for bad, reason in ((-0.1, "below 0"), (1.1, "above 1")):

@@ -170,14 +170,14 @@ def test_clients_that_keep_few_samples_have_the_same_test_data(length: int) -> N
     for samples in range(3, length + 2):
         few = assemble(parts, y, 1, samples)
         for client in range(2):
-            train, evaluation, test = whole.indices(client)
+            train, validation, test = whole.indices(client)
             kept, chosen, same = few.indices(client)
             assert same.equal(test)
             assert set(kept.tolist()) <= set(train.tolist())
-            assert set(chosen.tolist()) <= set(evaluation.tolist())
-            if len(train) + len(evaluation) <= samples:
+            assert set(chosen.tolist()) <= set(validation.tolist())
+            if len(train) + len(validation) <= samples:
                 assert kept.equal(train)
-                assert chosen.equal(evaluation)
+                assert chosen.equal(validation)
             else:
                 assert len(set(kept.tolist())) + len(set(chosen.tolist())) == samples
                 assert len(chosen) == max(1, round(samples / 9))
@@ -186,9 +186,9 @@ def test_clients_that_keep_few_samples_have_the_same_test_data(length: int) -> N
 def test_few_samples_follow_the_classes_of_the_client() -> None:
     y = np.repeat(np.arange(3), (600, 300, 100))
     few = assemble([np.random.default_rng(0).permutation(1000)], y, 0, samples=90)
-    train, evaluation, test = (y[part.numpy()] for part in few.indices(0))
-    assert (len(train), len(evaluation), len(test)) == (80, 10, 100)
-    for split, expected in ((train, (48, 24, 8)), (evaluation, (6, 3, 1)), (test, (60, 30, 10))):
+    train, validation, test = (y[part.numpy()] for part in few.indices(0))
+    assert (len(train), len(validation), len(test)) == (80, 10, 100)
+    for split, expected in ((train, (48, 24, 8)), (validation, (6, 3, 1)), (test, (60, 30, 10))):
         assert np.abs(np.bincount(split, minlength=3) - expected).max() <= 1
     again = assemble([np.random.default_rng(0).permutation(1000)], y, 0, samples=90)
     assert again.order.equal(few.order)

@@ -40,7 +40,7 @@ def test_held_out_samples_are_balanced_and_no_clients_own() -> None:
     private = []
     for client in range(5):
         data = blueprint.make(client).data
-        for part in (data.train, data.evaluation, data.test):
+        for part in (data.train, data.validation, data.test):
             private += rows(part.x[part.index])
     assert shown.isdisjoint(private)
     assert len(private) == len(experiment.source) - 100
@@ -216,7 +216,7 @@ def test_clients_see_no_labels_that_their_method_does_not_declare(tmp_path: Path
     """The contract of methods (`Consensus`) compares the bits of engines and of a resumed run."""
     settings = [*HELD_OUT, f"method.name={CHORUS}", "federation.rounds=1"]
     run = loop.run(quick(*settings), tmp_path / "run")
-    assert run.records()[0].measured["labels"] == -100
+    assert run.records()[0].method_metrics["labels"] == -100
 
 
 def test_a_run_says_once_what_public_data_cost(tmp_path: Path) -> None:

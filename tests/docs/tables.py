@@ -1,6 +1,11 @@
 """What the tests change in what the pages show, and what they do not run, with the reason."""
 
-SMALL_FIRST = ["run.engine=serial", "model.zoo=perceptron", "model.rep_dim=16", "local.lr=0.05"]
+SMALL_FIRST = [
+    "run.engine=serial",
+    "model.extractors=perceptron",
+    "model.rep_dim=16",
+    "local.lr=0.05",
+]
 """Settings put before those of a page: what the page says itself counts."""
 
 SMALL_LAST = ["federation.rounds=1", "local.epochs=1"]
@@ -63,7 +68,7 @@ NOT_RUN = {
 
 PHOTOS = {f"photos/{name}/{number}.png" for name in "abcde" for number in range(30)}
 
-GIVEN = {"README.md": PHOTOS, "docs/use.md": {*PHOTOS, "more.png"}}
+GIVEN = {"docs/commands.md": PHOTOS, "docs/use.md": {*PHOTOS, "more.png"}}
 """Images that a page takes for granted."""
 
 BLOCKS_ELSEWHERE = {

@@ -66,7 +66,8 @@ def test_the_oracle_of_the_guide_tells_fednova_from_a_mean(reader: Reader) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"), [("CosineProto", []), ("FedRep", ["model.zoo=mlp"]), ("AdamHeader", [])]
+    ("name", "settings"),
+    [("CosineProto", []), ("FedRep", ["model.extractors=mlp"]), ("AdamHeader", [])],
 )
 def test_the_other_methods_of_the_guide_keep_the_contract(
     reader: Reader, name: str, settings: list[str]
@@ -110,4 +111,4 @@ def test_the_guide_names_all_hooks_and_class_attributes() -> None:
     hooks = {name for name, found in vars(Method).items() if callable(found)}
     attributes = {name for name in Method.__annotations__ if not name.startswith("_")}
     named = {name for name in hooks | attributes if not name.startswith("_")} - set(DERIVED)
-    assert table("What a method is given, and what it owes") == named
+    assert table("Hooks and class attributes") == named

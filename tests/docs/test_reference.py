@@ -93,21 +93,21 @@ def test_every_command_and_option_is_there() -> None:
         assert words in run
 
 
-def test_the_readme_names_every_command_and_every_key() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (synopsis,) = re.findall(r"^## Commands\n\n```text\n(.*?)```", readme, re.DOTALL | re.M)
+def test_the_overview_names_every_command_and_every_key() -> None:
+    overview = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
+    (synopsis,) = re.findall(r"^## Commands\n\n```text\n(.*?)```", overview, re.DOTALL | re.M)
     for name in re.findall(r"^## fedgh (\w+)", commands.page(), re.M):
         assert f"fedgh {name}" in synopsis, name
     for section, model in SECTIONS.items():
-        (row,) = re.findall(rf"^\| `{section}` \|(.*)\|$", readme, re.M)
+        (row,) = re.findall(rf"^\| `{section}` \|(.*)\|$", overview, re.M)
         for key in settings.keys(model):
             assert f"`{key}`" in row, f"{section}.{key}"
 
 
 @pytest.mark.parametrize("section", [name for name in SECTIONS if name != "attack"])
-def test_the_readme_shows_the_defaults(section: str) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (row,) = re.findall(rf"^\| `{section}` \|(.*)\|$", readme, re.M)
+def test_the_overview_shows_the_real_defaults(section: str) -> None:
+    overview = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^\| `{section}` \|(.*)\|$", overview, re.M)
     shown = dict(re.findall(r"`(\w+)` ([^\s,;|(\\]+)", row))
     for key, text in shown.items():
         default = getattr(getattr(Config(), section), key, None)

@@ -117,7 +117,7 @@ def test_every_method_computes_where_its_client_is(name: str, tmp_path: Path) ->
     prepared = quick(
         f"method.name={name}",
         *(["method.shared=tests.support.tiny:noisy"] if name in ("fml", "fedkd") else []),
-        "model.zoo=tests.support.tiny:noisy",
+        "model.extractors=tests.support.tiny:noisy",
         "local.augment=flip,crop,erase",
         "local.momentum=0.9",
         "local.clip=0.1",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedgh import config
 from fedgh.core import wire
 from fedgh.core.batches import to_input
-from fedgh.core.local import judge
+from fedgh.core.local import evaluate
 from fedgh.core.metrics import accuracy, own_metrics
 from fedgh.core.records import Round
 from fedgh.core.types import Client, Job, Payload, Reply
@@ -140,7 +140,7 @@ def test_the_longest_jobs_are_shared_out_first_and_done_in_client_order(tmp_path
     settings = [
         "federation.clients=4",
         "data.classes_per_client=3",
-        "model.zoo=cnn1,tests.support.tiny:mlp",
+        "model.extractors=cnn1,tests.support.tiny:mlp",
     ]
     blueprint = quick(*settings).blueprint()
     costs = [blueprint.cost(Job(client, 1, b"", evaluate=True)) for client in range(4)]
@@ -224,7 +224,8 @@ def test_what_torch_drew_before_does_not_matter(straight: RunFolder, tmp_path: P
 
 @pytest.mark.parametrize("engine", ["serial", "workers"])
 def test_a_client_that_fails_is_recorded_and_stays_as_it_was(engine: str, tmp_path: Path) -> None:
-    zoo = "model.zoo=tests.support.tiny:mlp,tests.support.tiny:failing,tests.support.tiny:infinite"
+    names = ",".join(f"tests.support.tiny:{name}" for name in ("mlp", "failing", "infinite"))
+    zoo = f"model.extractors={names}"
     prepared = quick(zoo, f"run.engine={engine}", "run.workers=2", "federation.clients=6")
     run = loop.run(prepared, tmp_path / "run")
     for record in run.records():
@@ -361,7 +362,7 @@ def fails_late(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
 
 
 def test_a_client_that_fails_half_way_is_as_it_was_before(tmp_path: Path) -> None:
-    prepared = quick("model.zoo=tests.engines.test_engines:fails_late")
+    prepared = quick("model.extractors=tests.engines.test_engines:fails_late")
     host = ClientHost(prepared.blueprint(), ClientFiles(tmp_path, 0))
     down = wire.to_bytes(prepared.initial_server())
     reply = host.run(Job(0, 1, down, evaluate=True))
@@ -370,7 +371,7 @@ def test_a_client_that_fails_half_way_is_as_it_was_before(tmp_path: Path) -> Non
     fresh = prepared.blueprint().make(0)
     kept = host.kept[0]
     assert all(t.equal(fresh.state()[n]) for n, t in kept.state().items())
-    assert reply.metrics["accuracy"] == accuracy(judge(fresh, FedGH().logits, fresh.data.test))
+    assert reply.metrics["accuracy"] == accuracy(evaluate(fresh, FedGH().logits, fresh.data.test))
     host.save(1)
     assert list(tmp_path.iterdir()) == []
 
@@ -391,7 +392,7 @@ def test_a_methods_own_numbers_reach_the_record(engine: str, tmp_path: Path) -> 
     experiment = quick("federation.rounds=1", counting, f"run.engine={engine}", "run.workers=2")
     (record,) = loop.run(experiment, tmp_path / "run").records()
     sizes = [client.train for client in experiment.clients()]
-    assert record.measured == {"samples": sum(sizes) / len(sizes)}
+    assert record.method_metrics == {"samples": sum(sizes) / len(sizes)}
 
 
 def test_clients_are_judged_on_their_own_splits(tmp_path: Path) -> None:
@@ -399,8 +400,8 @@ def test_clients_are_judged_on_their_own_splits(tmp_path: Path) -> None:
     blueprint = prepared.blueprint()
     reply = ClientHost(blueprint, ClientFiles(tmp_path, 0)).run(Job(2, 1, None, evaluate=True))
     client = blueprint.make(2)
-    _, evaluation, test = prepared.partition.indices(2)
-    for metric, index in (("accuracy", test), ("evaluation_accuracy", evaluation)):
+    _, validation, test = prepared.partition.indices(2)
+    for metric, index in (("accuracy", test), ("validation_accuracy", validation)):
         with torch.inference_mode():
             client.model.eval()
             right = (
@@ -420,7 +421,7 @@ class Modest(FedGH):
 
 
 def test_who_has_trained_is_judged_on_all_classes(tmp_path: Path) -> None:
-    prepared = quick("model.zoo=tests.support.tiny:mlp")
+    prepared = quick("model.extractors=tests.support.tiny:mlp")
     blueprint, down = prepared.blueprint(), wire.to_bytes(prepared.initial_server())
     host = ClientHost(blueprint, ClientFiles(tmp_path, 0))
     trained = host.run(Job(2, 1, down, evaluate=False, evaluate_globally=True))
@@ -490,7 +491,7 @@ def test_clients_with_few_samples_are_judged_on_all_of_their_test_data(tmp_path:
     settings = ["data.samples=27", "data.partition=iid"]
     prepared = quick(*settings)
     run = loop.run(prepared, tmp_path / "run")
-    assert [(c.train, c.evaluation) for c in run.clients()] == [(24, 3)] * 5
+    assert [(c.train, c.validation) for c in run.clients()] == [(24, 3)] * 5
     for few, many in zip(run.clients(), quick(settings[1]).clients(), strict=True):
         assert few.test == many.test
         assert sum(few.classes.values()) == 27 + few.test
@@ -501,17 +502,19 @@ def test_clients_with_few_samples_are_judged_on_all_of_their_test_data(tmp_path:
 
 
 def test_the_samples_of_all_classes_count_when_jobs_are_shared_out() -> None:
-    blueprint = quick("model.zoo=tests.support.tiny:mlp").blueprint()
+    blueprint = quick("model.extractors=tests.support.tiny:mlp").blueprint()
     assert blueprint.global_sample is not None
     own = blueprint.cost(Job(0, 1, b"", evaluate=True))
     both = blueprint.cost(Job(0, 1, b"", evaluate=True, evaluate_globally=True))
     assert both - own == blueprint.global_sample.size * blueprint.flops(0) > 0
-    without = quick("model.zoo=tests.support.tiny:mlp", "run.global_accuracy=never").blueprint()
+    without = quick(
+        "model.extractors=tests.support.tiny:mlp", "run.global_accuracy=never"
+    ).blueprint()
     assert without.cost(Job(0, 1, b"", evaluate=True, evaluate_globally=True)) == own
 
 
 def test_every_client_starts_from_weights_of_its_own() -> None:
-    blueprint = quick("model.zoo=tests.support.tiny:mlp").blueprint()
+    blueprint = quick("model.extractors=tests.support.tiny:mlp").blueprint()
     weights = [blueprint.make(k).model.header.weight for k in range(5)]
     for k in range(5):
         assert blueprint.make(k).model.header.weight.equal(weights[k])
@@ -530,7 +533,7 @@ def test_extractors_that_look_alike_are_told_apart() -> None:
 
     settings = config.load("demo", ["model.rep_dim=16"])
     made = prepare(settings, extractors=[partial(mlp), partial(mlp)])
-    assert made.config.model.zoo == ["functools:partial", "functools:partial#2"]
+    assert made.config.model.extractors == ["functools:partial", "functools:partial#2"]
     with pytest.raises(ConfigError, match="at least one"):
         prepare(settings, extractors=[])
 

@@ -24,7 +24,7 @@ from fedgh.flower.grid import LocalGrid, Node
 from tests.flower.real import federation, two
 
 MIB = 2**20
-JOB = Job(client_id=0, round=1, down=b"", evaluate=True, most_up=2 * MIB)
+JOB = Job(client_id=0, round=1, down=b"", evaluate=True, max_upload=2 * MIB)
 UP = bytes(range(256)) * 4 * 1024  # 1 MiB
 
 
@@ -105,7 +105,7 @@ def test_an_honest_upload_of_several_chunks_arrives_as_it_was(up: bytes, chunks:
     assert isinstance(array, Array)
     assert len(array.children) == chunks
     grid = house(content)
-    (reply,) = asked(grid, Job(0, 1, b"", evaluate=True, most_up=len(up)))
+    (reply,) = asked(grid, Job(0, 1, b"", evaluate=True, max_upload=len(up)))
     assert (reply.up, reply.invalid, reply.error) == (up, None, None)
     assert len(grid._objects) == 0, "the SuperLink is told that it has arrived"
 
@@ -209,7 +209,7 @@ def test_a_reply_beyond_the_limit_is_never_assembled(
 
     monkeypatch.setattr(_flwr, "inflate_object_from_contents", watched)
     grid = house(make(), honest(b"fine", client=1))
-    bad, good = asked(grid, JOB, Job(1, 1, b"", evaluate=True, most_up=9))
+    bad, good = asked(grid, JOB, Job(1, 1, b"", evaluate=True, max_upload=9))
     assert (bad.client_id, bad.up, bad.error) == (0, None, None)
     assert re.search(reason, bad.invalid or "")
     assert (good.client_id, good.up) == (1, b"fine")

@@ -53,7 +53,7 @@ def test_the_grid_gives_the_same_bits_as_serial(method: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("method", ["fedavg", "standalone", *FAMILIES])
 def test_the_grid_gives_the_same_bits_for_other_families(method: str, tmp_path: Path) -> None:
-    needed = FAMILIES.get(method, ["model.zoo=tests.support.tiny:mlp"])
+    needed = FAMILIES.get(method, ["model.extractors=tests.support.tiny:mlp"])
     experiment = quick(f"method.name={method}", *needed)
     straight = loop.run(experiment, tmp_path / "serial")
     house = House(tmp_path / "house", experiment)

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from fedgh.core.records import Round
 from fedgh.core.types import Reply
-from fedgh.errors import LONGEST_TEXT
+from fedgh.errors import MAX_TEXT
 from fedgh.flower.deployment import Deployment, deployed, follow
 from fedgh.flower.folder import FederationFolder
 from fedgh.flower.keys import read_public_key
@@ -89,7 +89,7 @@ def assert_explained(attack: str, refused: Reply) -> None:
     assert reason is not None, attack
     assert re.search({**REJECTED, **FAILED}[attack], reason), attack
     assert reason.isprintable()
-    assert len(reason) <= LONGEST_TEXT
+    assert len(reason) <= MAX_TEXT
 
 
 def test_hostile_participants_cost_the_honest_one_nothing_but_time(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_hostile_participants_cost_the_honest_one_nothing_but_time(tmp_path: Pat
         for round, attack in enumerate(attacks, start=1):
             assert_explained(attack, refused[client, round])
         assert asked(folder, client) == list(range(1, len(attacks) + 1))
-    assert [record.set_aside for record in records] == [[]] * (STRIKES - 1) + [[1], [1]]
+    assert [record.excluded for record in records] == [[]] * (STRIKES - 1) + [[1], [1]]
     for record in records:
         assert record.accuracies[1:] == [None, None]
         assert record.seconds["train"] < 2 * deadline

@@ -44,7 +44,7 @@ HOSTILE: dict[str, tuple[Callable[[Head], Head], str]] = {
         "metrics.train_loss: Input should be less",
     ),
     "wonderful scores": (
-        lambda head: {**head, "metrics": {"accuracy": 7.0, "evaluation_accuracy": 1.0}},
+        lambda head: {**head, "metrics": {"accuracy": 7.0, "validation_accuracy": 1.0}},
         "an impossible accuracy",
     ),
     "many scores": (
@@ -239,7 +239,7 @@ def test_trouble_of_the_superlink_is_not_its_clients_fault(
     monkeypatch.setattr(Unreliable, "_reply", troubled)
     experiment = quick("federation.rounds=1", "run.strikes=1", "run.deadline=3")
     (record,) = House(tmp_path / "house", experiment).run().records()
-    assert (record.rejected, record.set_aside) == ([], [])
+    assert (record.rejected, record.excluded) == ([], [])
     reason = "no answer within 3 s; the SuperLink answered 500"
     assert record.failed == ([] if times == 1 else [Problem(client=1, reason=reason)])
 

@@ -18,13 +18,13 @@ from fedgh.core.moments import Moments
 from fedgh.core.types import Payload, Task, part
 from fedgh.errors import ConfigError, RunError
 from fedgh.flower import (
+    ClientSpec,
     NodeConfig,
-    Participant,
     client_app,
     messages,
     participant,
 )
-from fedgh.trained.forget import Forgotten, forget
+from fedgh.trained.forget import ForgetResult, forget
 from fedgh.training import loop
 from tests.flower.local import House
 from tests.support.tiny import quick
@@ -51,13 +51,13 @@ class Secretive(nn.Module):
 Points = tuple[torch.Tensor, torch.Tensor]
 
 
-def bring(task: Task, node: NodeConfig) -> Participant:
+def bring(task: Task, node: NodeConfig) -> ClientSpec:
     """Three clouds of points."""
     rng = torch.Generator().manual_seed(int(node["client"]))
     y = torch.arange(90) % task.num_classes
     centres = torch.eye(task.num_classes, 5) * 4
     x = centres[y] + torch.randn(90, 5, generator=rng)
-    return Participant(Secretive(task.rep_dim), (x, y))
+    return ClientSpec(Secretive(task.rep_dim), (x, y))
 
 
 @pytest.mark.parametrize("method", ["fedgh", "fedproto", "fd", "lg_fedavg", "standalone"])
@@ -79,7 +79,7 @@ def test_a_server_forgets_a_participant_of_fedgh_plus(tmp_path: Path) -> None:
     run = House(tmp_path / "house", experiment, [client_app(bring)]).run()
     assert (run.records()[-1].accuracy or 0) > 0.9
     before = part(run.committed()[1], "server.")
-    assert forget(run.path, 1) == Forgotten(1, 0, elsewhere=True)
+    assert forget(run.path, 1) == ForgetResult(1, 0, elsewhere=True)
     after = part(run.committed()[1], "server.")
     left = [Moments.read(part(before, f"client.{k}."), 3) for k in (0, 2)]
     assert after["sum.second"].equal((left[0] + left[1]).second)
@@ -120,7 +120,7 @@ def test_nothing_of_a_network_or_of_data_leaves_the_participant(tmp_path: Path) 
 def test_first_weights_are_drawn_from_a_secret_and_stay_the_same(tmp_path: Path) -> None:
     """The network's own, and those of the projection to the width that all agree on."""
 
-    def wide(task: Task, node: NodeConfig) -> Participant:
+    def wide(task: Task, node: NodeConfig) -> ClientSpec:
         return replace(bring(task, node), network=Secretive(task.rep_dim + 1))
 
     def weights(home: str) -> Payload:
@@ -139,7 +139,7 @@ def test_first_weights_are_drawn_from_a_secret_and_stay_the_same(tmp_path: Path)
 def test_an_error_in_a_participants_code_tells_nothing_of_its_data(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def careless(task: Task, node: NodeConfig) -> Participant:
+    def careless(task: Task, node: NodeConfig) -> ClientSpec:
         if node["client"] == 1:
             raise FileNotFoundError("/data/patient-17.png")
         return bring(task, node)
@@ -153,20 +153,20 @@ def test_an_error_in_a_participants_code_tells_nothing_of_its_data(
 @pytest.mark.parametrize(
     ("brought", "problem"),
     [
-        (lambda x, y: Participant(nn.Flatten(0), (x, y)), r"instead of a vector per sample"),
-        (lambda x, y: Participant(Secretive(8), (x[:, :3], y)), r"fails on inputs of shape \(3,\)"),
-        (lambda x, y: Participant(Secretive(8), (x, y + 1)), r"labels from 1 to 3"),
-        (lambda x, y: Participant(Secretive(8), (x[:2], y[:2])), r"needs at least 3"),
-        (lambda x, y: Participant(Secretive(8), (x, y[:5])), r"90 inputs and 5 labels"),
+        (lambda x, y: ClientSpec(nn.Flatten(0), (x, y)), r"instead of a vector per sample"),
+        (lambda x, y: ClientSpec(Secretive(8), (x[:, :3], y)), r"fails on inputs of shape \(3,\)"),
+        (lambda x, y: ClientSpec(Secretive(8), (x, y + 1)), r"labels from 1 to 3"),
+        (lambda x, y: ClientSpec(Secretive(8), (x[:2], y[:2])), r"needs at least 3"),
+        (lambda x, y: ClientSpec(Secretive(8), (x, y[:5])), r"90 inputs and 5 labels"),
     ],
 )
 def test_what_a_participant_brings_is_checked(
-    brought: Callable[..., Participant],
+    brought: Callable[..., ClientSpec],
     problem: str,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def make(task: Task, node: NodeConfig) -> Participant:
+    def make(task: Task, node: NodeConfig) -> ClientSpec:
         x, y = cast(Points, bring(task, node).data)
         return brought(x, y)
 
@@ -212,7 +212,7 @@ def test_a_participant_does_what_it_agreed_to_and_no_more(
         settings = {name: dict(section) for name, section in request.settings.items()}
         settings["method"] = overrides.get("method", settings["method"])
         settings["data"].update({"shape": overrides["shape"]} if "shape" in overrides else {})
-        settings["model"]["zoo"] = ["side_effect:X"]  # is never looked at: it brings its own
+        settings["model"]["extractors"] = ["side_effect:X"]  # is never looked at: it brings its own
         return asked(replace(request, settings=settings), down)
 
     monkeypatch.setattr(messages, "request", other_settings)
@@ -238,7 +238,7 @@ def test_other_data_than_before_are_refused(
     """What was kept for testing would be trained on."""
     more = 0
 
-    def growing(task: Task, node: NodeConfig) -> Participant:
+    def growing(task: Task, node: NodeConfig) -> ClientSpec:
         nonlocal more
         brought = bring(task, node)
         if node["client"] != 1:

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedgh.core.types import Task
 from fedgh.errors import ConfigError, RunError
-from fedgh.flower import NodeConfig, Participant, client_app
+from fedgh.flower import ClientSpec, NodeConfig, client_app
 from fedgh.training import loop
 from tests.flower.local import NETWORKS, House
 from tests.support.public import CHORUS, DISTANT
@@ -22,12 +22,12 @@ TWO = ["federation.clients=2", "federation.rounds=2", "data.partition=iid"]
 PRIVATE = [*TWO, "data.name=private", "data.classes=a,b,c", "model.rep_dim=8"]
 
 
-def bring(task: Task, node: NodeConfig) -> Participant:
+def bring(task: Task, node: NodeConfig) -> ClientSpec:
     """Points near three corners."""
     rng = torch.Generator().manual_seed(int(node["client"]))
     y = torch.arange(60) % task.num_classes
     x = 4 * torch.eye(task.num_classes, 5)[y] + torch.randn(60, 5, generator=rng)
-    return Participant(nn.Linear(5, task.rep_dim), (x, y))
+    return ClientSpec(nn.Linear(5, task.rep_dim), (x, y))
 
 
 def points(path: Path, width: int = 5, seed: int = 9) -> Path:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedgh import Federation, Participant, Task, config
+from fedgh import ClientSpec, Federation, Task, config
 from fedgh.flower import NodeConfig, client_app
 from fedgh.training import experiment
 from tests.flower.local import House
@@ -13,7 +13,7 @@ from tests.support.participants import CLASSES, net, three
 from tests.support.tiny import numbers, states
 
 
-def participants() -> list[Participant]:
+def participants() -> list[ClientSpec]:
     """With the widths agreed: a projection's first weights are a participant's secret."""
     north, south, west = three()
     return [north, replace(south, network=net(6)), west]
@@ -24,7 +24,7 @@ def test_a_federation_on_a_laptop_and_on_flower(method: str, tmp_path: Path) -> 
     here = Federation(participants(), method, classes=CLASSES, rep_dim=8, lr=0.1)
     trained = here.run(3, out=tmp_path / "here", progress=False)
 
-    def make_client(_: Task, node: NodeConfig) -> Participant:
+    def make_client(_: Task, node: NodeConfig) -> ClientSpec:
         return participants()[int(node["client"])]
 
     settings = ["data.name=private", f"data.classes={','.join(CLASSES)}", "federation.clients=3"]

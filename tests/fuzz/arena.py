@@ -22,7 +22,7 @@ from tests.support.tiny import mlp
 
 CLIENTS = 4
 HOSTILE = 1
-NORM = 1000.0  # the default of run.largest_norm
+NORM = 1000.0  # the default of run.max_norm
 METRICS = own_metrics()
 TASK = Task(num_classes=4, rep_dim=3, num_clients=CLIENTS, rounds=9, seed=0, input_shape=(2,))
 
@@ -81,7 +81,7 @@ def play(
         Answers(uploads, examples or {}),
         start(name),
         defence=defence,
-        largest_norm=NORM,
+        max_norm=NORM,
         strikes=3,
         surroundings=SURROUNDINGS,
     )

@@ -10,7 +10,7 @@ import torch
 from fedgh.core import wire
 from fedgh.core.types import Payload
 
-LONGEST_REASON = 500
+MAX_REASON = 500
 
 LETTERS = {
     "F32": (torch.float32, "f"),
@@ -49,7 +49,7 @@ def same(payload: Payload, message: bytes) -> bool:
     return read == parse(message)
 
 
-def valid(payload: Payload, spec: wire.Spec, largest_norm: float) -> bool:
+def valid(payload: Payload, spec: wire.Spec, max_norm: float) -> bool:
     """Whether a payload keeps every promise."""
     if set(payload) != set(spec):
         return False
@@ -70,7 +70,7 @@ def valid(payload: Payload, spec: wire.Spec, largest_norm: float) -> bool:
             return False
         if field.at_most is not None and any(value > field.at_most for value in values):
             return False
-        if field.dtype.is_floating_point and _largest_norm(tensor) > largest_norm:
+        if field.dtype.is_floating_point and _largest_norm(tensor) > max_norm:
             return False
         if field.classes is not None and (
             any(value not in range(field.classes) for value in values)
@@ -88,4 +88,4 @@ def _largest_norm(tensor: torch.Tensor) -> float:
 
 def harmless(reason: str) -> bool:
     """One short line that any terminal can show."""
-    return 0 < len(reason) <= LONGEST_REASON and reason.isprintable()
+    return 0 < len(reason) <= MAX_REASON and reason.isprintable()

@@ -33,9 +33,9 @@ from tests.fuzz import oracle
 from tests.fuzz.budget import fuzz
 from tests.fuzz.payloads import NAMES, tampered
 
-JOB = Job(client_id=2, round=7, down=b"", evaluate=True, most_up=2**20)
-LONGEST_TIME = 5.0  # seconds
-MOST_MEMORY = 2**27  # bytes, at any moment
+JOB = Job(client_id=2, round=7, down=b"", evaluate=True, max_upload=2**20)
+MAX_TIME = 5.0  # seconds
+MAX_MEMORY = 2**27  # bytes, at any moment
 
 
 @dataclass(frozen=True)
@@ -234,12 +234,12 @@ def test_objects_are_a_reply_or_a_refusal(server: Flower, contents: Store) -> No
     tracemalloc.reset_peak()
     began = time.monotonic()
     reply = received(server, contents)
-    assert time.monotonic() - began < LONGEST_TIME
-    assert tracemalloc.get_traced_memory()[1] - before < MOST_MEMORY
+    assert time.monotonic() - began < MAX_TIME
+    assert tracemalloc.get_traced_memory()[1] - before < MAX_MEMORY
     if reply is None:
         assert b"" in contents.values(), "else there is nothing to wait for"
         return
     assert (reply.client_id, reply.round) == (JOB.client_id, JOB.round)
     assert all(oracle.harmless(text) for text in (reply.error, reply.invalid) if text is not None)
     assert any(part is not None for part in (reply.up, reply.error, reply.invalid))
-    assert len(reply.up or b"") <= Limit(record=0, array=JOB.most_up).chunks
+    assert len(reply.up or b"") <= Limit(record=0, array=JOB.max_upload).chunks

@@ -144,7 +144,7 @@ def test_a_table_from_elsewhere_imports_nothing(table: dict[str, Any]) -> None:
         assert found.data.dir is found.data.path is None
         assert found.public.dir is found.public.path is None
         assert found.method_name in METHODS
-        assert all(map(is_packaged, found.model.zoo))
+        assert all(map(is_packaged, found.model.extractors))
 
 
 @example(content=b"[data]\nname = " + b"[" * 3_000)
@@ -189,7 +189,7 @@ SETTINGS = st.fixed_dictionaries(
         "public.name": st.sampled_from(["none", "held-out", "digits", "npz", "own"]),
         "public.samples": HUGE,
         "model.rep_dim": st.sampled_from([1, 4, 2**62, 2**63, 2**64, 10**30]),
-        "model.zoo": st.sampled_from(
+        "model.extractors": st.sampled_from(
             ["mlp", "cnn5", "tests.support.tiny:wrong_width", "os:getcwd", "x"]
         ),
         "method.name": st.sampled_from(["fedgh", "fedavg", "fml", "fedkd", "fd", CHORUS]),
@@ -212,7 +212,7 @@ def table_of_numbers(place: Path) -> Path:
 def test_an_experiment_is_prepared_or_refused(
     table_of_numbers: Path, chosen: dict[str, object]
 ) -> None:
-    usual = ["model.zoo=mlp", "model.rep_dim=4", "federation.clients=2", "data.name=npz"]
+    usual = ["model.extractors=mlp", "model.rep_dim=4", "federation.clients=2", "data.name=npz"]
     words = [*usual, f"data.path={table_of_numbers}", *(f"{k}={v}" for k, v in chosen.items())]
     if chosen.get("method.name") in ("fml", "fedkd"):
         words.append("method.shared=mlp")

@@ -51,7 +51,7 @@ def blueprint(name: str) -> Blueprint:
     dealt = partition.assemble(parts, y.numpy(), seed=0)
     points = Source("points", x, y, tuple(map(str, range(TASK.num_classes))))
     method, local = method_of(name), LocalTraining()
-    return Blueprint(TASK, method, local, (mlp,), (points,), dealt, largest_norm=NORM)
+    return Blueprint(TASK, method, local, (mlp,), (points,), dealt, max_norm=NORM)
 
 
 def train(name: str, state: Payload | None, round: int, down: bytes) -> tuple[Payload | None, str]:
@@ -96,7 +96,7 @@ def test_a_hostile_download_is_refused_or_valid(name: str, data: st.DataObject) 
     assert all(tensor.equal(before[key]) for key, tensor in after_one_round(name).items())
     if state is None:
         assert error.isprintable()
-        assert len(error) < 2 * oracle.LONGEST_REASON
+        assert len(error) < 2 * oracle.MAX_REASON
     else:
         payload = wire.from_bytes(message)
         assert oracle.same(payload, message)

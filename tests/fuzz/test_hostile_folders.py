@@ -14,7 +14,7 @@ from fedgh.errors import FedghError
 from fedgh.report.live import LivePage
 from fedgh.runs.folder import RunFolder
 from fedgh.runs.read import name_runs
-from fedgh.trained.clients import Trained
+from fedgh.trained.clients import TrainedFederation
 from fedgh.training import loop
 from fedgh.training.experiment import prepare
 from tests.fuzz.budget import fuzz
@@ -44,7 +44,7 @@ SETTINGS = [
     *(
         ("method", "name"),
         ("method", "shared"),
-        ("model", "zoo"),
+        ("model", "extractors"),
         ("data", "dir"),
         ("data", "path"),
     ),
@@ -105,8 +105,8 @@ def test_a_hostile_folder_is_read_or_refused(
         LivePage(folder).content()
         for ask in (
             lambda: name_runs([folder])[0].result,
-            lambda: Trained.load(folder).clients[0].loaded,
-            lambda: Trained.load(folder, data=True).clients[1].loaded,
+            lambda: TrainedFederation.load(folder).clients[0].loaded,
+            lambda: TrainedFederation.load(folder, data=True).clients[1].loaded,
             RunFolder(folder).rewind,
         ):
             found = attempt(FedghError, ask)

@@ -100,7 +100,7 @@ EDGES = st.sampled_from(
         *(b"9007199254740992", b"9007199254740993", b"9223372036854775808", b"true", b"1" * 5_000),
     ]
 )
-KEYS = NAMES | st.sampled_from(["accuracy", "evaluation_accuracy", "train_loss", "data", "run"])
+KEYS = NAMES | st.sampled_from(["accuracy", "validation_accuracy", "train_loss", "data", "run"])
 
 
 def _json(value: object) -> bytes:
@@ -224,7 +224,7 @@ def test_a_participant_follows_no_name_of_a_server(
     monkeypatch.setattr(client, "log", lambda _: None)
     monkeypatch.setenv("FEDGH_DATA", str(home / "nothing"))
     monkeypatch.setattr("pooch.os_cache", lambda _: home / "nothing")
-    settings = config.load("demo", ["model.zoo=mlp", "federation.clients=3"]).to_table()
+    settings = config.load("demo", ["model.extractors=mlp", "federation.clients=3"]).to_table()
     for (section, key), value in changes:
         settings[section][key] = value
     content = RecordDict(

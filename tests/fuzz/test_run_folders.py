@@ -24,7 +24,7 @@ from fedgh.report.means_chart import SPEC, Projection, project
 from fedgh.runs.folder import RunFolder
 from fedgh.runs.read import NamedRun
 from fedgh.trained import confusion
-from fedgh.trained.clients import Trained
+from fedgh.trained.clients import TrainedFederation
 from fedgh.training import loop
 from fedgh.training.experiment import prepare
 from fedgh.trust import OWN
@@ -64,7 +64,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(0)
     np.savez(home / "data.npz", x=rng.normal(size=(90, 4)), y=np.arange(90) % 3)
     data = ["data.name=npz", f"data.path={home / 'data.npz'}", "federation.clients=3"]
-    experiment = prepare(config.load("demo", [*QUICK, *data, "model.zoo=tests.support.tiny:mlp"]))
+    experiment = prepare(
+        config.load("demo", [*QUICK, *data, "model.extractors=tests.support.tiny:mlp"])
+    )
     finished = loop.run(experiment, home / "finished")
     confusion.measure(finished, trust=OWN)
     Session("demo-1", 1, 7, finished.run_id).write(finished.path)
@@ -204,7 +206,7 @@ def test_the_models_of_a_damaged_folder_are_used_or_refused(
         return
 
     def use() -> list[str]:
-        trained = Trained.load(place / "crashed", trust=True)
+        trained = TrainedFederation.load(place / "crashed", trust=True)
         assert len(trained.history) >= ROUNDS - 1
         return trained.clients[0].predict(np.zeros((2, 4)))
 

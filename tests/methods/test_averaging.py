@@ -89,7 +89,9 @@ def test_fedavg_refuses_different_architectures_and_says_whose(tmp_path: Path) -
 
 def test_after_a_fedavg_round_everybody_had_the_same_start(tmp_path: Path) -> None:
     """With a learning rate of nothing, the average is the global model itself."""
-    prepared = quick("method.name=fedavg", "model.zoo=tests.support.tiny:mlp", "local.lr=1e-12")
+    prepared = quick(
+        "method.name=fedavg", "model.extractors=tests.support.tiny:mlp", "local.lr=1e-12"
+    )
     run = loop.run(prepared, tmp_path / "run")
     from safetensors.torch import load_file
 

@@ -221,7 +221,7 @@ def test_an_impossible_declaration_is_refused_before_anything_runs(name: str, re
 def test_with_privacy_no_number_of_a_method_leaves_the_client(tmp_path: Path) -> None:
     run = loop.run(quick(f"method.name={HERE}:Sly", *PRIVATE), tmp_path / "run")
     for record in run.records():
-        assert record.measured == {}
+        assert record.method_metrics == {}
         assert "secret" not in record.seconds
 
 
@@ -269,7 +269,7 @@ class LooksFirst(FedGH):
 
 def test_a_network_starts_a_round_in_one_mode_wherever_it_comes_from(tmp_path: Path) -> None:
     """In memory, from a file after each job, evaluated or not: the same bits."""
-    zoo = ["model.zoo=tests.support.tiny:noisy", f"method.name={HERE}:LooksFirst"]
+    zoo = ["model.extractors=tests.support.tiny:noisy", f"method.name={HERE}:LooksFirst"]
     kept = loop.run(quick(*zoo), tmp_path / "kept")
     for name, setting in (("read", "run.memory=0.000001"), ("rare", "run.eval_every=3")):
         other = loop.run(quick(*zoo, setting), tmp_path / name)

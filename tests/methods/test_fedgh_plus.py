@@ -15,7 +15,7 @@ from fedgh.errors import ConfigError, MethodError, RunError, WireError
 from fedgh.methods.fedgh_plus import FedGHPlus
 from fedgh.models.features import feature_map
 from fedgh.runs.folder import RunFolder
-from fedgh.trained.clients import Trained
+from fedgh.trained.clients import TrainedFederation
 from fedgh.trained.forget import forget
 from fedgh.training import loop
 from fedgh.training.callbacks import Callback
@@ -174,7 +174,7 @@ def test_a_forgotten_client_is_not_asked_again(tmp_path: Path) -> None:
     run = _never_with(2, federation(), tmp_path / "run")
     for record in run.records():
         assert record.participants == [0, 1, 3, 4]
-        assert record.set_aside == [2]
+        assert record.excluded == [2]
         assert record.accuracies[2] is None
     assert forget(run, 2, trust=True).refreshed == 4  # again: nothing changes
     with pytest.raises(ConfigError, match="client 9: they are 0 to 4"):
@@ -257,7 +257,7 @@ def test_an_interrupted_forget_is_finished_by_the_same_command(
     with pytest.raises(RunError, match=words):
         loop.resume(run.path)
     with pytest.raises(RunError, match=words):
-        _ = Trained.load(run.path, trust=True).left
+        _ = TrainedFederation.load(run.path, trust=True).left
     with pytest.raises(RunError, match=words):
         forget(run, 3, trust=True)
     forget(run, 4, trust=True)

@@ -44,7 +44,7 @@ def test_a_sum_that_nobody_would_accept_does_not_come_to_be() -> None:
     for round in range(2, 5):
         federation = Server(
             TASK, method_of(name), Answers(dict.fromkeys(range(CLIENTS), message), {}), state,
-            largest_norm=NORM,
+            max_norm=NORM,
         )  # fmt: skip
         record = federation.round(round)
         state = federation.state()

@@ -8,7 +8,7 @@ from fedgh.core.ensemble import networks_of
 from fedgh.core.local import eval_mode
 from fedgh.errors import RunError
 from fedgh.methods.standalone import Standalone
-from fedgh.trained.clients import Trained
+from fedgh.trained.clients import TrainedFederation
 from fedgh.training import loop
 from tests.support.tiny import a_client, numbers, quick, states
 
@@ -88,12 +88,17 @@ def test_headers_that_start_anew_are_not_the_same_in_all_networks() -> None:
 
 
 def test_an_ensemble_survives_a_checkpoint_and_is_exported_whole(tmp_path: Path) -> None:
-    settings = ["method.name=standalone", "method.networks=2", "model.zoo=mlp", "model.rep_dim=8"]
+    settings = [
+        "method.name=standalone",
+        "method.networks=2",
+        "model.extractors=mlp",
+        "model.rep_dim=8",
+    ]
     run = loop.run(quick(*settings), tmp_path / "run")
     workers = loop.run(quick(*settings, "run.engine=workers"), tmp_path / "workers")
     assert numbers(workers) == numbers(run)
     assert states(workers) == states(run)
-    client = Trained.load(run.path, data=True).clients[0]
+    client = TrainedFederation.load(run.path, data=True).clients[0]
     assert client.export(tmp_path / "model.pt2", "torch-export").difference < 1e-5
     with pytest.raises(RunError, match="holds one network, and standalone predicts with more"):
         client.export(tmp_path / "model.safetensors", "safetensors")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedgh.errors import ConfigError
 from fedgh.models import extractor
-from fedgh.models.adapt import Brought, adapt
+from fedgh.models.adapt import NetworkExtractor, adapt
 from fedgh.models.pixels import Pixels
 
 SHAPE = (3, 8, 8)
@@ -50,7 +50,7 @@ def batch(n: int = 4, shape: tuple[int, ...] = SHAPE) -> Tensor:
     ],
 )
 def test_the_representation_is_found(network: nn.Module, head: str | None, width: int) -> None:
-    found = Brought(network, SHAPE, classes=5, rep_dim=9)
+    found = NetworkExtractor(network, SHAPE, classes=5, rep_dim=9)
     assert (found.head, found.width) == (head, width)
     assert found(SHAPE, 16)(batch()).shape == (4, 16)
 
@@ -72,12 +72,12 @@ def test_an_extractor_is_taken_as_it_is() -> None:
 
 def test_a_layer_may_be_named() -> None:
     network = Classifier().eval()
-    found = Brought(network, SHAPE, layer="features.0")
+    found = NetworkExtractor(network, SHAPE, layer="features.0")
     assert found.width == 6
     expected = network.features[0](batch()).flatten(2).mean(2)
     assert torch.allclose(found(SHAPE, 6).eval()(batch()), expected)
     with pytest.raises(ConfigError, match=r"has no layer 'features.9'; the last are .*fc"):
-        Brought(network, SHAPE, layer="features.9")(SHAPE, 6)
+        NetworkExtractor(network, SHAPE, layer="features.9")(SHAPE, 6)
 
 
 def test_a_frozen_network_stays_as_it_is() -> None:
@@ -147,15 +147,15 @@ def test_pixels_are_brought_to_what_a_network_expects() -> None:
     expected = (1 - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])
     assert torch.allclose(out[0, :, 5, 5], expected)
     assert Pixels()(torch.ones(2, 1, 8, 8)).shape == (2, 3, 8, 8), "grey becomes colour"
-    found = Brought(Classifier(), (1, 8, 8), transform=Pixels())
+    found = NetworkExtractor(Classifier(), (1, 8, 8), transform=Pixels())
     assert found(SHAPE, 6)(batch(shape=(1, 8, 8))).shape == (4, 6)
 
 
 def test_mistakes_are_told_in_words() -> None:
     with pytest.raises(ConfigError, match=r"Classifier fails on inputs of shape \(4,\)"):
-        _ = Brought(Classifier(), (4,)).width
+        _ = NetworkExtractor(Classifier(), (4,)).width
     with pytest.raises(ConfigError, match="gives a str instead of a tensor"):
-        _ = Brought(Says(), SHAPE).width
+        _ = NetworkExtractor(Says(), SHAPE).width
 
 
 class Says(nn.Module):
@@ -201,7 +201,7 @@ class Auxiliary(nn.Module):
 
 
 def test_a_head_with_two_names_is_taken_off_under_both() -> None:
-    found = Brought(Alias(), SHAPE)
+    found = NetworkExtractor(Alias(), SHAPE)
     assert (found.head, found.width) == ("fc", 20)
     assert "what goes into 'fc'" in found.found
 
@@ -227,8 +227,8 @@ def test_what_cannot_be_guessed_is_asked(
     network: nn.Module, shape: tuple[int, ...], problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
-        _ = Brought(network, shape, classes=5).width
-    assert Brought(nn.LSTM(4, 16, batch_first=True), (7, 4)).width == 16
+        _ = NetworkExtractor(network, shape, classes=5).width
+    assert NetworkExtractor(nn.LSTM(4, 16, batch_first=True), (7, 4)).width == 16
 
 
 def test_the_fingerprint_is_that_of_what_is_computed() -> None:
@@ -236,20 +236,20 @@ def test_the_fingerprint_is_that_of_what_is_computed() -> None:
     one = nn.Sequential(nn.Flatten(), nn.Linear(192, 6), nn.ReLU())
     other = nn.Sequential(nn.Flatten(), one[1], nn.Tanh())
     digests = {
-        Brought(one, SHAPE).digest,
-        Brought(one, SHAPE, frozen=True).digest,
-        Brought(one, SHAPE, layer="1").digest,
-        Brought(one, SHAPE, transform=lambda x: -100 * x).digest,
-        Brought(other, SHAPE).digest,
-        Brought(Classifier(), SHAPE).digest,
-        Brought(Classifier(), SHAPE).digest,
+        NetworkExtractor(one, SHAPE).digest,
+        NetworkExtractor(one, SHAPE, frozen=True).digest,
+        NetworkExtractor(one, SHAPE, layer="1").digest,
+        NetworkExtractor(one, SHAPE, transform=lambda x: -100 * x).digest,
+        NetworkExtractor(other, SHAPE).digest,
+        NetworkExtractor(Classifier(), SHAPE).digest,
+        NetworkExtractor(Classifier(), SHAPE).digest,
     }
     assert len(digests) == 7
-    assert Brought(one, SHAPE).digest == Brought(one, SHAPE).digest
+    assert NetworkExtractor(one, SHAPE).digest == NetworkExtractor(one, SHAPE).digest
 
 
 def test_between_processes_it_is_one_string_of_bytes() -> None:
-    sent = Brought(Classifier(), SHAPE, frozen=True)
+    sent = NetworkExtractor(Classifier(), SHAPE, frozen=True)
     assert sent.width == 6
     state = sent.__getstate__()
     assert [type(value) for value in state.values()] == [bytes]
@@ -268,7 +268,7 @@ def test_networks_of_transformers(tmp_path: Path) -> None:
         num_labels=3,
     )
     for network in (transformers.ViTModel(config), transformers.ViTForImageClassification(config)):
-        found = Brought(network, SHAPE)
+        found = NetworkExtractor(network, SHAPE)
         assert found.width == 16
         assert found(SHAPE, 6)(batch()).shape == (4, 6)
     transformers.ViTModel(config).save_pretrained(tmp_path / "vit")
@@ -282,7 +282,7 @@ def test_networks_of_transformers(tmp_path: Path) -> None:
             intermediate_size=16,
         )
     )
-    found = Brought(words, (7,), transform=Tensor.long)
+    found = NetworkExtractor(words, (7,), transform=Tensor.long)
     assert found(SHAPE, 6)(torch.full((4, 7), 3.0)).shape == (4, 6)
 
 

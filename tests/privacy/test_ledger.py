@@ -1,4 +1,4 @@
-"""A participant's ledger, and what it refuses on its behalf."""
+"""A participant's ledger and bounds: counted releases, rejected requests, invalid settings."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from torch import nn
 from fedgh import config
 from fedgh.core.types import Task
 from fedgh.errors import ConfigError, RunError
-from fedgh.flower import NodeConfig, Participant, client_app, engine, node
+from fedgh.flower import ClientSpec, NodeConfig, client_app, engine, node
 from fedgh.flower.bound import Bound, read_bound
 from fedgh.privacy.accounting import noise_multiplier
 from fedgh.privacy.ledger import Ledger, OverBoundError
@@ -26,12 +26,12 @@ PRIVATE = ["privacy.protects=sample", "privacy.epsilon=4"]
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "POLL", 0.0)
     monkeypatch.setattr(engine, "GATHERING", 0.0)
 
 
-def test_it_counts_up_to_the_bound_and_is_found_again(tmp_path: Path) -> None:
+def test_ledger_counts_releases_across_instances_up_to_the_bound(tmp_path: Path) -> None:
     path, z = tmp_path / "ledger.json", noise_multiplier(4.0, 1e-5, 3)
     for _ in range(3):
         Ledger(path, 4.0, 1e-5).spend(z)
@@ -46,7 +46,7 @@ def test_it_counts_up_to_the_bound_and_is_found_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"spent": -1.0}', '{"spent": NaN}', '{"other": 1}'])
-def test_a_damaged_ledger_lets_nothing_out(tmp_path: Path, content: str) -> None:
+def test_a_damaged_ledger_raises_and_stays_unchanged(tmp_path: Path, content: str) -> None:
     path = tmp_path / "ledger.json"
     path.write_text(content)
     with pytest.raises(RunError, match="nothing is released"):
@@ -54,7 +54,7 @@ def test_a_damaged_ledger_lets_nothing_out(tmp_path: Path, content: str) -> None
     assert path.read_text() == content
 
 
-def test_a_private_federation_gives_the_same_bits_over_messages(tmp_path: Path) -> None:
+def test_flower_gives_the_same_bits_as_serial_with_privacy(tmp_path: Path) -> None:
     prepared = quick(*PRIVATE, "method.name=fedproto", "privacy.counts=secret")
     straight = loop.run(prepared, tmp_path / "serial")
     house = House(tmp_path / "house", prepared)
@@ -64,28 +64,30 @@ def test_a_private_federation_gives_the_same_bits_over_messages(tmp_path: Path) 
 
 
 def failures(house: House, out: str = "run") -> list[list[str]]:
-    """Why clients have failed in each round of a run."""
+    """Return the reasons of failed clients in each round of a run."""
     return [[f.reason for f in record.failed] for record in house.run(out).records()]
 
 
 def bounded(path: Path, prepared: Experiment, own: dict[str, str], client: int = 0) -> House:
-    """A federation in which one client has settings of its own."""
+    """Return a federation in which one client has settings of its own."""
     house = House(path, prepared)
     house.grid.nodes[FIRST_NODE + client].config.update(own)  # type: ignore[attr-defined]
     return house
 
 
-def test_a_bound_outlives_the_run_and_its_name(tmp_path: Path) -> None:
-    """Three rounds cost 4; a bound of 3.5 is reached before the third, also in another run."""
+def test_a_bound_applies_across_runs(tmp_path: Path) -> None:
+    """Three rounds cost ε = 4; a bound of 3.5 is reached before the third, also for a new run."""
     house = bounded(tmp_path, quick(*PRIVATE), {"max-epsilon": "3.5"})
-    over = ["this participant's bound of ε = 3.5 would be passed"]
-    assert failures(house) == [[], [], over]
-    assert failures(house, "another") == [over] * 3
+    exceeded = ["this participant's bound of ε = 3.5 would be passed"]
+    assert failures(house) == [[], [], exceeded]
+    assert failures(house, "another") == [exceeded] * 3
     (ledger,) = (tmp_path / "states").glob("*.json")
     assert json.loads(ledger.read_text())["releases"] == 2
 
 
-def test_another_number_in_another_federation_finds_the_same_budget(tmp_path: Path) -> None:
+def test_one_state_folder_is_one_budget_for_all_federations_and_client_numbers(
+    tmp_path: Path,
+) -> None:
     own = {"max-epsilon": "3.5", "state": str(tmp_path / "states")}
     assert failures(bounded(tmp_path / "a", quick(*PRIVATE), own))[:2] == [[], []]
     other = bounded(tmp_path / "b", quick(*PRIVATE, "federation.rounds=1"), own, client=1)
@@ -93,7 +95,7 @@ def test_another_number_in_another_federation_finds_the_same_budget(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("words", "own", "reason"),
+    ("overrides", "own", "reason"),
     [
         ([], {"max_epsilon": "3"}, "sends nothing without privacy"),
         ([], {"protects": "client"}, "sends nothing without privacy"),
@@ -101,10 +103,10 @@ def test_another_number_in_another_federation_finds_the_same_budget(tmp_path: Pa
         (PRIVATE, {"max-epsilon": "9", "protects": "client"}, "privacy.protects = 'client'"),
     ],
 )
-def test_less_than_the_participant_asks_for_is_refused(
-    words: list[str], own: dict[str, str], reason: str, tmp_path: Path
+def test_a_participant_rejects_runs_with_less_privacy_than_its_bound(
+    overrides: list[str], own: dict[str, str], reason: str, tmp_path: Path
 ) -> None:
-    found = failures(bounded(tmp_path, quick(*words, "federation.rounds=1"), own))
+    found = failures(bounded(tmp_path, quick(*overrides, "federation.rounds=1"), own))
     assert len(found[0]) == 1
     assert reason in found[0][0]
 
@@ -122,12 +124,12 @@ def test_less_than_the_participant_asks_for_is_refused(
         *(({"delta": bad}, "delta = ") for bad in (0, 1, "nan", -1e-5, "small", 1e-16)),
     ],
 )
-def test_a_bound_that_cannot_be_meant_is_refused(own: dict[str, Any], problem: str) -> None:
+def test_misspelled_or_invalid_bounds_raise(own: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(problem)):
         read_bound({"client": 0, **own})
 
 
-def test_other_settings_belong_to_the_participant() -> None:
+def test_other_settings_are_ignored_and_key_spelling_is_lenient() -> None:
     own: NodeConfig = {
         "client": 0,
         "state": "s",
@@ -140,7 +142,7 @@ def test_other_settings_belong_to_the_participant() -> None:
     assert read_bound({**own, "Max_Epsilon": "2", "delta": 1e-6}).max_epsilon == 2.0
 
 
-def test_a_slip_in_its_settings_keeps_a_participant_silent(
+def test_a_participant_with_a_misspelled_bound_sends_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     house = bounded(tmp_path, quick(*PRIVATE, "federation.rounds=1"), {"max-epsilom": "1"})
@@ -152,7 +154,9 @@ def test_a_slip_in_its_settings_keeps_a_participant_silent(
     ("line", "problem"),
     [("max-epsilon = 4", "without spaces around the ="), ("protect=1", "did you mean protects?")],
 )
-def test_a_node_is_not_started_with_such_settings(line: str, problem: str, tmp_path: Path) -> None:
+def test_a_node_with_invalid_settings_is_not_started(
+    line: str, problem: str, tmp_path: Path
+) -> None:
     (tmp_path / "node.sh").write_text("touch started")
     (tmp_path / "node.conf").write_text(f'# ours\nclient=0 data="a b"\n{line}\n')
     with pytest.raises(ConfigError, match=re.escape(problem)):
@@ -160,7 +164,7 @@ def test_a_node_is_not_started_with_such_settings(line: str, problem: str, tmp_p
     assert not (tmp_path / "started").exists()
 
 
-def test_who_sends_nothing_spends_nothing(tmp_path: Path) -> None:
+def test_a_method_without_uploads_spends_no_privacy(tmp_path: Path) -> None:
     prepared = quick("method.name=standalone", "federation.rounds=1")
     assert failures(bounded(tmp_path, prepared, {"max-epsilon": "1"})) == [[]]
     assert not (tmp_path / "states" / "privacy.json").exists()
@@ -171,7 +175,7 @@ ALONE += ["data.classes_per_client=10"]
 
 
 @pytest.mark.parametrize(
-    ("words", "own", "told"),
+    ("overrides", "own", "sent"),
     [
         ([], {}, True),
         (["privacy.protects=client"], {}, False),
@@ -179,26 +183,26 @@ ALONE += ["data.classes_per_client=10"]
         ([], {"max-epsilon": "0.001"}, False),
     ],
 )
-def test_the_loss_is_told_only_where_nobody_asks_for_privacy(
-    words: list[str], own: dict[str, str], told: bool, tmp_path: Path
+def test_the_training_loss_is_sent_only_without_any_privacy_setting(
+    overrides: list[str], own: dict[str, str], sent: bool, tmp_path: Path
 ) -> None:
-    """Whatever the method: also one that uploads nothing has a loss."""
-    (record,) = bounded(tmp_path, quick(*ALONE, *words), own).run().records()
-    assert (record.train_loss is not None) == told
+    """Holds for every method: also a method without uploads has a training loss."""
+    (record,) = bounded(tmp_path, quick(*ALONE, *overrides), own).run().records()
+    assert (record.train_loss is not None) == sent
     assert record.accuracy is not None
 
 
-def test_nor_is_it_told_in_a_simulation(tmp_path: Path) -> None:
+def test_the_training_loss_is_not_recorded_in_a_simulation_with_privacy(tmp_path: Path) -> None:
     run = loop.run(quick(*ALONE, "privacy.protects=sample"), tmp_path / "run")
     assert run.records()[0].train_loss is None
 
 
-def make_client(task: Task, _: NodeConfig) -> Participant:
+def make_client(task: Task, _: NodeConfig) -> ClientSpec:
     x = torch.arange(120.0).view(30, 4) / 60
-    return Participant(nn.Linear(4, task.rep_dim), (x, torch.arange(30) % 2))
+    return ClientSpec(nn.Linear(4, task.rep_dim), (x, torch.arange(30) % 2))
 
 
-def test_real_participants_draw_noise_that_the_server_cannot(tmp_path: Path) -> None:
+def test_real_participants_draw_unpredictable_noise(tmp_path: Path) -> None:
     settings: dict[str, dict[str, Any]] = {
         "federation": {"clients": 1, "rounds": 1},
         "data": {"name": "private", "classes": ["no", "yes"]},
@@ -207,19 +211,19 @@ def test_real_participants_draw_noise_that_the_server_cannot(tmp_path: Path) -> 
     }
     prepared = experiment.prepare(config.parse(settings))
 
-    def sent(place: str) -> bytes:
-        house = House(tmp_path / place, prepared, [client_app(make_client)])
+    def class_means(folder: str) -> bytes:
+        house = House(tmp_path / folder, prepared, [client_app(make_client)])
         run = house.run()
         return (run.path / "means" / "000001.safetensors").read_bytes()
 
-    assert sent("a") != sent("b")
+    assert class_means("a") != class_means("b")
 
 
 @pytest.mark.parametrize(("rounds", "breaks"), [(3, [5]), (4, [5, 1])])
-def test_a_run_stops_before_lost_rounds_cost_more_than_was_promised(
+def test_a_run_with_lost_rounds_stops_before_it_exceeds_epsilon(
     rounds: int, breaks: list[int], tmp_path: Path
 ) -> None:
-    """What a server had asked before it was killed counts, whatever it asks afterwards."""
+    """Requests before the server was killed count as well as those after its restart."""
     settings: dict[str, dict[str, Any]] = {
         "federation": {"clients": 2, "rounds": rounds},
         "data": {"name": "private", "classes": ["no", "yes"]},
@@ -232,7 +236,7 @@ def test_a_run_stops_before_lost_rounds_cost_more_than_was_promised(
     for k in range(2):  # on two machines
         own = {"max-epsilon": 4.0, "state": str(tmp_path / f"states-{k}")}
         house.grid.nodes[FIRST_NODE + k].config.update(own)  # type: ignore[attr-defined]
-    for after in breaks:  # answers: in the third round; in that round again
+    for after in breaks:  # replies before the crash: in round 3; again in the repeated round 3
         house.grid.break_after, house.grid.delivered = after, 0
         with pytest.raises(KeyboardInterrupt):
             house.run()
@@ -241,22 +245,22 @@ def test_a_run_stops_before_lost_rounds_cost_more_than_was_promised(
     for _ in range(2):
         with pytest.raises(RunError, match=r"one more would bring its ε to .* above .* = 4\."):
             house.run()
-    assert house.grid.delivered == 0, "nothing more was asked"
+    assert house.grid.delivered == 0, "no further request was sent"
     run = RunFolder(tmp_path / "run")
     assert [record.round for record in run.records()] == [1, 2]
     assert all((record.epsilon or 0) <= 4 for record in run.records())
-    pages = [(tmp_path / f"states-{k}" / "privacy.json").read_text() for k in range(2)]
-    assert [json.loads(page)["releases"] for page in pages] == [3, 2], "one was lost on its way"
+    ledgers = [(tmp_path / f"states-{k}" / "privacy.json").read_text() for k in range(2)]
+    assert [json.loads(ledger)["releases"] for ledger in ledgers] == [3, 2], "one request was lost"
 
 
-def test_a_run_that_loses_nothing_spends_all_that_was_promised(tmp_path: Path) -> None:
+def test_a_run_without_lost_rounds_spends_exactly_epsilon(tmp_path: Path) -> None:
     prepared = quick("privacy.protects=client", "privacy.epsilon=4", "federation.rounds=3")
     run = loop.run(prepared, tmp_path / "run")
     assert run.records()[-1].epsilon == pytest.approx(4)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"0": -1}', '{"0": "x"}', '{"a": 1}'])
-def test_an_account_that_was_damaged_is_refused(content: str, tmp_path: Path) -> None:
+def test_resume_rejects_a_damaged_request_count(content: str, tmp_path: Path) -> None:
     run = loop.run(quick(*PRIVATE, "federation.rounds=1"), tmp_path / "run")
     (run.path / "asked.json").write_text(content)
     with pytest.raises(RunError, match=r"asked\.json"):

@@ -1,4 +1,4 @@
-"""The mechanism: sensitivity by brute force, noise by statistics, and what it is made of."""
+"""The mechanism: sensitivity by brute force, noise by statistics, and the source of the noise."""
 
 import math
 from dataclasses import replace
@@ -22,45 +22,45 @@ PUBLIC = Privacy("sample", "public", clip=S, noise_multiplier=1.5)
 SECRET = replace(PUBLIC, counts="secret")
 CLIENT = replace(PUBLIC, protects="client")
 
-# Vectors that are as far apart as any two can be, short ones, and one that is no vector.
+# Vectors at maximum distance, short vectors, and one with NaN.
 EXTREMES = [(1e9, 0.0), (-1e9, 0.0), (0.0, S), (0.0, 0.0), (0.3, -0.4), (math.nan, 1.0)]
 
 
 def client_of(vectors: list[tuple[float, ...]], labels: list[int], privacy: Privacy) -> Client:
-    """A client whose fixed extractor passes its inputs on."""
+    """Return a client whose fixed extractor is the identity."""
     x, y = torch.tensor(vectors), torch.tensor(labels)
     client = a_client(x, y, nn.Identity(), rep_dim=x.shape[1], num_classes=2)
     client.privacy = privacy
     return client
 
 
-def asked(client: Client, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor]:
-    """What this client's release is made of: values, and the scale of the noise on them."""
-    seen: list[tuple[Tensor, Tensor]] = []
+def query_of(client: Client, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor]:
+    """Return the values of this client's release, and the scale of the noise on each."""
+    queries: list[tuple[Tensor, Tensor]] = []
     query = Privacy.query
 
     def spy(self: Privacy, sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-        seen.append(query(self, sums, counts))
-        return seen[-1]
+        queries.append(query(self, sums, counts))
+        return queries[-1]
 
     with monkeypatch.context() as patched:
         patched.setattr(Privacy, "query", spy)
         class_statistics(client)
-    ((values, scale),) = seen
+    ((values, scale),) = queries
     return values, scale.expand_as(values)
 
 
-def costs(
+def sensitivity(
     one: tuple[list[tuple[float, ...]], list[int]],
     other: tuple[list[tuple[float, ...]], list[int]],
     privacy: Privacy,
     monkeypatch: pytest.MonkeyPatch,
 ) -> float:
-    """How far apart two data sets are in units of the noise; times z: of the sensitivity."""
+    """Return the distance of two data sets' releases, in units of the claimed sensitivity."""
     (a, scale), (b, other_scale) = (
-        asked(client_of(*data, privacy), monkeypatch) for data in (one, other)
+        query_of(client_of(*data, privacy), monkeypatch) for data in (one, other)
     )
-    assert_close(scale, other_scale, msg="the noise itself must not tell neighbours apart")
+    assert_close(scale, other_scale, msg="the scale of the noise must be equal for neighbours")
     return float(((a - b) / scale).norm()) * privacy.noise_multiplier
 
 
@@ -69,40 +69,45 @@ LABELS = [0, 0, 0, 1, 1]
 
 
 def replacements() -> list[list[tuple[float, ...]]]:
-    """Every sample replaced by each extreme."""
+    """Return the data sets with one sample replaced by an extreme."""
     return [
-        [*BASE[:place], vector, *BASE[place + 1 :]]
-        for place in range(len(BASE))
+        [*BASE[:position], vector, *BASE[position + 1 :]]
+        for position in range(len(BASE))
         for vector in EXTREMES
     ]
 
 
 @pytest.mark.parametrize("privacy", [PUBLIC, SECRET])
-def test_replacing_a_sample_costs_what_is_claimed(
+def test_replacing_a_sample_reaches_exactly_the_claimed_sensitivity(
     privacy: Privacy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [
-        costs((BASE, LABELS), (other, LABELS), privacy, monkeypatch) for other in replacements()
+        sensitivity((BASE, LABELS), (other, LABELS), privacy, monkeypatch)
+        for other in replacements()
     ]
     assert max(found) <= 1 + 1e-9
-    assert max(found) == pytest.approx(1), "no noise is wasted: some pair is as far apart"
+    assert max(found) == pytest.approx(1), "some pair reaches the bound, so no noise is wasted"
 
 
-def test_adding_or_removing_a_sample_costs_what_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adding_or_removing_a_sample_reaches_the_claimed_sensitivity(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     others = [([*BASE, vector], [*LABELS, label]) for vector in EXTREMES for label in (0, 1)]
     others += [
         ([*BASE[:k], *BASE[k + 1 :]], [*LABELS[:k], *LABELS[k + 1 :]]) for k in range(len(BASE))
     ]
-    found = [costs((BASE, LABELS), other, SECRET, monkeypatch) for other in others]
+    found = [sensitivity((BASE, LABELS), other, SECRET, monkeypatch) for other in others]
     assert max(found) <= 1 + 1e-9
     assert max(found) == pytest.approx(1)
 
 
-def test_a_whole_other_client_costs_what_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any number of samples, any values: as after any training."""
+def test_replacing_all_data_reaches_exactly_the_claimed_sensitivity(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Any number of samples with any values, as any trained extractor could give."""
     labels = [0, 0, 1]
     found = [
-        costs((list(one), labels), (list(other), [*labels, 1]), CLIENT, monkeypatch)
+        sensitivity((list(one), labels), (list(other), [*labels, 1]), CLIENT, monkeypatch)
         for one, other in product(
             product(EXTREMES[:3], repeat=3), [[e] * 4 for e in EXTREMES] + [BASE[:4]]
         )
@@ -111,17 +116,17 @@ def test_a_whole_other_client_costs_what_is_claimed(monkeypatch: pytest.MonkeyPa
     assert max(found) == pytest.approx(1)
 
 
-def test_lengths_are_cut_and_directions_kept() -> None:
+def test_clipping_keeps_directions_and_zeroes_rows_that_are_not_finite() -> None:
     rows = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [math.inf, 1.0], [math.nan, 0.0]])
-    wanted = torch.tensor([[1.2, 1.6], [0.3, 0.4], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
-    assert_close(PUBLIC.clipped(rows), wanted)
+    expected = torch.tensor([[1.2, 1.6], [0.3, 0.4], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    assert_close(PUBLIC.clipped(rows), expected)
 
 
 WIDTH, HELD = 400, (30, 70)
 
 
 def released(privacy: Privacy, round: int) -> dict[str, Tensor]:
-    """Zeros and noise: 400 numbers of each of two classes with 30 and 70 samples."""
+    """Return a release of zeros: 400 numbers of each of two classes with 30 and 70 samples."""
     labels = [0] * HELD[0] + [1] * HELD[1]
     client = client_of([(0.0,) * WIDTH] * 100, labels, privacy)
     client.round = round
@@ -129,7 +134,7 @@ def released(privacy: Privacy, round: int) -> dict[str, Tensor]:
 
 
 def assert_scale(draws: Tensor, claimed: float) -> None:
-    """Mean and variance of a normal sample, and its shape; each would fail once in a million."""
+    """Check mean, variance and shape of a normal sample; each fails by chance once in a million."""
     n, x = draws.numel(), draws.double().flatten().numpy() / claimed
     low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], n)
     assert low < float((x**2).sum()) < high
@@ -148,7 +153,7 @@ def assert_scale(draws: Tensor, claimed: float) -> None:
 def test_the_noise_has_the_claimed_scale(
     privacy: Privacy, claimed: list[float], unpredictable: bool
 ) -> None:
-    """Little noise, so that none of it is cut off by the ball that means are moved into."""
+    """The noise is small, so that the projection onto the ball does not change it."""
     privacy = replace(privacy, unpredictable=unpredictable)
     means = torch.stack([released(privacy, round)["means"] for round in range(15)])
     for label, scale in enumerate(claimed):
@@ -167,7 +172,7 @@ def test_the_noise_on_sums_and_counts_has_the_claimed_scale() -> None:
     assert_scale(means * counts[0], z * 2 * 1e9)
 
 
-def test_counts_that_are_sent_are_noisy_or_say_nothing() -> None:
+def test_sent_counts_are_exact_constant_or_noisy_as_configured() -> None:
     assert released(PUBLIC, 1)["counts"].tolist() == [30, 70]
     assert released(CLIENT, 1)["counts"].tolist() == [1, 1]
     loud = replace(SECRET, noise_multiplier=100.0)
@@ -177,12 +182,12 @@ def test_counts_that_are_sent_are_noisy_or_say_nothing() -> None:
     assert len(counts.unique()) > 20
 
 
-def test_means_stay_in_the_ball_of_the_true_ones() -> None:
+def test_noisy_means_are_projected_onto_the_ball() -> None:
     loud = replace(CLIENT, noise_multiplier=100.0)
     assert_close(released(loud, 1)["means"].norm(dim=1), torch.full((2,), S))
 
 
-def test_noise_is_new_in_every_round_and_the_same_in_a_repeated_one() -> None:
+def test_simulated_noise_repeats_with_the_round_and_real_noise_never() -> None:
     first, second = released(PUBLIC, 1)["means"], released(PUBLIC, 2)["means"]
     assert first.equal(released(PUBLIC, 1)["means"])
     assert not first.equal(second)
@@ -190,17 +195,21 @@ def test_noise_is_new_in_every_round_and_the_same_in_a_repeated_one() -> None:
     assert not released(real, 1)["means"].equal(released(real, 1)["means"])
 
 
-def test_the_numbers_of_the_operating_system_are_normal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_noise_is_normal_with_tails_beyond_any_delta(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert_scale(system_normal(torch.Size([20, 500])), 1.0)
     for extreme in (b"\0", b"\xff"):
         monkeypatch.setattr("os.urandom", lambda n, byte=extreme: byte * n)
         assert np.isfinite(float(system_normal(torch.Size([1]))))
     monkeypatch.setattr("os.urandom", bytes)
     end = abs(float(system_normal(torch.Size([1]))))
-    assert 2 * stats.norm.sf(end) < 1e-38, "what is never drawn has no weight beside any δ"
+    assert 2 * stats.norm.sf(end) < 1e-38, (
+        "the probability beyond the tails is negligible against any δ"
+    )
 
 
-def test_a_round_has_one_release() -> None:
+def test_a_second_release_in_a_round_raises() -> None:
     client = client_of(BASE, LABELS, PUBLIC)
     class_means(client)
     with pytest.raises(RuntimeError, match="one release"):
@@ -209,13 +218,13 @@ def test_a_round_has_one_release() -> None:
     class_means(client)
 
 
-def test_a_bound_that_the_vectors_keep_by_themselves_makes_less_noise() -> None:
-    """Outputs of a softmax are never longer than 1."""
-    client, same = (
+def test_a_known_maximum_norm_reduces_the_noise() -> None:
+    """For example, softmax outputs are never longer than 1."""
+    client, reference = (
         client_of(BASE, LABELS, PUBLIC),
         client_of(BASE, LABELS, replace(PUBLIC, clip=1.0)),
     )
-    assert_close(class_means(client, largest=1.0), class_means(same), atol=0, rtol=0)
+    assert_close(class_means(client, max_norm=1.0), class_means(reference), atol=0, rtol=0)
 
 
 def test_without_privacy_means_and_counts_are_exact() -> None:
@@ -226,8 +235,8 @@ def test_without_privacy_means_and_counts_are_exact() -> None:
     assert found["counts"].tolist() == [2, 2]
 
 
-def test_the_nearest_distribution() -> None:
-    """Nothing in the simplex is nearer, by brute force; a distribution is its own nearest."""
+def test_nearest_distributions_are_nearest_by_brute_force() -> None:
+    """No point of the simplex is nearer, and a distribution stays unchanged."""
     rng = torch.Generator().manual_seed(0)
     rows = 3 * torch.randn(20, 3, generator=rng)
     found = nearest_distributions(rows)

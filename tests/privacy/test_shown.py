@@ -1,4 +1,4 @@
-"""What people are told about privacy, and what leaves a client of each method."""
+"""Privacy in the closing lines and the report of a run, and noisy uploads of FD."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tests.support.tiny import quick
 PRIVATE = ["privacy.protects=client", "privacy.epsilon=2", "federation.rounds=1"]
 
 
-def test_the_end_of_a_run_and_its_report_say_what_epsilon_covers(tmp_path: Path) -> None:
+def test_closing_lines_and_report_show_epsilon_and_its_scope(tmp_path: Path) -> None:
     private = loop.run(quick(*PRIVATE), tmp_path / "private")
     plain = loop.run(quick("federation.rounds=1"), tmp_path / "plain")
     line = "privacy    ε = 2.00 at δ = 1e-05, for all data of a client; the highest of all clients"
@@ -31,7 +31,7 @@ def test_the_end_of_a_run_and_its_report_say_what_epsilon_covers(tmp_path: Path)
     ]
 
 
-def test_fd_sends_distributions_also_with_noise() -> None:
+def test_fd_sends_probability_distributions_with_privacy() -> None:
     prepared = quick(*PRIVATE, "method.name=fd")
     client = prepared.blueprint().make(0)
     method = prepared.config.method

@@ -127,7 +127,7 @@ def test_a_client_is_called_by_number_network_and_a_few_classes() -> None:
 def test_very_many_clients_are_a_distribution_by_network(
     runs: list[NamedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_charts, "MOST_ROWS", 4)
+    monkeypatch.setattr(client_charts, "MAX_ROWS", 4)
     drawn = {row["network"]: row for row in rows(client_charts.accuracy_by_client(runs[:1]))}
     scores = [score or 0 for score in runs[0].rounds[-1].accuracies]
     assert drawn["tests.support.tiny:mlp"]["clients"] == 3

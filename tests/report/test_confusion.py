@@ -52,7 +52,7 @@ def test_of_many_clients_some(
 ) -> None:
     run = RunFolder(shutil.copytree(folders[0], tmp_path / "run"))
     (run.path / "confusion.json").unlink(missing_ok=True)
-    monkeypatch.setattr(confusion, "MOST_CLIENTS", 2)
+    monkeypatch.setattr(confusion, "MAX_CLIENTS", 2)
     found = confusion.measure(run, trust=OWN)
     assert (len(found.clients), found.took_part) == (2, 5)
     scores = run.records()[-1].accuracies

@@ -8,12 +8,12 @@ import torch
 from fedgh import config
 from fedgh.core.types import Upload
 from fedgh.runs.folder import RunFolder
-from fedgh.runs.means import MOST_PAIRS, MOST_ROUNDS, Album, worth_keeping
+from fedgh.runs.means import MAX_PAIRS, MAX_ROUNDS, Album, worth_keeping
 from fedgh.training import loop
 from fedgh.training.experiment import prepare
 
 QUICK = ["federation.rounds=3", "federation.clients=4", "data.classes_per_client=5"]
-QUICK += ["model.zoo=perceptron", "model.rep_dim=8", "local.epochs=1", "run.engine=serial"]
+QUICK += ["model.extractors=perceptron", "model.rep_dim=8", "local.epochs=1", "run.engine=serial"]
 
 
 def kept(path: Path, method: str) -> RunFolder:
@@ -25,7 +25,7 @@ def test_first_last_and_some_between() -> None:
         chosen = [r for r in range(1, rounds + 1) if worth_keeping(r, rounds)]
         assert chosen[0] == 1
         assert chosen[-1] == rounds
-        assert min(rounds, MOST_ROUNDS // 2) <= len(chosen) <= MOST_ROUNDS + 2
+        assert min(rounds, MAX_ROUNDS // 2) <= len(chosen) <= MAX_ROUNDS + 2
 
 
 @pytest.mark.parametrize(("method", "width"), [("fedgh", 8), ("fedproto", 8), ("fd", 10)])
@@ -64,8 +64,8 @@ def test_what_does_not_look_like_class_means_is_left_alone() -> None:
 def test_of_very_many_some_are_kept() -> None:
     album = Album()
     for client in range(4):
-        album.add(upload(client, MOST_PAIRS // 3))
-    assert len(album.payload()["means"]) == MOST_PAIRS
+        album.add(upload(client, MAX_PAIRS // 3))
+    assert len(album.payload()["means"]) == MAX_PAIRS
 
 
 def test_rewinding_forgets_them(tmp_path: Path) -> None:

@@ -5,22 +5,26 @@ from pathlib import Path
 
 import pytest
 
+from fedgh import renames
 from fedgh.core.metrics import METRICS
 from fedgh.core.records import (
+    FORMAT_VERSION,
     RECORDED,
-    Asked,
     ClientInfo,
     Identity,
+    PrivacySpending,
+    RequestCounts,
     Round,
-    Spent,
     Summary,
     checked,
 )
 from fedgh.errors import RunError
 from fedgh.report.write import write_report
 from fedgh.runs.folder import RunFolder
+from fedgh.runs.history import History
 from fedgh.runs.read import name_runs
-from fedgh.trained.clients import Trained
+from fedgh.runs.sealed import pack, unpack
+from fedgh.trained.clients import TrainedFederation
 from fedgh.training import experiment, loop
 from fedgh.training.callbacks import Callback
 from tests.support.runs import interrupted
@@ -38,7 +42,7 @@ def name_one(path: Path) -> object:
     return name_runs([path])
 
 
-@pytest.mark.parametrize("version", [None, 0, 2, "1"])
+@pytest.mark.parametrize("version", [None, 0, 3, True, "1"])
 def test_another_format_is_refused(tmp_path: Path, version: object) -> None:
     made = loop.run(quick("federation.rounds=1"), tmp_path / "run")
     file = made.path / "data.json"
@@ -47,16 +51,53 @@ def test_another_format_is_refused(tmp_path: Path, version: object) -> None:
     if version is None:
         del known["format_version"]
     file.write_text(json.dumps(known))
-    for use in (loop.resume, RunFolder.open, Trained.load, name_one):
-        with pytest.raises(RunError, match=r"data\.json has format version .*; this fedgh reads 1"):
+    for use in (loop.resume, RunFolder.open, TrainedFederation.load, name_one):
+        with pytest.raises(
+            RunError, match=r"data\.json has format version .*; this fedgh reads 1 and 2"
+        ):
             use(made.path)
+
+
+def test_a_run_of_format_version_1_is_read_and_resumed_to_the_same_result(tmp_path: Path) -> None:
+    rounds = ("federation.rounds=2", "run.engine=serial")
+    expected = loop.run(quick(*rounds), tmp_path / "expected")
+    interrupted(quick(*rounds), tmp_path / "old", after=1)
+    old = RunFolder.open(tmp_path / "old")
+    before = old.records()
+    _write_as_version_1(old.path)
+    assert old.records() == before
+    assert old.clients() == expected.clients()
+    resumed = loop.resume(old.path)
+    assert [r.scores for r in resumed.records()] == [r.scores for r in expected.records()]
+    assert resumed.identity().format_version == FORMAT_VERSION
+    assert resumed.summary().final == expected.summary().final
+
+
+def _write_as_version_1(path: Path) -> None:
+    """Give the keys of an unfinished run the names that format version 1 has."""
+    for file, names in (("rounds.jsonl", renames.ROUND), ("clients.json", renames.CLIENT)):
+        text = (path / file).read_text()
+        for old, new in names.items():
+            text = text.replace(f'"{new}":', f'"{old}":')
+        (path / file).write_text(text)
+    config = (path / "config.toml").read_text()
+    config = config.replace("extractors =", "zoo =").replace("max_norm =", "largest_norm =")
+    (path / "config.toml").write_text(config)
+    known = json.loads((path / "data.json").read_text())
+    (path / "data.json").write_text(json.dumps({**known, "format_version": 1}))
+    server = path / "checkpoint" / "server.safetensors"
+    about, state = unpack(server.read_bytes())
+    for old, new in renames.SERVER_STATE.items():
+        state[old] = state.pop(new)
+    digest = History(path / "rounds.jsonl").digest()
+    server.write_bytes(pack(state, **{**about, "history": digest}))
 
 
 def test_every_key_of_a_record_is_documented(run: RunFolder) -> None:
     page = (ROOT / "docs" / "run-folder.md").read_text(encoding="utf-8")
     for key in run.records()[-1].model_dump():
         assert f"`{key.removesuffix('_per_client')}`" in page, key
-    kinds = (Identity, Round, ClientInfo, Summary, Spent, Asked)
+    kinds = (Identity, Round, ClientInfo, Summary, PrivacySpending, RequestCounts)
     known = {key for kind in kinds for key in kind.model_fields} - {"scores", "per_client", "final"}
     for key in known:
         assert f"`{key}`" in page, key
@@ -131,5 +172,5 @@ def test_what_was_trained_is_used_without_loading_data_again(
 ) -> None:
     made = loop.run(quick(), tmp_path / "run")
     monkeypatch.setattr(experiment, "load_source", None)
-    assert len(Trained(made).left.took_part) == 5
+    assert len(TrainedFederation(made).left.took_part) == 5
     assert write_report(made).exists()

@@ -31,7 +31,7 @@ def test_a_summary() -> None:
     assert out.bytes_per_client_round == 5000 / 10
     assert out.paper_bytes_per_client_round == pytest.approx((24_008 + 24_008 - 2_004) / 2)
     assert out.seconds == 7.5
-    assert (out.judged_clients, out.clients) == (1, 2)
+    assert (out.evaluated_clients, out.clients) == (1, 2)
     missed = summarise(
         config.load("demo", ["federation.target=1.0"]), "mine", task, records, clients, None
     )

@@ -107,7 +107,7 @@ def fake(path: Path, validation: list[float], test: list[float], totals: list[in
     """A finished run with these scores in every round, and so many bytes after each."""
     run = a_run(path)
     for number, total in enumerate(totals, 1):
-        scores = {"accuracy_per_client": test, "evaluation_accuracy_per_client": validation}
+        scores = {"accuracy_per_client": test, "validation_accuracy_per_client": validation}
         run.append(a_round(number, 0.5, bytes_total=total, **scores))
     return run
 
@@ -312,7 +312,7 @@ def test_mistakes(
     [
         ("global_accuracy", "high", r"0\.scores\.global_accuracy"),
         ("accuracy_per_client", [7.0] * 5, ".* accuracy has an impossible value"),
-        ("evaluation_accuracy_per_client", [-1.0] * 5, "evaluation_accuracy has an impossible"),
+        ("validation_accuracy_per_client", [-1.0] * 5, "validation_accuracy has an impossible"),
         ("bytes_total", 10**400, r"0\.bytes_total"),
     ],
 )

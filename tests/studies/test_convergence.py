@@ -29,7 +29,7 @@ PROBED = "method.name=fedgh.studies.convergence:Probed"
 
 
 def without_measured(run: RunFolder) -> list[dict[str, Any]]:
-    return [{k: v for k, v in record.items() if k != "measured"} for record in numbers(run)]
+    return [{k: v for k, v in record.items() if k != "method_metrics"} for record in numbers(run)]
 
 
 def test_measuring_does_not_change_a_bit_of_fedgh(tmp_path: Path) -> None:
@@ -38,8 +38,8 @@ def test_measuring_does_not_change_a_bit_of_fedgh(tmp_path: Path) -> None:
     plain = loop.run(quick(*how), tmp_path / "plain")
     probed = loop.run(quick(*how, PROBED), tmp_path / "probed")
     assert without_measured(probed) == without_measured(plain)
-    assert all(record.measured == {} for record in plain.records())
-    assert all("smoothness" in record.measured for record in probed.records())
+    assert all(record.method_metrics == {} for record in plain.records())
+    assert all("smoothness" in record.method_metrics for record in probed.records())
     files = sorted(path.name for path in plain.checkpoint.iterdir())
     assert files == sorted(path.name for path in probed.checkpoint.iterdir())
     for name in files:
@@ -52,7 +52,7 @@ def test_workers_measure_the_same(tmp_path: Path) -> None:
     serial = loop.run(quick(PROBED), tmp_path / "serial")
     workers = loop.run(quick(PROBED, "run.engine=workers", "run.workers=2"), tmp_path / "two")
     assert numbers(workers) == numbers(serial)
-    assert len(serial.records()[1].measured) == 8
+    assert len(serial.records()[1].method_metrics) == 8
 
 
 def slope(model: SplitModel, x: Tensor, y: Tensor) -> tuple[float, Tensor]:
@@ -139,7 +139,7 @@ def test_a_probed_client_sends_what_fedgh_sends(client: Client) -> None:
 def record(number: int, gradient: float, **more: float) -> Round:
     usual = {"gradient_steps": 5.5, "gradient_noise": 3.0, "smoothness": 4.0, "steps": 10.0}
     found = {**usual, "gradient_start": gradient, "loss_start": 2.0 / number, **more}
-    return a_round(number, participants=[0, 1], measured=found)
+    return a_round(number, clients=[0, 1], method_metrics=found)
 
 
 def test_numbers_that_mean_nothing_are_not_shown() -> None:
@@ -163,7 +163,7 @@ def test_numbers_that_mean_nothing_are_not_shown() -> None:
 def test_both_sides_worked_by_hand() -> None:
     gap = {"header_gap": 0.5, "loss_jump": 0.25}
     records = [record(1, 9.0), record(2, 3.0, **gap), record(3, 3.0, **gap), record(4, 5.0, **gap)]
-    nobody = a_round(5, participants=[0, 1])  # has answered
+    nobody = a_round(5, clients=[0, 1])  # has answered
     out = analyse([*records, nobody], lr=0.25)
     assert out.rounds == 4
     assert out.running_mean == [9, 6, 5, 5]

@@ -54,7 +54,7 @@ def made(path: Path, accuracies: list[float]) -> RunFolder:
     run = a_run(path)
     for number, each in enumerate([[1.0] * len(accuracies), accuracies], 1):
         mean = sum(each) / len(each)
-        scores = {"accuracy_per_client": each, "evaluation_accuracy_per_client": each}
+        scores = {"accuracy_per_client": each, "validation_accuracy_per_client": each}
         run.append(a_round(number, mean, **scores))
     run.write_summary(
         a_summary(

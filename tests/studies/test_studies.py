@@ -145,8 +145,8 @@ def test_what_a_budget_changes_is_said() -> None:
     said = changes(wanted, "quick")
     assert "federation.rounds 100 → 10" in said
     assert "local.epochs 10 → 5" in said
-    (networks,) = (text for text in said if text.startswith("model.zoo"))
-    assert networks.startswith("model.zoo ['resnet18'] → ['cnn1'] (cifar100-homo, ")
+    (networks,) = (text for text in said if text.startswith("model.extractors"))
+    assert networks.startswith("model.extractors ['resnet18'] → ['cnn1'] (cifar100-homo, ")
     assert "local.lr 0.01 → 0.5" in changes(wanted, "paper", ["local.lr=0.5"])
     many = changes(study("participation"), "smoke")
     assert "data.name cifar10 → digits (cifar10-hetero-n100-c10, cifar10-hetero-n100-c30, " in (

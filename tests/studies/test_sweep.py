@@ -52,7 +52,7 @@ def test_methods_train_on_the_same_batches_from_the_same_weights(
     seen: dict[str, list[tuple[float, float]]] = {}
     weights: dict[str, float] = {}
     for name in METHODS:
-        words = ["model.zoo=tests.support.tiny:mlp", "local.augment=flip,crop,erase"]
+        words = ["model.extractors=tests.support.tiny:mlp", "local.augment=flip,crop,erase"]
         if name in ("fml", "fedkd"):
             words.append("method.shared=tests.support.tiny:mlp")
         prepared = quick(f"method.name={name}", *words)
@@ -258,7 +258,7 @@ def fake_run(path: Path, rounds: list[list[float]], reached: int | None = None) 
     run = a_run(path)
     for number, accuracies in enumerate(rounds, 1):
         mean = float(np.mean([a for a in accuracies if a is not None]))
-        scores = {"accuracy_per_client": accuracies, "evaluation_accuracy_per_client": accuracies}
+        scores = {"accuracy_per_client": accuracies, "validation_accuracy_per_client": accuracies}
         run.append(a_round(number, mean, **scores))
     run.write_summary(
         a_summary(
@@ -306,7 +306,7 @@ def test_scores_that_nobody_took_are_left_out(tmp_path: Path) -> None:
     ]
     outcome = Outcome(runs, {})
     table = statistics.rows(outcome, reference="fedgh")
-    assert table[1].accuracy == table[1].evaluation_accuracy == pytest.approx(0.4)
+    assert table[1].accuracy == table[1].validation_accuracy == pytest.approx(0.4)
     assert table[1].difference == pytest.approx(-0.4)
     statistics.write(table, outcome, tmp_path / "table", {})
     assert json.loads((tmp_path / "table.json").read_text(), parse_constant=pytest.fail)
@@ -370,7 +370,7 @@ def test_tune_chooses_on_the_evaluation_split(
     out = capsys.readouterr().out
     rows = json.loads((tmp_path / "search.json").read_text())["rows"]
     assert len(rows) == 4
-    judged = [row["evaluation_accuracy"] for row in rows]
+    judged = [row["validation_accuracy"] for row in rows]
     assert judged == sorted(judged, reverse=True)
     assert f"best: {rows[0]['label']};" in out
     assert "lr = 0.05" in (tmp_path / "best.toml").read_text()

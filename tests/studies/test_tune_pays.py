@@ -76,7 +76,7 @@ def test_a_search_goes_on(
     rows = list(csv.DictReader((tmp_path / "t.csv").read_text().splitlines()))
     assert [row["setting"] for row in rows] == ["here", "here", "there", "there"]
     shown = float(rows[0]["validation accuracy, %"])
-    assert shown == pytest.approx(100 * (first.records()[-1].scores["evaluation_accuracy"] or 0))
+    assert shown == pytest.approx(100 * (first.records()[-1].scores["validation_accuracy"] or 0))
     assert sum(row["chosen"] == "yes" for row in rows) == 2
     with pytest.raises(SystemExit):
         tune_pays.main([*words, "--only", "as-it-is"])

@@ -11,14 +11,14 @@ from fedgh.methods import api
 from fedgh.methods.api import Client, Payload, Recipient, Task, Uploads, part, prefixed
 
 PUBLIC = ["public.name=held-out", "public.samples=40"]
-ONE_ARCHITECTURE = ["model.zoo=tests.support.tiny:noisy"]  # with batch norm and dropout
+ONE_ARCHITECTURE = ["model.extractors=tests.support.tiny:noisy"]  # with batch norm and dropout
 
 FAMILIES: dict[str, list[str]] = {
     "tests.support.families:Phases": ONE_ARCHITECTURE,
     "tests.support.families:Consensus": PUBLIC,
     "tests.support.families:Distils": PUBLIC,
     "tests.support.families:Generates": [],
-    "tests.support.families:Cuts": ["model.zoo=mlp,mlp@1/2,mlp@1/4"],
+    "tests.support.families:Cuts": ["model.extractors=mlp,mlp@1/2,mlp@1/4"],
 }
 """The methods below, and the settings that they need."""
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fedgh import Participant, Pixels
+from fedgh import ClientSpec, Pixels
 
 CLASSES = ("a", "b", "c")
 
@@ -28,14 +28,14 @@ def pictures() -> tuple[Tensor, list[str]]:
     return x.to(torch.uint8), names
 
 
-def three() -> list[Participant]:
+def three() -> list[ClientSpec]:
     """Tables of two widths, and pictures; classifiers and extractors."""
     torch.manual_seed(5)
     conv = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
     classifier = nn.Sequential(net(4), nn.Linear(8, 3))
     (x, y), (wide_x, wide_y) = points(4), points(6, seed=1)
     return [
-        Participant(classifier, (x, [CLASSES[label] for label in y]), name="north"),
-        Participant(net(6, 12), (wide_x, [CLASSES[label] for label in wide_y]), name="south"),
-        Participant(conv, pictures(), name="west", transform=Pixels(8)),
+        ClientSpec(classifier, (x, [CLASSES[label] for label in y]), name="north"),
+        ClientSpec(net(6, 12), (wide_x, [CLASSES[label] for label in wide_y]), name="south"),
+        ClientSpec(conv, pictures(), name="west", transform=Pixels(8)),
     ]

@@ -14,13 +14,13 @@ def a_round(number: int, accuracy: float | None = None, **keys: Any) -> Round:
         "round": number,
         "participants": [],
         "accuracy": accuracy,
-        "evaluation_accuracy": None,
+        "validation_accuracy": None,
         "accuracy_per_client": None,
         "train_loss": None,
-        "measured": {},
+        "method_metrics": {},
         "discarded": None,
         **dict.fromkeys(("bytes_up", "bytes_down", "bytes_total", "wire_bytes"), 0),
-        **dict.fromkeys(("rejected", "failed", "dropped", "set_aside", "forgotten"), ()),
+        **dict.fromkeys(("rejected", "failed", "dropped", "excluded", "forgotten"), ()),
         "seconds": {"total": 0.0},
     }
     return Round.model_validate(usual | keys)
@@ -32,7 +32,7 @@ def a_summary(**keys: Any) -> Summary:
     unknown += ["bytes_per_client_round", "paper_bytes_per_client_round"]
     usual: dict[str, Any] = {
         **dict.fromkeys(unknown),
-        **dict.fromkeys(("rounds", "judged_clients", "bytes_total", "wire_bytes_total"), 0),
+        **dict.fromkeys(("rounds", "evaluated_clients", "bytes_total", "wire_bytes_total"), 0),
         **dict.fromkeys(("seed", "clients"), 0),
         **dict.fromkeys(("method", "data", "finished"), ""),
         "seconds": 0.0,

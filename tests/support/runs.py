@@ -12,7 +12,7 @@ from fedgh.training.experiment import Experiment
 # Real networks, batch norm, dropout, augmentation, momentum, partial participation, rare
 # evaluation: everything that could make two runs differ.
 EVERYTHING = [
-    "model.zoo=cnn5,tests.support.tiny:noisy",
+    "model.extractors=cnn5,tests.support.tiny:noisy",
     "federation.rounds=4",
     "federation.participation=0.6",
     "local.augment=flip,crop,erase",

@@ -7,7 +7,7 @@ import torch
 from fedgh.core import wire
 from fedgh.core.types import Job, Reply
 
-METRICS = ("accuracy", "evaluation_accuracy")
+METRICS = ("accuracy", "validation_accuracy")
 
 
 class Scripted:
@@ -20,7 +20,7 @@ class Scripted:
     @staticmethod
     def usual(job: Job, value: float = 1.0) -> Reply:
         up = None if job.down is None else wire.to_bytes({"value": torch.tensor([value])})
-        scores = {"accuracy": 0.5, "evaluation_accuracy": 0.5} if job.evaluate else {}
+        scores = {"accuracy": 0.5, "validation_accuracy": 0.5} if job.evaluate else {}
         return Reply(job.client_id, job.round, 1, up, scores)
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:

@@ -91,7 +91,7 @@ def a_client(
 QUICK = [
     "federation.clients=5",
     "federation.rounds=3",
-    "model.zoo=tests.support.tiny:mlp,tests.support.tiny:noisy",
+    "model.extractors=tests.support.tiny:mlp,tests.support.tiny:noisy",
     "model.rep_dim=16",
     "run.engine=serial",
 ]

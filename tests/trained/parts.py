@@ -14,7 +14,7 @@ from fedgh.core.types import Payload
 from fedgh.data.sources import Source
 from fedgh.engines.host import Blueprint
 from fedgh.runs.folder import RunFolder
-from fedgh.trained.clients import Trained
+from fedgh.trained.clients import TrainedFederation
 from fedgh.training import loop
 from fedgh.training.experiment import Experiment, prepare
 from fedgh.training.restore import Checkpoint
@@ -69,14 +69,14 @@ class Fresh:
         }
 
 
-def as_if_trained(experiment: Experiment, path: Path) -> Trained:
+def as_if_trained(experiment: Experiment, path: Path) -> TrainedFederation:
     """A run of one round in which nothing was computed: networks of any size are quick."""
     folder = a_run(
         path, experiment.config.to_toml(), experiment.identity(), experiment.clients(), {}
     )
     blueprint, clients = experiment.blueprint(), list(range(len(experiment.partition)))
     files: Any = Fresh(blueprint)
-    return Trained(folder, lambda: Checkpoint(experiment, blueprint, 1, clients, files))
+    return TrainedFederation(folder, lambda: Checkpoint(experiment, blueprint, 1, clients, files))
 
 
 class Branching(nn.Module):

@@ -17,7 +17,7 @@ from fedgh.errors import FedghError, RunError
 from fedgh.models import extractor
 from fedgh.runs.folder import RunFolder
 from fedgh.trained import export
-from fedgh.trained.clients import Trained, TrainedClient
+from fedgh.trained.clients import TrainedClient, TrainedFederation
 from fedgh.training.experiment import prepare
 from tests.support.commands import inside
 from tests.support.tiny import noisy
@@ -30,12 +30,12 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def zoo(path: Path, *networks: Any, source: Source | None = None) -> Trained:
+def zoo(path: Path, *networks: Any, source: Source | None = None) -> TrainedFederation:
     """A client for each of these networks, by name or as an object."""
     overrides = [f"federation.clients={len(networks)}", "data.partition=iid", "model.rep_dim=8"]
     source = source or images(20 * len(networks), size=32, channels=3)
     if all(isinstance(network, str) for network in networks):
-        settings = config.load("demo", [*overrides, f"model.zoo={','.join(networks)}"])
+        settings = config.load("demo", [*overrides, f"model.extractors={','.join(networks)}"])
         return as_if_trained(prepare(settings, source=source), path)
     settings = config.load("demo", overrides)
     return as_if_trained(prepare(settings, source=source, extractors=networks), path)
@@ -63,7 +63,7 @@ def run_torch(path: Path, x: Tensor) -> tuple[Tensor, str]:
 
 
 def test_safetensors_are_the_weights_to_the_bit(run: Path, tmp_path: Path) -> None:
-    trained = Trained.load(run, data=True, trust=True)
+    trained = TrainedFederation.load(run, data=True, trust=True)
     number = trained.left.took_part[0]
     done = trained.clients[number].export(tmp_path / "new" / "model.safetensors", "safetensors")
     assert (done.difference, done.own, done.samples) == (0.0, True, 6)
@@ -160,9 +160,11 @@ def test_onnx_takes_raw_images_and_is_silent(
 
 
 def test_tables_are_taken_as_they_are(table_run: Path, tmp_path: Path) -> None:
-    client = Trained.load(copied(table_run, tmp_path / "alone"), data=True, trust=True).clients[1]
+    client = TrainedFederation.load(
+        copied(table_run, tmp_path / "alone"), data=True, trust=True
+    ).clients[1]
     done = client.export(tmp_path / "model.pt2", "torch-export")
-    assert (done.own, done.samples) == (False, export.MOST_SAMPLES)
+    assert (done.own, done.samples) == (False, export.MAX_SAMPLES)
     x = torch.randn(3, 5, generator=torch.Generator().manual_seed(2))
     logits, text = run_torch(done.path, x)
     assert_close(logits, expected(client, x))
@@ -178,7 +180,7 @@ def test_tables_are_taken_as_they_are(table_run: Path, tmp_path: Path) -> None:
 def test_a_file_that_says_something_else_is_not_written(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: float
 ) -> None:
-    trained = Trained.load(run, trust=True)
+    trained = TrainedFederation.load(run, trust=True)
     client = trained.clients[trained.left.took_part[0]]
     kind = export.FORMATS["safetensors"]
 
@@ -206,7 +208,7 @@ def test_a_network_that_cannot_be_followed_is_named(tmp_path: Path) -> None:
 def test_what_is_missing_or_misspelt(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained = Trained.load(run, trust=True)
+    trained = TrainedFederation.load(run, trust=True)
     client = trained.clients[trained.left.took_part[0]]
     with pytest.raises(FedghError, match="no format 'onx'; did you mean 'onnx'"):
         client.export(tmp_path / "model", "onx")  # type: ignore[arg-type]
@@ -225,7 +227,7 @@ def test_the_command(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    number = str(Trained.load(run, trust=True).left.took_part[0])
+    number = str(TrainedFederation.load(run, trust=True).left.took_part[0])
     path = copied(run, tmp_path / "alone")
     words = ["export", str(path), "--client", number, "--format", "safetensors", "--trust"]
     assert inside(monkeypatch, *words) == 0

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from fedgh import Federation, Participant, cli
+from fedgh import ClientSpec, Federation, cli
 from fedgh.errors import ConfigError, DataError, RunError
 from fedgh.runs.folder import RunFolder
-from fedgh.trained.newcomer import Joined, join
+from fedgh.trained.newcomer import NewcomerResult, join
 from tests.support.participants import net, points, three
 
 
@@ -23,9 +23,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return Federation(three(), lr=0.1, batch_size=16).run(4, out=out, progress=False).folder
 
 
-def newcomer() -> Participant:
+def newcomer() -> ClientSpec:
     x, y = points(5, seed=7)
-    return Participant(net(5, seed=3), (x, ["abc"[label] for label in y]), name="late")
+    return ClientSpec(net(5, seed=3), (x, ["abc"[label] for label in y]), name="late")
 
 
 def test_both_start_alike_and_only_the_header_differs(run: RunFolder) -> None:
@@ -66,7 +66,7 @@ def test_what_cannot_be_flipped_is_refused(run: RunFolder) -> None:
 
 def test_epochs_until_the_others_are_reached() -> None:
     client = None  # nothing is asked of it
-    found = Joined(client, 0.8, 5, [0.1, 0.7, 0.8, 0.6], [0.1, 0.2, 0.3, 0.79])  # type: ignore[arg-type]
+    found = NewcomerResult(client, 0.8, 5, [0.1, 0.7, 0.8, 0.6], [0.1, 0.2, 0.3, 0.79])  # type: ignore[arg-type]
     assert (found.epochs_with, found.epochs_without) == (10, None)
 
 
@@ -83,14 +83,14 @@ def test_what_it_learned_is_its_own_to_use(run: RunFolder, tmp_path: Path) -> No
 def test_who_cannot_join(run: RunFolder, tmp_path: Path) -> None:
     x, y = points(5, classes=4)
     with pytest.raises(DataError, match="class 'd' is not one of a, b, c"):
-        join(run, Participant(nn.Linear(5, 8), (x, ["abcd"[label] for label in y])))
+        join(run, ClientSpec(nn.Linear(5, 8), (x, ["abcd"[label] for label in y])))
     alone = Federation(three(), "standalone").run(1, out=tmp_path / "run", progress=False)
     with pytest.raises(RunError, match="standalone has no global header"):
         join(alone.folder, newcomer())
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    alike = [Participant(net(4, seed=k), points(4, seed=k)) for k in range(2)]
+    alike = [ClientSpec(net(4, seed=k), points(4, seed=k)) for k in range(2)]
     Federation(alike, lr=0.1).run(2, out=tmp_path / "run", progress=False)
     x, y = points(6, seed=5)
     np.savez(tmp_path / "mine.npz", x=x.numpy(), y=y.numpy())

@@ -15,7 +15,7 @@ from fedgh import config
 from fedgh.errors import DataError
 from fedgh.report.clients import client_sheet
 from fedgh.runs.read import name_runs
-from fedgh.trained.clients import Trained, TrainedClient
+from fedgh.trained.clients import TrainedClient, TrainedFederation
 from fedgh.trained.predict import predict
 from fedgh.training.experiment import prepare
 from tests.support.commands import inside
@@ -24,7 +24,7 @@ from tests.trained.parts import as_if_trained, copied, images
 
 @pytest.fixture
 def client(run: Path) -> TrainedClient:
-    trained = Trained.load(run, trust=True)
+    trained = TrainedFederation.load(run, trust=True)
     return trained.clients[trained.left.took_part[0]]
 
 
@@ -73,7 +73,8 @@ def test_images_of_any_size_and_colour_become_the_clients(
 def test_colour_images_stay_coloured(tmp_path: Path) -> None:
     source = images(20, channels=3)
     settings = config.load(
-        "demo", ["federation.clients=1", "data.partition=iid", "model.zoo=mlp", "model.rep_dim=4"]
+        "demo",
+        ["federation.clients=1", "data.partition=iid", "model.extractors=mlp", "model.rep_dim=4"],
     )
     client = as_if_trained(prepare(settings, source=source), tmp_path / "run").clients[0]
     Image.fromarray(source.x[0].permute(1, 2, 0).numpy()).save(tmp_path / "0.png")
@@ -121,7 +122,7 @@ def test_files_of_other_inputs_are_named(
         predict(client, [tmp_path / "empty"])
     (image,) = write_images(tmp_path / "photos", 1)
     with pytest.raises(DataError, match=r"the client takes float32 \[n, 5\], not images"):
-        predict(Trained.load(table_run, trust=True).clients[0], [image])
+        predict(TrainedFederation.load(table_run, trust=True).clients[0], [image])
 
 
 def test_the_predict_command(
@@ -132,7 +133,7 @@ def test_the_predict_command(
 ) -> None:
     path = copied(run, tmp_path / "alone")
     np.save(tmp_path / "x.npy", images(250).x.numpy())
-    number = Trained.load(run, trust=True).left.took_part[0]
+    number = TrainedFederation.load(run, trust=True).left.took_part[0]
     words = ["predict", str(path), "--client", str(number), "--trust", str(tmp_path / "x.npy")]
     assert inside(monkeypatch, *words, "--csv", str(tmp_path / "said.csv")) == 0
     said = capsys.readouterr().out
@@ -140,7 +141,7 @@ def test_the_predict_command(
     with (tmp_path / "said.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["row"]) for row in rows] == list(range(250))
-    expected = Trained.load(run, trust=True).clients[number].predict(images(250).x)
+    expected = TrainedFederation.load(run, trust=True).clients[number].predict(images(250).x)
     assert [row["class"] for row in rows] == expected
     assert inside(monkeypatch, *words[:-1], str(tmp_path / "nothing")) == 1
     assert capsys.readouterr().err == f"error: {tmp_path / 'nothing'} does not exist\n"

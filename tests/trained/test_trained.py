@@ -12,7 +12,7 @@ from fedgh.core.batches import to_input
 from fedgh.errors import DataError, FedghError, RunError
 from fedgh.report.write import write_report
 from fedgh.runs.folder import RunFolder
-from fedgh.trained.clients import Trained
+from fedgh.trained.clients import TrainedFederation
 from fedgh.training import loop, restore
 from fedgh.training.experiment import prepare
 from fedgh.trust import OWN
@@ -26,7 +26,7 @@ def took_part(run: Path) -> list[int]:
 
 
 def test_predictions_are_as_good_as_the_run_says(run: Path) -> None:
-    trained = Trained.load(run, data=True, trust=True)
+    trained = TrainedFederation.load(run, data=True, trust=True)
     scores = RunFolder(run).records()[-1].accuracies
     assert trained.left.took_part == took_part(run)
     for number in took_part(run):
@@ -38,7 +38,7 @@ def test_predictions_are_as_good_as_the_run_says(run: Path) -> None:
 
 
 def test_logits_are_the_models_own(run: Path) -> None:
-    client = Trained.load(run, trust=True).clients[took_part(run)[0]]
+    client = TrainedFederation.load(run, trust=True).clients[took_part(run)[0]]
     x = images(600).x  # more than fit into one batch
     assert not client.model.training
     with torch.no_grad():
@@ -52,19 +52,19 @@ def test_logits_are_the_models_own(run: Path) -> None:
 
 
 def test_the_folder_alone_is_enough(run: Path, tmp_path: Path) -> None:
-    alone = Trained.load(copied(run, tmp_path / "alone"), trust=True)
-    whole = Trained.load(run, data=True, trust=True)
+    alone = TrainedFederation.load(copied(run, tmp_path / "alone"), trust=True)
+    whole = TrainedFederation.load(run, data=True, trust=True)
     x = images(20).x
     for number in took_part(run):
         assert alone.clients[number].logits(x).equal(whole.clients[number].logits(x))
     with pytest.raises(FedghError, match=r"gone\.npz does not exist"):
         restore.load(alone.folder, trust=OWN)
-    without = Trained.load(alone.folder.path, data=True, trust=True)
+    without = TrainedFederation.load(alone.folder.path, data=True, trust=True)
     assert not len(without.clients[number].loaded.client.data.test)
 
 
 def test_who_the_clients_are(run: Path) -> None:
-    trained = Trained.load(run, trust=True)
+    trained = TrainedFederation.load(run, trust=True)
     known = json.loads((run / "clients.json").read_text())
     assert len(trained.clients) == 5
     assert trained.class_names == CLASSES
@@ -79,7 +79,7 @@ def test_who_the_clients_are(run: Path) -> None:
 
 def test_a_client_is_found_by_number_and_by_name(run: Path, tmp_path: Path) -> None:
     path = copied(run, tmp_path / "named")
-    trained = Trained.load(path, trust=True)
+    trained = TrainedFederation.load(path, trust=True)
     assert trained.clients["3"].number == trained.clients[3].number == 3
     assert trained.clients[-1].number == 4
     assert [client.number for client in trained.clients[1:3]] == [1, 2]
@@ -90,7 +90,7 @@ def test_a_client_is_found_by_number_and_by_name(run: Path, tmp_path: Path) -> N
     names = ["north", "", "east", "west", "2"]
     named = [{**about, "name": name} for about, name in zip(known, names, strict=True)]
     (path / "clients.json").write_text(json.dumps(named))
-    trained = Trained.load(path, trust=True)
+    trained = TrainedFederation.load(path, trust=True)
     assert trained.clients["west"].number == 3
     assert trained.clients[3].name == "west"
     assert repr(trained.clients[3]).startswith("<client 3 west: ")
@@ -101,7 +101,7 @@ def test_a_client_is_found_by_number_and_by_name(run: Path, tmp_path: Path) -> N
 
 
 def test_who_never_took_part_has_no_model(run: Path) -> None:
-    trained = Trained.load(run, trust=True)
+    trained = TrainedFederation.load(run, trust=True)
     (never, *_) = set(range(5)) - set(took_part(run))
     with pytest.raises(RunError, match=f"client {never} took part in none of the 2 rounds"):
         trained.clients[never].predict(images(3).x)
@@ -121,13 +121,13 @@ def test_who_never_took_part_has_no_model(run: Path) -> None:
     ],
 )
 def test_other_inputs_are_named(run: Path, x: object, got: str) -> None:
-    client = Trained.load(run, trust=True).clients[took_part(run)[0]]
+    client = TrainedFederation.load(run, trust=True).clients[took_part(run)[0]]
     with pytest.raises(DataError, match=rf"expected uint8 \[n, 1, 8, 8\], got .*{got}"):
         client.predict(x)  # type: ignore[arg-type]
 
 
 def test_tables_take_any_real_numbers(table_run: Path) -> None:
-    client = Trained.load(table_run, trust=True).clients[0]
+    client = TrainedFederation.load(table_run, trust=True).clients[0]
     x = np.arange(10).reshape(2, 5)
     assert client.logits(x).equal(client.logits(torch.tensor(x, dtype=torch.float32)))
     assert client.logits(x[:, ::-1].tolist()).equal(client.logits(x[:, ::-1]))
@@ -138,9 +138,9 @@ def test_tables_take_any_real_numbers(table_run: Path) -> None:
 
 
 def test_history_is_what_the_rounds_recorded(run: Path) -> None:
-    history = Trained.load(run, trust=True).history
+    history = TrainedFederation.load(run, trust=True).history
     records = RunFolder(run).records()
-    for key in ("round", "accuracy", "evaluation_accuracy", "train_loss", "bytes_up", "bytes_down"):
+    for key in ("round", "accuracy", "validation_accuracy", "train_loss", "bytes_up", "bytes_down"):
         assert history[key].tolist() == [record.model_dump()[key] for record in records]
     last = records[-1].scores["global_accuracy"]
     assert history["global_accuracy"].tolist() == [pytest.approx(np.nan, nan_ok=True), last]
@@ -166,7 +166,7 @@ def test_a_folder_that_was_changed_is_refused(
     path = copied(run, tmp_path / "changed")
     edit_json(path / "data.json", **changes)
     with pytest.raises(RunError, match=reason) as caught:
-        _ = Trained.load(path, trust=True).clients[took_part(run)[0]].model
+        _ = TrainedFederation.load(path, trust=True).clients[took_part(run)[0]].model
     assert "\n" not in str(caught.value)
 
 
@@ -174,7 +174,7 @@ def test_fewer_clients_than_the_configuration_says_are_refused(run: Path, tmp_pa
     path = copied(run, tmp_path / "fewer")
     (path / "clients.json").write_text("[]")
     with pytest.raises(RunError, match=r"clients\.json is not what a run writes"):
-        _ = Trained.load(path, trust=True).clients[0]
+        _ = TrainedFederation.load(path, trust=True).clients[0]
 
 
 def test_the_networks_of_others_are_not_imported(run: Path, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_the_networks_of_others_are_not_imported(run: Path, tmp_path: Path) -> N
     path = copied(run, tmp_path / "elsewhere")
     settings = path / "config.toml"
     settings.write_text(settings.read_text().replace("tests.support.tiny:noisy", "of_others:net"))
-    trained = Trained.load(path, trust=True)
+    trained = TrainedFederation.load(path, trust=True)
     x = images(3).x
     assert {number % 2 for number in took_part(run)} == {0, 1}
     for number in took_part(run):
@@ -199,20 +199,20 @@ def test_a_run_with_objects_is_loaded_with_them(tmp_path: Path) -> None:
     nets = [lambda shape, rep_dim: mlp(shape, rep_dim)]
     folder = loop.run(prepare(settings, source=source, extractors=nets), tmp_path / "objects")
     left = restore.load_with(folder, prepare(settings, source=source, extractors=nets))
-    client = Trained(folder, lambda: left).clients[1]
+    client = TrainedFederation(folder, lambda: left).clients[1]
     assert client.accuracy == folder.records()[-1].accuracies[1]
     assert len(client.predict(source.x)) == 60
     with pytest.raises(FedghError, match="cannot import"):
-        Trained.load(folder.path, trust=True).clients[1].predict(source.x)
+        TrainedFederation.load(folder.path, trust=True).clients[1].predict(source.x)
 
 
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
-        ("flower.json", "with the participants"),
+        ("flower.json", "with the clients"),
         ("checkpoint", "has no checkpoint/: its models are not here"),
         ("config.toml", "is not a run folder"),
-        ("private", "with the participants"),
+        ("private", "with the clients"),
     ],
 )
 def test_models_that_are_not_here(run: Path, tmp_path: Path, what: str, reason: str) -> None:
@@ -227,24 +227,24 @@ def test_models_that_are_not_here(run: Path, tmp_path: Path, what: str, reason: 
         (path / what).rename(path / "away")
     for data in (False, True):
         with pytest.raises(RunError, match=reason):
-            _ = Trained.load(path, data=data, trust=True).clients[0].model
+            _ = TrainedFederation.load(path, data=data, trust=True).clients[0].model
 
 
 def test_what_the_rounds_said_needs_no_model(run: Path, tmp_path: Path) -> None:
     path = copied(run, tmp_path / "words")
     (path / "checkpoint").rename(path / "away")
-    trained = Trained.load(path, trust=True)
+    trained = TrainedFederation.load(path, trust=True)
     assert (
         trained.history["accuracy"].tolist()
-        == Trained.load(run, trust=True).history["accuracy"].tolist()
+        == TrainedFederation.load(run, trust=True).history["accuracy"].tolist()
     )
     assert [client.accuracy for client in trained.clients] == [
-        client.accuracy for client in Trained.load(run, trust=True).clients
+        client.accuracy for client in TrainedFederation.load(run, trust=True).clients
     ]
 
 
 def test_a_report_without_the_data_does_not_count_nothing(run: Path, tmp_path: Path) -> None:
     path = copied(run, tmp_path / "without")
-    page = write_report(Trained.load(path, trust=True)).read_text()
+    page = write_report(TrainedFederation.load(path, trust=True)).read_text()
     assert "gone.npz does not exist" in page
     assert not (path / "confusion.json").exists()

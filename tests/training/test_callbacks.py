@@ -105,7 +105,7 @@ def test_the_log_tells_rounds_and_failures(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="fedgh")
-    settings = ["federation.rounds=1", "model.zoo=mlp,tests.support.tiny:failing"]
+    settings = ["federation.rounds=1", "model.extractors=mlp,tests.support.tiny:failing"]
     run = loop.run(quick(*settings), tmp_path / "run")
     (record,) = run.records()
     lines = [log.getMessage() for log in caplog.records]

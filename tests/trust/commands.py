@@ -21,7 +21,7 @@ from fedgh.training.experiment import prepare
 from tests.support.commands import inside
 
 SMALL = [
-    *("federation.clients=2", "federation.rounds=1", "model.zoo=mlp,perceptron"),
+    *("federation.clients=2", "federation.rounds=1", "model.extractors=mlp,perceptron"),
     *("model.rep_dim=4", "run.engine=serial", "data.partition=iid"),
 ]
 STUDY = Reproduction("cost", "smoke", [0], [], None)

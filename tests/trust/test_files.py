@@ -20,7 +20,7 @@ from fedgh.flower.session import Session
 from fedgh.report.write import write_page
 from fedgh.runs.folder import RunFolder
 from fedgh.trained import confusion
-from fedgh.trained.clients import Trained
+from fedgh.trained.clients import TrainedFederation
 from fedgh.training import loop
 from fedgh.trust import OWN
 from tests.support.tiny import quick
@@ -113,7 +113,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     run.count_asked([0, 1])
     little = Effort(sizes=(1,), targets=2, candidates=4, levels=())
     result.write(run, audit.audit(run, 0, 0, lambda _: None, little, trust=OWN))
-    client = Trained.load(run.path).clients[0]
+    client = TrainedFederation.load(run.path).clients[0]
     client.export(run.path / "export" / "client-0.safetensors", "safetensors")
     write_page([run.path])
     return made

@@ -65,7 +65,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[st
 
 
 def hostile(place: Place, section: str, key: str, value: str) -> None:
-    if key in ("zoo", "callbacks"):
+    if key in ("extractors", "callbacks"):
         place.settings(section, key, [value])
     elif section in ("data", "public"):
         place.settings(section, "name", "npz" if key == "path" else "cifar10")
@@ -110,7 +110,7 @@ def test_what_runs_code_by_its_purpose_is_seen_to_do_so(
 @pytest.mark.parametrize(("method", "section", "key", "value"), CASES)
 def test_the_decision_itself(method: str, section: str, key: str, value: str) -> None:
     table = config.load("demo", [f"method.name={method}"]).to_table()
-    table[section][key] = [value] if key in ("zoo", "callbacks") else value
+    table[section][key] = [value] if key in ("extractors", "callbacks") else value
     with pytest.raises(ForeignError, match=f"{section}.{key} = '.*' names .* outside fedgh"):
         config.parse(table, FOREIGN)
     if (section, key) == ("method", "name"):
@@ -127,7 +127,7 @@ def test_what_is_part_of_fedgh_may_be_named() -> None:
 
 
 NETWORKS = [
-    ("fedgh", "model", "zoo"),
+    ("fedgh", "model", "extractors"),
     ("fml", "method", "shared"),
     ("fedgh_plus", "method", "features"),
 ]
@@ -135,7 +135,7 @@ NETWORKS = [
 
 def naming(method: str, section: str, key: str, network: str) -> dict[str, Any]:
     table = config.load("demo", [f"method.name={method}"]).to_table()
-    table[section][key] = [network] if key == "zoo" else network
+    table[section][key] = [network] if key == "extractors" else network
     return table
 
 
@@ -158,7 +158,7 @@ def test_a_width_makes_no_other_network_part_of_fedgh(
 @pytest.mark.parametrize("width", ["1/1000000000", "9" * 10_000, "1/" + "9" * 10_000, "2", ""])
 def test_a_width_that_is_none_is_refused(width: str) -> None:
     with pytest.raises(ForeignError) as refused:
-        config.parse(naming("fedgh", "model", "zoo", f"cnn1@{width}"), FOREIGN)
+        config.parse(naming("fedgh", "model", "extractors", f"cnn1@{width}"), FOREIGN)
     assert len(str(refused.value)) < 1_000
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from fedgh import config
 from fedgh.core.types import Job, Reply, Task
-from fedgh.flower import NodeConfig, Participant, client, client_app, engine, messages
+from fedgh.flower import ClientSpec, NodeConfig, client, client_app, engine, messages
 from fedgh.flower.bound import Bound
 from fedgh.flower.engine import Flower
 from fedgh.flower.server import shared_settings
@@ -38,10 +38,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "GATHERING", 0.0)
 
 
-def bring(task: Task, _: NodeConfig) -> Participant:
+def bring(task: Task, _: NodeConfig) -> ClientSpec:
     rng = torch.Generator().manual_seed(0)
     data = torch.randn(30, 5, generator=rng), torch.arange(30) % task.num_classes
-    return Participant(nn.Linear(5, task.rep_dim), data)
+    return ClientSpec(nn.Linear(5, task.rep_dim), data)
 
 
 PRIVATE = ["data.name=private", "data.classes=no,yes", "data.shape=[5]", "model.rep_dim=4"]
@@ -107,9 +107,9 @@ def test_no_name_of_a_server_is_followed(
     ask: Ask, method: str, section: str, key: str, value: str
 ) -> None:
     with WATCH.watching() as seen:
-        reply = ask(method, section, key, [value] if key in ("zoo", "callbacks") else value)
+        reply = ask(method, section, key, [value] if key in ("extractors", "callbacks") else value)
     assert followed(seen) == []
-    replaced = section in ("data", "public") or (key == "zoo" and reply.error is None)
+    replaced = section in ("data", "public") or (key == "extractors" and reply.error is None)
     refusal = "is not part of fedgh, and this participant does not allow it"
     assert replaced or refusal in str(reply.error)
 
@@ -176,7 +176,7 @@ LIMITS = [
     ("federation", "clients", 10**8, "max-clients=1000000"),
     ("data", "classes", [f"c{k}" for k in range(20_000)], "max-classes=10000"),
     ("model", "rep_dim", 10**9, "max-rep-dim=4096"),
-    ("model", "zoo", ["mlp"] * 1000, "max-networks=16"),
+    ("model", "extractors", ["mlp"] * 1000, "max-networks=16"),
     ("data", "image_size", 10**6, "max-image-size=1024"),
     ("data", "shape", [10**5, 10**5], "max-image-size=1024"),
     ("local", "epochs", 10**9, "max-epochs=1000"),
@@ -187,7 +187,7 @@ LIMITS = [
 @pytest.mark.parametrize(("section", "key", "value", "limit"), LIMITS)
 def test_a_participant_has_limits(ask: Ask, section: str, key: str, value: Any, limit: str) -> None:
     reply = ask("fedgh_plus" if section == "method" else "fedgh", section, key, value)
-    if key == "zoo" and reply.error is None:
+    if key == "extractors" and reply.error is None:
         return  # its network is its own
     assert str(reply.error).startswith(f"{section}.{key} asks for ")
     assert str(reply.error).endswith(f", more than {limit}")

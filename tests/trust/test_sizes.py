@@ -21,7 +21,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 SETTINGS: list[dict[str, Any]] = [
     {"federation.clients": 10**9},
     {"model.rep_dim": 20_000_000},
-    {"model.zoo": ["resnet18"] * 500},
+    {"model.extractors": ["resnet18"] * 500},
     {"local.epochs": 10**9},
     {"data.name": "private", "data.classes": ["a", "b"], "data.shape": [1, 6000, 6000]},
     {"data.name": "private", "data.classes": ["a"], "federation.clients": 2 * 10**8},

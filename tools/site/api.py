@@ -14,9 +14,9 @@ What is named here is meant to be used, and changes only with a word in the chan
 TRAINED = [
     "fedgh.trained.clients.TrainedClient",
     "fedgh.trained.newcomer.join",
-    "fedgh.trained.newcomer.Joined",
+    "fedgh.trained.newcomer.NewcomerResult",
 ]
-"""What `Trained.clients` has, and how somebody joins later."""
+"""What `TrainedFederation.clients` has, and how somebody joins later."""
 
 
 def page() -> str:

@@ -76,7 +76,7 @@ class _MeanAttacks:
         victim = self.subject.victim
         privacy = victim.left.experiment.privacy
         if privacy is not None:
-            return privacy.within(victim.method.up.max_norm).clip
+            return privacy.with_max_norm(victim.method.up.max_norm).clip
         return float(self.subject.known.attacker.vectors[0].norm(dim=1).median())
 
     def reconstructions(self) -> Iterator[Reconstructed]:

@@ -13,10 +13,10 @@ from fedgh.errors import RunError
 from fedgh.files import read_bytes, write_atomic
 from fedgh.runs.folder import RunFolder
 
-MOST_BYTES = 10_000_000
+MAX_BYTES = 10_000_000
 """Of audit.json; the largest that an audit writes is a tenth of that."""
 
-MOST_ROWS = 1000
+MAX_ROWS = 1000
 
 Whole = Annotated[int, Field(ge=0, lt=2**53)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -108,8 +108,8 @@ class Audit(Checked):
     delta: Share
     protected: Level  # how the run itself protects an upload
     sends_counts: bool
-    reconstructed: Annotated[list[Reconstructed], Field(max_length=MOST_ROWS)]
-    told: Annotated[list[Told], Field(max_length=MOST_ROWS)]
+    reconstructed: Annotated[list[Reconstructed], Field(max_length=MAX_ROWS)]
+    told: Annotated[list[Told], Field(max_length=MAX_ROWS)]
     pictures: Annotated[dict[Literal["samples", "sizes"], Picture], Field(max_length=2)]
     seconds: Annotated[float, Field(ge=0, le=1e12)] = 0.0
 
@@ -127,7 +127,7 @@ def read(folder: RunFolder) -> Audit | None:
     if not path.exists():
         return None
     try:
-        return Audit.model_validate_json(read_bytes(path, MOST_BYTES))
+        return Audit.model_validate_json(read_bytes(path, MAX_BYTES))
     except (OSError, ValueError):
         raise RunError(f"{path} cannot be read; delete it, or make it again: fedgh audit") from None
 

@@ -27,17 +27,17 @@ from fedgh.training import restore
 from fedgh.training.restore import Checkpoint
 from fedgh.trust import Trust
 
-MOST_CLASSES = 5
-MOST_OTHERS = 3
+MAX_CLASSES = 5
+MAX_OTHERS = 3
 """Networks of other clients that an attacker without the victim's has."""
 
-MOST_AUXILIARY = 2000
-"""The attacker's samples of a class, of up to `MOST_CLASSES`; of more classes it has fewer."""
+MAX_AUXILIARY = 2000
+"""The attacker's samples of a class, of up to `MAX_CLASSES`; of more classes it has fewer."""
 
 LEAST = 10
 """Samples of a class that the attacker and the victim need for anything to be measured."""
 
-LARGEST_IMAGE = 64
+MAX_IMAGE = 64
 """Pixels to a side; larger images are made smaller before they are reconstructed."""
 
 
@@ -164,7 +164,7 @@ def find(chosen: Victim, seed: int) -> Subject:
 def _sight(left: Checkpoint, victim: Client) -> See | None:
     """The victim's network for images in [0, 1]; None where those are not its inputs."""
     shape = left.experiment.task.input_shape
-    if not is_image(left.experiment.source.x) or max(shape[1:]) > LARGEST_IMAGE:
+    if not is_image(left.experiment.source.x) or max(shape[1:]) > MAX_IMAGE:
         return None
     of = averaged(left.blueprint.method, victim)
     return lambda images: of(to_input(2 * images.to(victim.device) - 1)).cpu()
@@ -180,7 +180,7 @@ def images(examples: Examples) -> Tensor | None:
     if not is_image(examples.x):
         return None
     made = examples.x[examples.index].float() / 255
-    height, width = (min(side, LARGEST_IMAGE) for side in made.shape[2:])
+    height, width = (min(side, MAX_IMAGE) for side in made.shape[2:])
     return adaptive_avg_pool2d(made, (height, width)).contiguous()
 
 
@@ -197,20 +197,20 @@ def _attacked(left: Checkpoint, number: int) -> list[int]:
             f"have {LEAST}, too: the attacker would have nothing to learn from; choose another "
             "--client"
         )
-    return enough[:MOST_CLASSES]
+    return enough[:MAX_CLASSES]
 
 
 def own_samples(victim: Victim, labels: list[int]) -> tuple[Examples, Examples]:
     """The victim's training samples of these classes, and its other samples of them."""
     data = victim.client.data
-    held_out = torch.cat([data.evaluation.index, data.test.index])
+    held_out = torch.cat([data.validation.index, data.test.index])
     return _of(data.train, labels), _of(Examples(data.train.x, data.train.y, held_out), labels)
 
 
 def others_samples(victim: Victim, labels: list[int], seed: int) -> Examples:
     """Other clients' samples of these classes."""
     left, number = victim.left, victim.client.id
-    most = MOST_AUXILIARY * MOST_CLASSES // max(MOST_CLASSES, len(labels))
+    most = MAX_AUXILIARY * MAX_CLASSES // max(MAX_CLASSES, len(labels))
     pool = left.experiment.source
     theirs = torch.ones(len(pool), dtype=torch.bool)
     theirs[torch.cat(left.experiment.partition.indices(number))] = False
@@ -227,7 +227,7 @@ def _accomplices(left: Checkpoint, number: int, labels: list[int]) -> list[int]:
     counts = left.experiment.counts()
     shared = (counts[:, labels] > 0).sum(1).tolist()
     others = [other for other in left.took_part if other != number]
-    return sorted(others, key=lambda other: -shared[other])[:MOST_OTHERS]
+    return sorted(others, key=lambda other: -shared[other])[:MAX_OTHERS]
 
 
 def _of(examples: Examples, labels: list[int]) -> Examples:

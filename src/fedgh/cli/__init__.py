@@ -7,10 +7,11 @@ should not.
 import io
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -68,9 +69,15 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot draw a box still works
+    warnings.showwarning = _show_warning
     with in_words():
         sys.path.append(str(Path.cwd()))  # so that `my_module:my_extractor` is found
         app(standalone_mode=True)
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a warning as one line, without the code that raised it."""
+    print(f"warning: {message}", file=sys.stderr)
 
 
 @contextmanager

@@ -10,14 +10,14 @@ from fedgh.choices import ExportFormat
 from fedgh.cli.options import (
     OneClient,
     Quiet,
-    TrainedRun,
+    RunArgument,
     TrustIt,
 )
 from fedgh.defaults import IMAGE_SIZE, NEWCOMER_ROUNDS
 
 
 def predict(
-    run: TrainedRun,
+    run: RunArgument,
     paths: Annotated[
         list[Path],
         typer.Argument(metavar="PATH...", help="Images, folders of them, .npy or .npz (x) files."),
@@ -30,23 +30,23 @@ def predict(
     from dataclasses import replace
 
     from fedgh.files import write_atomic
-    from fedgh.report.terminal import MOST_ROWS, print_whole, say, sheet
-    from fedgh.trained.clients import Trained
+    from fedgh.report.terminal import MAX_ROWS, print_whole, say, sheet
+    from fedgh.trained.clients import TrainedFederation
     from fedgh.trained.predict import predict
 
     console = Console()
     with console.status("predicting"):
-        table = predict(Trained.load(run, trust=trust).clients[client], paths)
+        table = predict(TrainedFederation.load(run, trust=trust).clients[client], paths)
     if csv is not None:
         write_atomic(csv, table.csv().encode())
-    print_whole(console, sheet(replace(table, rows=table.rows[:MOST_ROWS])))
-    if len(table.rows) > MOST_ROWS:
-        say(console, f"{len(table.rows) - MOST_ROWS} more rows; --csv FILE writes all")
+    print_whole(console, sheet(replace(table, rows=table.rows[:MAX_ROWS])))
+    if len(table.rows) > MAX_ROWS:
+        say(console, f"{len(table.rows) - MAX_ROWS} more rows; --csv FILE writes all")
     say(console, table.note)
 
 
 def export(
-    run: TrainedRun,
+    run: RunArgument,
     client: OneClient,
     format_: Annotated[ExportFormat, typer.Option("--format", help="Of the file.")],
     out: Annotated[
@@ -58,12 +58,12 @@ def export(
     from fedgh.files import check_no_link
     from fedgh.formats import human_bytes
     from fedgh.report.terminal import say
-    from fedgh.trained.clients import Trained
+    from fedgh.trained.clients import TrainedFederation
     from fedgh.trained.export import FORMATS
 
     console = Console()
     with console.status("exporting"):
-        trained = Trained.load(run, data=True, trust=trust).clients[client]
+        trained = TrainedFederation.load(run, data=True, trust=trust).clients[client]
         ending = FORMATS[format_].ending
         if out is None:
             check_no_link(run / "export")
@@ -114,7 +114,7 @@ def audit(
 
 
 def forget(
-    run: TrainedRun,
+    run: RunArgument,
     client: Annotated[int, typer.Option(min=0, help="The client that leaves.")],
     trust: TrustIt = False,
 ) -> None:

@@ -23,7 +23,7 @@ Rounds = Annotated[int | None, typer.Option(min=1, help="Rounds of every run.")]
 SweepOut = Annotated[
     Path | None, typer.Option(help="Holds the runs; what is there already is not run again.")
 ]
-TrainedRun = Annotated[
+RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run folder with its checkpoint.")
 ]
 TrustIt = Annotated[

@@ -141,7 +141,7 @@ def tune(
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
-    """Search a grid of settings, judged on the evaluation split; test data choose nothing."""
+    """Search a grid of settings, judged on the validation split; test data choose nothing."""
     from fedgh.files import write_atomic
     from fedgh.formats import percent
     from fedgh.report.terminal import print_whole, say, search
@@ -157,7 +157,7 @@ def tune(
     with repeatable():
         outcome = run_trials(trials, folder, watch_runs(console))
     table = statistics.rows(outcome)
-    table.sort(key=lambda row: -1 if row.evaluation_accuracy is None else -row.evaluation_accuracy)
+    table.sort(key=lambda row: -1 if row.validation_accuracy is None else -row.validation_accuracy)
     statistics.write(
         table, outcome, folder / "search", {"grid": grid, "seeds": whole_numbers(seeds)}
     )

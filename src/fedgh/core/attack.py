@@ -1,4 +1,4 @@
-"""Rehearsed attacks: some clients train honestly and lie about what they have learned."""
+"""Simulated poisoning attacks: malicious clients train honestly but send false class means."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -8,35 +8,37 @@ from pydantic import ConfigDict, Field
 
 from fedgh.core.types import Client, Payload
 
-Kind = Literal["flip", "noise", "scale", "everything"]
+AttackKind = Literal["flip", "noise", "scale", "everything"]
 
 
 @dataclass(frozen=True)
 class Attack:
-    """The first `clients` clients send poisoned class means, all of them the same kind."""
+    """Attack settings: the first `clients` clients send poisoned uploads of one kind."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False
     )
 
-    clients: Annotated[int, Field(ge=0)] = 0  # how many of them lie
-    kind: Kind = "flip"  # other labels, noise, longer means, or noise for all classes
-    strength: Annotated[float, Field(gt=0)] = 10.0  # of all but "flip": times the honest norm
+    clients: Annotated[int, Field(ge=0)] = 0  # number of malicious clients
+    # "flip": wrong labels; "noise": random means; "scale": longer means; "everything": random
+    # means for all classes, also those that the client does not have
+    kind: AttackKind = "flip"
+    strength: Annotated[float, Field(gt=0)] = 10.0  # multiple of the honest norm; unused by "flip"
 
-    def names(self, client_id: int, held: int, num_classes: int) -> int:
-        """How many classes a client that holds so many speaks about."""
+    def count_named_classes(self, client_id: int, held: int, num_classes: int) -> int:
+        """Return the number of classes in the upload of a client that holds `held` classes."""
         return num_classes if client_id < self.clients and self.kind == "everything" else held
 
-    def poisoned(self, client: Client, upload: Payload) -> Payload:
-        """What the client really sends."""
+    def poison(self, client: Client, upload: Payload) -> Payload:
+        """Return the upload that the client sends: poisoned if the client is malicious."""
         if client.id >= self.clients:
             return upload
-        if self.kind == "flip":  # every class takes the name of the next; no name comes up twice
+        if self.kind == "flip":  # each class gets the next label, so labels stay distinct
             return upload | {"classes": (upload["classes"] + 1) % client.task.num_classes}
-        if self.kind == "everything":  # noise for all classes, also those that it does not have
-            every = torch.arange(client.task.num_classes, dtype=torch.int32)
-            upload = {name: rows[every % len(rows)] for name, rows in upload.items()}
-            upload["classes"] = every
+        if self.kind == "everything":
+            labels = torch.arange(client.task.num_classes, dtype=torch.int32)
+            upload = {name: rows[labels % len(rows)] for name, rows in upload.items()}
+            upload["classes"] = labels
         means = upload["means"]
         if self.kind == "scale":
             return upload | {"means": means * self.strength}

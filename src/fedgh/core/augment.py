@@ -1,10 +1,10 @@
 """Random flip, crop and erasing of a whole batch of images at once.
 
-Each sample draws its own parameters, distributed as in the usual per-sample transforms. They are
-drawn on the CPU, so that they are the same on every device; the images stay where they are.
+Each sample has its own random parameters, distributed as in the usual per-sample transforms. The
+parameters are drawn on the CPU, so they are the same on every device; the images stay on theirs.
 
-Images are [n, c, h, w], and best channels-last: a line of pixels is then one piece of memory, and
-everything here moves whole lines.
+Images have shape [n, c, h, w]. Channels-last memory is fastest: a line of pixels is then
+contiguous, and all functions here copy whole lines.
 """
 
 import math
@@ -22,14 +22,14 @@ def flip(x: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def random_crop(x: Tensor, rng: torch.Generator, padding: int = 4) -> Tensor:
-    """Pad each image with zeros on all sides and cut a window of the old size anywhere."""
+    """Pad each image with zeros on all sides and cut out a window of the original size."""
     n, channels, height, width = x.shape
     top, left = torch.randint(2 * padding + 1, (2, n), generator=rng)
     line = (width + 2 * padding) * channels
     padded = x.new_zeros(n, height + 2 * padding, line)
     inner = slice(padding * channels, (padding + width) * channels)
     padded[:, padding : padding + height, inner] = _lines(x)
-    # Any `width` pixels in a row are a piece of memory: take those that the windows consist of.
+    # Any `width` adjacent pixels are contiguous in memory: select those that form the windows.
     pieces = padded.as_strided((padded.numel() - width * channels + 1, width * channels), (1, 1))
     first = torch.arange(n) * padded[0].numel() + top * line + left * channels
     starts = first[:, None] + torch.arange(height) * line
@@ -47,8 +47,8 @@ def erase(
 ) -> Tensor:
     """Blank a random rectangle of each image with the given probability (Zhong et al. 2020).
 
-    Area and (log) aspect ratio are drawn uniformly; of `tries` draws the first rectangle that
-    fits is taken, and an image for which none fits stays whole.
+    Area and (log) aspect ratio are drawn uniformly. The first of `tries` rectangles that fits is
+    used; an image for which none fits stays unchanged.
     """
     n, channels, height, width = x.shape
     draw = torch.rand(5, n, tries, generator=rng)
@@ -74,6 +74,6 @@ def erase(
 
 
 def _lines(x: Tensor) -> Tensor:
-    """The pixels as lines [n, height, width * channels]; of channels-last images a view."""
+    """Return the pixels as lines [n, height, width * channels]: a view if x is channels-last."""
     n, channels, height, width = x.shape
     return x.permute(0, 2, 3, 1).reshape(n, height, width * channels)

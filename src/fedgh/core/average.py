@@ -1,4 +1,4 @@
-"""Weighted means over a stream of uploads, and whole networks as payloads."""
+"""Weighted means over a stream of uploads, and conversion of networks to payloads."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,44 +12,47 @@ from fedgh.errors import MethodError
 
 
 class WeightedMean:
-    """A running mean in double precision, of which the order of additions hardly shows."""
+    """A running weighted mean in double precision, so the order of additions hardly matters."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._weight = 0.0
 
     def add(self, payload: Payload, weight: float) -> None:
-        """Count `payload` with this weight."""
+        """Add `payload` with this weight."""
         for name, tensor in payload.items():
             value = tensor.double() * weight
             self._sums[name] = self._sums[name] + value if name in self._sums else value
         self._weight += weight
 
     def value(self, if_none: Payload) -> Payload:
-        """The mean; `if_none` when nothing was added."""
+        """Return the mean, or `if_none` if nothing was added."""
         if not self._weight:
             return if_none
         return {name: (total / self._weight).float() for name, total in self._sums.items()}
 
 
 def mean_by_examples(uploads: Iterable[Upload], if_none: Payload) -> Payload:
-    """The mean of the uploads with weights n_k / n."""
+    """Return the mean of the uploads with weights n_k / n, the shares of samples.
+
+    Raise MethodError if the uploads have no numbers of samples.
+    """
     mean = WeightedMean()
     for upload in uploads:
         if not upload.num_examples:
             raise MethodError(
-                "the server is not told how many samples clients have: declare "
-                "weighs_by_examples = True"
+                "the server does not receive the clients' numbers of samples; declare "
+                "weighs_by_examples = True in the method"
             )
         mean.add(upload.payload, upload.num_examples)
     return mean.value(if_none)
 
 
 def network_state(network: nn.Module) -> Payload:
-    """A copy of a network's weights and running statistics.
+    """Return a copy of a network's weights and running statistics.
 
-    Batch normalisation's running mean and variance are among them; its counter of batches, the
-    only integer, is not: nothing depends on it.
+    The running mean and variance of batch normalisation are included. Its batch counter, the only
+    integer, is not: no computation depends on it.
     """
     return {
         name: tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -59,13 +62,13 @@ def network_state(network: nn.Module) -> Payload:
 
 
 def load_network(network: nn.Module, payload: Payload) -> None:
-    """Give a network the weights and running statistics of `payload`."""
+    """Load the weights and running statistics in `payload` into a network."""
     counters = {n: t for n, t in network.state_dict().items() if not t.is_floating_point()}
     network.load_state_dict(counters | payload)
 
 
 def network_spec(state: Payload) -> wire.Spec:
-    """What a message with such a state looks like: no variance is negative."""
+    """Return the spec of a message with this network state; running variances must be >= 0."""
     return {
         name: replace(field, at_least=0 if name.endswith("running_var") else None)
         for name, field in update_spec(state).items()
@@ -73,5 +76,5 @@ def network_spec(state: Payload) -> wire.Spec:
 
 
 def update_spec(state: Payload) -> wire.Spec:
-    """What a message with a change of such a state looks like."""
+    """Return the spec of a message with an update (a difference) of this network state."""
     return {name: wire.Field(t.dtype, tuple(t.shape)) for name, t in state.items()}

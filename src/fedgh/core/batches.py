@@ -1,4 +1,4 @@
-"""Batches straight from the shared tensors: no loader, no per-sample Python."""
+"""Batches taken directly from the shared tensors, without a data loader or per-sample Python."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,14 +10,14 @@ from fedgh.core.types import CPU, Augmentation, Examples
 
 INFERENCE_BATCH = 512
 BYTE_SCALE, BYTE_OFFSET = 1 / 127.5, -1.0
-"""From a byte to what a network receives: byte * scale + offset."""
+"""Conversion of a byte to a network input: byte * scale + offset."""
 
 
 def to_input(x: Tensor) -> Tensor:
-    """What a network receives: bytes become floats in [-1, 1], images lie channels-last.
+    """Convert a batch to network input: bytes to floats in [-1, 1], images to channels-last.
 
-    The constants are the same for every data set: statistics of everybody's pixels are
-    something that clients of a federation do not have.
+    The constants are the same for every data set, because no client of a federation knows the
+    pixel statistics of all clients.
     """
     if x.dtype == torch.uint8:
         x = x.float().mul_(BYTE_SCALE).add_(BYTE_OFFSET)
@@ -27,7 +27,7 @@ def to_input(x: Tensor) -> Tensor:
 def in_order(
     examples: Examples, device: torch.device = CPU, size: int = INFERENCE_BATCH
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """All examples once, in their own order, as they are."""
+    """Yield all samples once as batches (x, y), in their stored order and without augmentation."""
     for rows in examples.index.split(size):
         yield to_input(_take(examples.x, rows).to(device)), examples.y[rows].to(device)
 
@@ -40,10 +40,12 @@ def shuffled(
     device: torch.device = CPU,
     views: int = 1,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """All examples once, in random order, augmented; several `views` are [views, batch, ...].
+    """Yield all samples once as batches (x, y), in random order and augmented.
 
-    A single left-over example joins the batch before it: batch normalisation cannot train on
-    a batch of one, and dropping it would waste a sample.
+    With `views` > 1, x has shape [views, batch, ...], each view augmented independently.
+
+    A last batch of one sample is merged into the batch before it: batch normalisation cannot
+    train on one sample, and dropping it would waste data.
     """
     order = examples.index[torch.randperm(len(examples), generator=rng)]
     batches = list(order.split(size))
@@ -51,19 +53,20 @@ def shuffled(
         batches[-2:] = [torch.cat(batches[-2:])]
     for rows in batches:
         x = _take(examples.x, rows).to(device)
-        seen = [_augmented(x, rng, augment) for _ in range(views)]
-        yield seen[0] if views == 1 else torch.stack(seen), examples.y[rows].to(device)
+        augmented = [_augment(x, rng, augment) for _ in range(views)]
+        x = augmented[0] if views == 1 else torch.stack(augmented)
+        yield x, examples.y[rows].to(device)
 
 
 def forever(
     examples: Examples, size: int, rng: torch.Generator, device: torch.device = CPU
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches without end: all examples in random order, then again in another."""
+    """Yield batches without end: all samples in random order, then again in another order."""
     while True:
         yield from shuffled(examples, size, rng, device=device)
 
 
-def _augmented(x: Tensor, rng: torch.Generator, augment: Sequence[Augmentation]) -> Tensor:
+def _augment(x: Tensor, rng: torch.Generator, augment: Sequence[Augmentation]) -> Tensor:
     if "flip" in augment:
         x = flip(x, rng)
     if "crop" in augment:
@@ -73,7 +76,7 @@ def _augmented(x: Tensor, rng: torch.Generator, augment: Sequence[Augmentation])
 
 
 def _take(x: Tensor, rows: Tensor) -> Tensor:
-    """Some rows; of images that lie channels-last each is copied in one piece."""
+    """Select rows; a channels-last image is copied as one contiguous block."""
     if x.ndim != 4:
         return x.index_select(0, rows)
     return x.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)

@@ -1,4 +1,4 @@
-"""One row per class: what a server keeps, sends and receives of methods with class means."""
+"""Tables with one row per class: the server state and the messages of class-mean methods."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,7 +9,7 @@ from fedgh.core.types import Client, Payload, Upload
 
 
 def empty(num_classes: int, width: int) -> Payload:
-    """Return a table in which no class has a row yet."""
+    """Return a table without a filled row."""
     return {
         "means": torch.zeros(num_classes, width),
         "filled": torch.zeros(num_classes, dtype=torch.bool),
@@ -17,14 +17,14 @@ def empty(num_classes: int, width: int) -> Payload:
 
 
 def select(table: Payload, classes: Tensor | None) -> Payload:
-    """Return a message with the filled rows of these classes (a mask); None: with all of them."""
+    """Return a message with the filled rows of the classes in a mask, or of all if it is None."""
     filled = table["filled"] if classes is None else table["filled"] & classes
     labels = filled.nonzero().flatten()
     return {"classes": labels.int(), "means": table["means"][labels]}
 
 
 def by_label(message: Payload, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Return the rows of a message at their labels, [classes, width], and which are filled."""
+    """Return the rows of a message as a table [classes, width], and the mask of filled rows."""
     labels, rows = message["classes"].long(), message["means"]
     table = rows.new_zeros(num_classes, rows.shape[1])
     filled = rows.new_zeros(num_classes, dtype=torch.bool)
@@ -34,30 +34,30 @@ def by_label(message: Payload, num_classes: int) -> tuple[Tensor, Tensor]:
 
 
 def nearest(message: Payload, client: Client, x: Tensor) -> Tensor:
-    """Return logits by which an input belongs to the class whose row is nearest to it.
+    """Return logits that are highest for the class whose row is nearest to the representation.
 
-    They are negative squared distances of representations; a class without a row comes last.
+    Logits are negative squared distances; a class without a row gets the lowest logit.
     """
     table, filled = by_label(message, client.task.num_classes)
-    away = torch.cdist(client.model.represent(x), table).square()
-    return -away.where(filled, away[:, filled].amax(dim=1, keepdim=True) + 1)
+    distances = torch.cdist(client.model.represent(x), table).square()
+    return -distances.where(filled, distances[:, filled].amax(dim=1, keepdim=True) + 1)
 
 
 def update(table: Payload, uploads: Iterable[Upload]) -> Payload:
-    """Replace the rows of all classes that were uploaded by their means, weighted by the counts."""
-    sent = [upload.payload for upload in uploads]
-    if not sent:
+    """Return the table with the row of each uploaded class replaced by its count-weighted mean."""
+    payloads = [upload.payload for upload in uploads]
+    if not payloads:
         return table
-    found = weighted_means(sent, len(table["filled"]))
+    new = weighted_means(payloads, len(table["filled"]))
     means, filled = table["means"].clone(), table["filled"].clone()
-    labels = found["classes"].long()
-    means[labels] = found["means"]
+    labels = new["classes"].long()
+    means[labels] = new["means"]
     filled[labels] = True
     return {"means": means, "filled": filled}
 
 
 def weighted_means(uploads: Sequence[Payload], num_classes: int) -> Payload:
-    """Return the mean of each class over all samples, from the means and counts of clients."""
+    """Return the mean of each class over all samples, from the clients' means and counts."""
     classes = torch.cat([upload["classes"] for upload in uploads])
     counts = torch.cat([upload["counts"] for upload in uploads]).double()[:, None]
     means = torch.cat([upload["means"] for upload in uploads])
@@ -68,19 +68,19 @@ def weighted_means(uploads: Sequence[Payload], num_classes: int) -> Payload:
 
 
 def sums(classes: Tensor, rows: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Return the sum of each class's rows, in double precision, and how many they are."""
+    """Return the sum of the rows of each class, in double precision, and their number."""
     total = torch.zeros(num_classes, rows.shape[1], dtype=torch.float64)
     total.index_add_(0, classes.long(), rows.double())
     return total, classes.long().bincount(minlength=num_classes)
 
 
 def nearest_distributions(rows: Tensor) -> Tensor:
-    """Return for each row the probability distribution that is nearest to it.
+    """Return the nearest probability distribution (Euclidean) to each row.
 
-    That is max(row - t, 0) with the t that makes it sum to one (Held, Wolfe and Crowder 1974).
+    It is max(row - t, 0), with t such that the result sums to one (Held, Wolfe and Crowder 1974).
     """
     ordered = rows.double().sort(dim=1, descending=True).values
-    places = torch.arange(1, rows.shape[1] + 1, device=rows.device)
-    excess = (ordered.cumsum(dim=1) - 1) / places
+    ranks = torch.arange(1, rows.shape[1] + 1, device=rows.device)
+    excess = (ordered.cumsum(dim=1) - 1) / ranks
     kept = (ordered > excess).sum(dim=1, keepdim=True)
     return (rows.double() - excess.gather(1, kept - 1)).clamp(min=0).float()

@@ -1,13 +1,15 @@
-"""What a few poisoned clients can do to a server, bounded.
+"""Defences that bound the influence of a few malicious clients on the server.
 
-Uploads are checked one by one before they come here (`core.wire`); what only shows beside the
-others' is dealt with here. A class mean is set against those of the same class from other clients:
-the shared header pulls all extractors towards one geometry, so the means of a class point the same
-way whoever made them, and one that carries the wrong label points elsewhere. And nobody counts
-more than a few times as much as is usual.
+`core.wire` validates each upload alone; this module compares the uploads of a round.
 
-What is usual is the median over clients, to which each adds one number: a client that names
-many classes has no more votes than one that names a single one.
+Agreement: a class mean is compared with the means of the same class from other clients. The shared
+header pulls all extractors towards one geometry, so honest means of a class point in the same
+direction, and a mean with the wrong label points elsewhere.
+
+Clipping: the weight of a client is limited to a few times the typical weight.
+
+"Typical" is the median over clients, to which each client contributes one number. A client that
+sends many classes has no more votes than a client that sends one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,154 +26,160 @@ from fedgh.core.median import median, median_of_others
 from fedgh.core.moments import Moments
 from fedgh.core.types import Payload, Upload
 
-FEWEST = 2
-"""Votes of others against which a class mean can be judged: of two, either may be the odd one."""
+MIN_OTHER_VOTES = 2
+"""Minimum votes of other clients for a class mean: of two means, either may be the outlier."""
 
-BY_CLASS = ("classes", "means", "counts")
-"""Tensors with a row for each class that a client names."""
+PER_CLASS_TENSORS = ("classes", "means", "counts")
+"""Names of upload tensors with one row per class."""
 
-VOTE = 2.0**20  # of a client for a class; a part of it is a whole number, too
-TINY = 1e-300  # in place of a zero, to divide by
-NONE = torch.zeros(0, dtype=torch.float64)
+FULL_VOTE = 2.0**20  # vote of a client for a class; large, since shares of it are rounded down
+MIN_DIVISOR = 1e-300  # avoids division by zero
+NO_NUMBERS = torch.zeros(0, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
 class Defence:
-    """Both are off at 0. With either of them a round waits for its last upload."""
+    """Defence settings; 0 turns either off. With either, the server waits for the last upload."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False
     )
 
     agreement: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Class means that agree less with the others of their class are left out. (The cosine of the
-    angle between a mean and the median of the others, both as seen from the middle of all
-    clients: about 0 for what has nothing to do with the class.) While most clients do not agree
-    with the others, in the first rounds, before the extractors have come together, nothing is
-    left out."""
-    clip: Annotated[float, Field(ge=0)] = 0.0
-    """So many times what is usual is the most that these count: the norm of a class mean, and the
-    sum of a client's norms; the number of samples claimed for a class, and the sum of a client's;
-    the number of samples by which a client is weighed. Usual is the median over the round's
-    clients that name a class: of their mean norms, of their sums of norms, and so on. Norms or
-    numbers whose sum is too large all shrink by one factor. A number of samples stays at least 1,
-    also where that makes a sum larger."""
+    """Minimum agreement of a class mean with the other means of its class; less is dropped.
 
-    def apply(self, uploads: Iterable[Upload], dropped: "Dropped") -> Iterator[Upload]:
-        """The uploads that the server's method may see, in the same order."""
+    Agreement is the cosine of the angle between a mean and the median of the other means, both
+    relative to the centre of all clients; about 0 for a mean unrelated to the class. Nothing is
+    dropped while the median client is below the minimum: in the first rounds, extractors differ
+    too much."""
+    clip: Annotated[float, Field(ge=0)] = 0.0
+    """Maximum of each quantity below, as a multiple of its typical value.
+
+    - the norm of a class mean, and the sum of a client's norms;
+    - the number of samples claimed for a class, and the sum of a client's numbers;
+    - the number of samples by which a client is weighted.
+
+    The typical value is the median over the clients of the round that send a class: of their mean
+    norms, of their sums of norms, and so on. If a sum is too large, all its terms shrink by one
+    factor. A number of samples stays at least 1, even if the sum then exceeds its maximum."""
+
+    def apply(self, uploads: Iterable[Upload], dropped: "OutlierLog") -> Iterator[Upload]:
+        """Yield the clipped and filtered uploads in order; add dropped class means to the log."""
         if not (self.agreement or self.clip):
             yield from uploads
             return
-        said = list(uploads)
+        checked = list(uploads)
         if self.clip:
-            said = _clipped(said, self.clip)
+            checked = _clip(checked, self.clip)
         if self.agreement:
-            said = _without_outliers(said, self.agreement, dropped)
-        yield from said
+            checked = _drop_outliers(checked, self.agreement, dropped)
+        yield from checked
 
 
 @dataclass
-class Dropped:
-    """The class means of a round that were left out: by client, their labels."""
+class OutlierLog:
+    """Class means dropped in a round: the labels, by client id."""
 
     classes: dict[int, list[int]] = field(default_factory=dict)
 
 
-def _without_outliers(uploads: list[Upload], least: float, dropped: Dropped) -> list[Upload]:
-    found = agreement([upload.payload for upload in uploads])
-    judged = [own[~own.isnan()] for own in found]
-    usual = [median(own) for own in judged if len(own)]
-    if not usual or median(torch.stack(usual)) < least:
+def _drop_outliers(uploads: list[Upload], minimum: float, dropped: OutlierLog) -> list[Upload]:
+    per_client = agreement([upload.payload for upload in uploads])
+    comparable = [own[~own.isnan()] for own in per_client]
+    medians = [median(own) for own in comparable if len(own)]
+    if not medians or median(torch.stack(medians)) < minimum:
         return uploads
-    kept: list[Upload] = []
-    for upload, own in zip(uploads, found, strict=True):
-        fine = ~(own < least)
-        if not fine.all():
-            dropped.classes[upload.client_id] = upload.payload["classes"][~fine].tolist()
-        rows = {n: t[fine] if n in BY_CLASS else t for n, t in upload.payload.items()}
-        kept.append(replace(upload, payload=rows))
-    return kept
+    filtered: list[Upload] = []
+    for upload, own in zip(uploads, per_client, strict=True):
+        kept = ~(own < minimum)
+        if not kept.all():
+            dropped.classes[upload.client_id] = upload.payload["classes"][~kept].tolist()
+        rows = {n: t[kept] if n in PER_CLASS_TENSORS else t for n, t in upload.payload.items()}
+        filtered.append(replace(upload, payload=rows))
+    return filtered
 
 
 def agreement(payloads: Sequence[Payload]) -> list[Tensor]:
-    """How far each mean of each client points the way of the others of its class.
+    """Return the agreement of each class mean with the others of its class, per client.
 
-    Not a number where too few can say. The median of the others, number by number, moves little as
-    long as most votes are honest.
+    NaN if fewer than `MIN_OTHER_VOTES` other votes exist. The coordinate-wise median of the other
+    means moves little as long as most votes are honest.
     """
     sizes = torch.tensor([len(payload["classes"]) for payload in payloads])
     if not sizes.any():
-        return [NONE for _ in payloads]
+        return [NO_NUMBERS for _ in payloads]
     votes = _votes(sizes).repeat_interleave(sizes)
     classes = torch.cat([payload["classes"] for payload in payloads])
     rows = normalize(torch.cat([payload["means"] for payload in payloads]).double(), dim=1)
     groups = [(classes == label).nonzero().flatten() for label in classes.unique()]
-    middle = torch.zeros_like(rows[0])
+    centre = torch.zeros_like(rows[0])
     for own in groups:
-        middle += votes[own].sum() / votes.sum() * median(rows[own], votes[own])
+        centre += votes[own].sum() / votes.sum() * median(rows[own], votes[own])
     out = rows.new_full((len(rows),), nan)
     for own in groups:
-        if len(own) > FEWEST:
+        if len(own) > MIN_OTHER_VOTES:
             others = median_of_others(rows[own], votes[own])
-            heard = votes[own].sum() - votes[own] >= FEWEST * VOTE
-            found = cosine_similarity(rows[own] - middle, others - middle, dim=1)
-            out[own] = found.where(heard, nan)
+            enough = votes[own].sum() - votes[own] >= MIN_OTHER_VOTES * FULL_VOTE
+            cosine = cosine_similarity(rows[own] - centre, others - centre, dim=1)
+            out[own] = cosine.where(enough, nan)
     return list(out.split(sizes.tolist()))
 
 
 def _votes(sizes: Tensor) -> Tensor:
-    """Of each client for each of its classes: one, or less if it names more classes than is usual.
+    """Return the vote of each client for each of its classes, from its number of classes.
 
-    So many does it have together then; whoever names all classes does not outvote their owners.
+    A vote is `FULL_VOTE`, or less if the client sends more classes than the median client: all its
+    votes together then equal those of the median client. A client that sends all classes thus does
+    not outvote the clients that have them.
     """
-    usual = median(sizes[sizes > 0].double())
-    return (VOTE * usual / sizes).clamp(max=VOTE).floor()
+    typical = median(sizes[sizes > 0].double())
+    return (FULL_VOTE * typical / sizes).clamp(max=FULL_VOTE).floor()
 
 
-def _clipped(uploads: list[Upload], clip: float) -> list[Upload]:
-    """Each number that says how much something counts, bounded."""
+def _clip(uploads: list[Upload], clip: float) -> list[Upload]:
+    """Return the uploads with norms, counts and numbers of samples bounded."""
     payloads = [upload.payload for upload in uploads]
-    examples = _bounded([torch.tensor([upload.num_examples]) for upload in uploads], clip)
-    norms = _bounded([_norms(payload) for payload in payloads], clip)
-    counts = _bounded([payload.get("counts", NONE) for payload in payloads], clip)
+    examples = _bound([torch.tensor([upload.num_examples]) for upload in uploads], clip)
+    norms = _bound([_norms(payload) for payload in payloads], clip)
+    counts = _bound([payload.get("counts", NO_NUMBERS) for payload in payloads], clip)
     return [
         replace(
             upload,
-            num_examples=min(upload.num_examples, max(1, int(most))),
-            payload=_smaller(upload.payload, own_norms, own_counts),
+            num_examples=min(upload.num_examples, max(1, int(max_examples))),
+            payload=_shrink(upload.payload, own_norms, own_counts),
         )
-        for upload, most, own_norms, own_counts in zip(
+        for upload, max_examples, own_norms, own_counts in zip(
             uploads, examples, norms, counts, strict=True
         )
     ]
 
 
-def _bounded(values: Sequence[Tensor], clip: float) -> list[Tensor]:
-    """Each client's numbers: none of them, nor their sum, above `clip` times what is usual."""
+def _bound(values: Sequence[Tensor], clip: float) -> list[Tensor]:
+    """Return each client's numbers, with each and their sum at most `clip` times the median."""
     numbers = [own.double() for own in values]
-    said = [own for own in numbers if len(own)]
-    if not said:
+    not_empty = [own for own in numbers if len(own)]
+    if not not_empty:
         return numbers
-    one = clip * median(torch.stack([own.mean() for own in said]))
-    together = clip * median(torch.stack([own.sum() for own in said]))
-    smaller = [own.clamp(max=one) for own in numbers]
-    return [own * (together / own.sum().clamp(min=TINY)).clamp(max=1) for own in smaller]
+    max_value = clip * median(torch.stack([own.mean() for own in not_empty]))
+    max_sum = clip * median(torch.stack([own.sum() for own in not_empty]))
+    clamped = [own.clamp(max=max_value) for own in numbers]
+    return [own * (max_sum / own.sum().clamp(min=MIN_DIVISOR)).clamp(max=1) for own in clamped]
 
 
 def _norms(payload: Payload) -> Tensor:
-    return payload["means"].double().norm(dim=1) if "means" in payload else NONE
+    return payload["means"].double().norm(dim=1) if "means" in payload else NO_NUMBERS
 
 
-def _smaller(payload: Payload, norms: Tensor, counts: Tensor) -> Payload:
+def _shrink(payload: Payload, norms: Tensor, counts: Tensor) -> Payload:
     out = dict(payload)
-    if "second" in payload:  # moments count as a whole
+    if "second" in payload:  # moments shrink as a whole, or counts and sums would not fit together
         if not len(counts):
             return out
         factor = float((counts / payload["counts"].double()).min().clamp(max=1))
         whole = Moments.read(payload, int(payload["classes"].max()) + 1)
         return out | whole.shrunk(factor).payload() if factor < 1 else out
     if "means" in payload:
-        factors = norms / _norms(payload).clamp(min=TINY)
+        factors = norms / _norms(payload).clamp(min=MIN_DIVISOR)
         out["means"] = payload["means"] * factors.float()[:, None]
     if "counts" in payload:
         out["counts"] = counts.clamp(min=1).to(payload["counts"].dtype)

@@ -1,8 +1,8 @@
-"""Several networks of one client, each trained alone, which predict together.
+"""Ensembles: several networks of one client, trained separately, whose predictions are averaged.
 
-They differ in their first weights, and in what dropout draws; batches and augmentation are the same
-for all, in the same order. (A network that is brought with its weights is the same in all at first,
-but for the header.)
+The networks differ in their initial weights and in the random masks of dropout. Batches and
+augmentation are the same for all, in the same order. If the user supplies a network with its
+weights, the networks initially differ only in the header.
 """
 
 import math
@@ -22,19 +22,19 @@ Size = Annotated[int, Field(ge=1, le=8)]
 
 
 def add_networks(client: Client, size: int) -> None:
-    """Give a new client networks of its architecture beside its model, `size` in all."""
+    """Add networks of the same architecture to a new client, so that it has `size` in all."""
     for number in range(1, size):
-        assert client.make_model is not None, "a client that is made can make its networks"
+        assert client.make_model is not None, "a newly created client has make_model"
         client.modules[f"network{number}"] = client.make_model()
 
 
 def networks_of(client: Client) -> list[SplitModel]:
-    """Return the client's model, and the networks beside it."""
+    """Return the client's model and its additional networks."""
     return [client.model, *(m for m in client.modules.values() if isinstance(m, SplitModel))]
 
 
 def train_each(client: Client, reset_header: bool) -> None:
-    """Train one network after the other; the training loss of the client is the mean of theirs."""
+    """Train the networks one after another; record their mean loss as `train_loss`."""
     headers, losses = client.stream("reset-header"), []
     for network in networks_of(client):
         if reset_header:
@@ -49,10 +49,10 @@ def _train(client: Client, network: SplitModel) -> None:
 
 
 def mean_logits(client: Client, x: Tensor) -> Tensor:
-    """Return the logarithm of the networks' mean probability; of one network its logits."""
+    """Return the log of the networks' mean probabilities; for a single network, its logits."""
     networks = networks_of(client)
     if len(networks) == 1:
         out: Tensor = client.model(x)
         return out
-    each = [network(x).log_softmax(1) for network in networks]
-    return torch.stack(each).logsumexp(0) - math.log(len(networks))
+    log_probabilities = [network(x).log_softmax(1) for network in networks]
+    return torch.stack(log_probabilities).logsumexp(0) - math.log(len(networks))

@@ -1,7 +1,7 @@
-"""A server that trains networks: its only training loop.
+"""The only training loop of the server, for methods in which the server trains networks.
 
-The optimizer's moments go in and come out as a payload, so they are part of what the server holds:
-a resumed run repeats every bit.
+The optimizer's moments are passed in and returned as a payload. A method keeps them in the server
+state, so a resumed run gives the same bits.
 """
 
 import math
@@ -30,37 +30,37 @@ def learn(
     moments: Payload | None = None,
     metric: str = "server_loss",
 ) -> Payload:
-    """Take `steps` steps of training on what `loss` returns; return the optimizer's moments.
+    """Train `modules` for `steps` steps on the value of `loss()`; return the optimizer's moments.
 
-    `loss` draws its own samples, from `uploads.stream(...)`. With `schedule="cosine"` the learning
-    rate falls to zero over the steps. The mean loss becomes the round's `metric`. Raises
-    FloatingPointError when the training diverges: the round is then not committed.
+    `loss` draws its samples itself, with `uploads.stream(...)`. With `schedule="cosine"` the
+    learning rate falls to zero over the steps. The mean loss is recorded as `metric` of the round.
+    Raise FloatingPointError if the training diverges; the round is then not committed.
     """
     parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
-    made = _optimizer(optimizer, parameters, lr, weight_decay)
-    _load(made, moments or {})
+    trainer = _optimizer(optimizer, parameters, lr, weight_decay)
+    _load_moments(trainer, moments or {})
     for module in modules:
         module.train()
     total = torch.zeros((), device=uploads.device)
     for step in range(steps):
         if schedule == "cosine":
-            made.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * step / steps)) / 2
+            trainer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * step / steps)) / 2
         value = loss()
-        made.zero_grad()
+        trainer.zero_grad()
         value.backward()
         if clip > 0:
             for module in modules:
                 clip_gradients(module, clip)
-        made.step()
+        trainer.step()
         total += value.detach()
-    made.zero_grad()
+    trainer.zero_grad()
     for module in modules:
         module.eval()
     if not (total.isfinite() and all(bool(p.isfinite().all()) for p in parameters)):
         raise FloatingPointError("the server's training diverged; lower its learning rate")
     if steps:
         uploads.metrics[metric] = float(total) / steps
-    return _moments(made)
+    return _moments(trainer)
 
 
 def _optimizer(
@@ -73,7 +73,7 @@ def _optimizer(
 
 
 def _moments(optimizer: torch.optim.Optimizer) -> Payload:
-    """The optimizer's state, tensor by tensor, in main memory."""
+    """Return the tensors of the optimizer's state, in main memory."""
     return {
         f"{name}.{number}": tensor.detach().cpu().clone()
         for number, state in optimizer.state_dict()["state"].items()
@@ -82,7 +82,7 @@ def _moments(optimizer: torch.optim.Optimizer) -> Payload:
     }
 
 
-def _load(optimizer: torch.optim.Optimizer, moments: Payload) -> None:
+def _load_moments(optimizer: torch.optim.Optimizer, moments: Payload) -> None:
     state: dict[int, Payload] = {}
     for key, tensor in moments.items():
         name, _, number = key.rpartition(".")

@@ -1,7 +1,7 @@
 """The only training loop and the only inference loops of a client.
 
-Train and eval mode are set here and nowhere else. Every sample is used: the last, smaller batch
-counts too.
+Only this module sets the train and eval mode of clients' networks. Every sample is used, also
+those of the last, smaller batch.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from fedgh.core.batches import in_order, shuffled
 from fedgh.core.class_table import nearest_distributions
-from fedgh.core.metrics import Judged
+from fedgh.core.metrics import Evaluation
 from fedgh.core.types import (
     CPU,
     Augmentation,
@@ -27,7 +27,7 @@ from fedgh.core.types import (
 )
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""From a batch (x, y) to the mean loss over it."""
+"""Function of a batch (x, y) that returns its mean loss."""
 
 
 def train(
@@ -46,73 +46,74 @@ def train(
 ) -> int:
     """Train `modules` (default: the client's model) on `on` (default: its training samples).
 
-    Return the number of steps.
+    Return the number of steps. Raise FloatingPointError if the training diverges.
 
-    What is not given is as `[local]` configures it; a learning rate that is given follows the
-    schedule, too. A round may have several phases: each gives a `stream` of its own, or it sees
-    the batches of the one before it, and a `metric` under which its mean loss is recorded.
+    Arguments that are None take their value from `[local]`; the schedule also applies to a given
+    `lr`. If a round has several training phases, each needs its own `stream`, or it gets the
+    batches of the phase before. Each phase records its mean loss under its `metric`.
 
-    The optimizer starts afresh, so its momentum does not outlive the phase. The client's networks
-    outside `modules` are fixed: in eval mode and without gradients, so that neither weights nor
-    running statistics change. With several `views` the loss is given x as [views, batch, ...],
-    each view augmented by itself. `numbered(on)` gives it positions of samples in place of labels.
+    The optimizer is new, so momentum does not carry over to the next phase. The client's networks
+    outside `modules` are fixed: they are in eval mode and without gradients, so neither weights nor
+    running statistics change. With `views` > 1 the loss receives x as [views, batch, ...], each
+    view augmented independently. With `on=numbered(...)` it receives positions of samples as y.
     """
-    how = client.local
+    local = client.local
     modules = [client.model] if modules is None else modules
     parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
     if not parameters:
         return 0
-    rate = (how.lr if lr is None else lr) * how.rate_factor(client.round, client.task.rounds)
-    optimizer = _optimizer(how, parameters, rate)
+    rate = (local.lr if lr is None else lr) * local.rate_factor(client.round, client.task.rounds)
+    optimizer = _optimizer(local, parameters, rate)
     rng = client.stream(stream)
-    total, seen, steps = torch.zeros((), device=client.device), 0, 0
-    with client.timed("train"), _only(client, modules), _gradients_gone_after(optimizer):
-        for _ in range(how.epochs if epochs is None else epochs):
+    total, samples, steps = torch.zeros((), device=client.device), 0, 0
+    with client.timed("train"), _train_only(client, modules), _freed_gradients(optimizer):
+        for _ in range(local.epochs if epochs is None else epochs):
             for x, y in shuffled(
                 client.data.train if on is None else on,
-                how.batch_size if batch_size is None else batch_size,
+                local.batch_size if batch_size is None else batch_size,
                 rng,
-                how.augment if augment is None else augment,
+                local.augment if augment is None else augment,
                 client.device,
                 views,
             ):
                 value = loss(x, y)
                 optimizer.zero_grad()
                 value.backward()
-                if how.clip > 0:
-                    for module in modules:  # each by itself: one must not slow the other down
-                        clip_gradients(module, how.clip)
+                if local.clip > 0:
+                    # Separately: a large gradient of one module must not shrink another's.
+                    for module in modules:
+                        clip_gradients(module, local.clip)
                 optimizer.step()
                 total += value.detach() * len(y)
-                seen += len(y)
+                samples += len(y)
                 steps += 1
     if not (total.isfinite() and all(bool(p.isfinite().all()) for p in parameters)):
         raise FloatingPointError("training diverged; lower local.lr or set local.clip")
-    if seen:
-        client.metrics[metric] = float(total) / seen
+    if samples:
+        client.metrics[metric] = float(total) / samples
     return steps
 
 
 def _optimizer(
-    how: LocalTraining, parameters: list[nn.Parameter], lr: float
+    local: LocalTraining, parameters: list[nn.Parameter], lr: float
 ) -> torch.optim.Optimizer:
-    if how.optimizer == "sgd":
+    if local.optimizer == "sgd":
         return torch.optim.SGD(
-            parameters, lr, how.momentum, weight_decay=how.weight_decay, fused=True
+            parameters, lr, local.momentum, weight_decay=local.weight_decay, fused=True
         )
-    kind = torch.optim.Adam if how.optimizer == "adam" else torch.optim.AdamW
-    return kind(parameters, lr, weight_decay=how.weight_decay, fused=True)
+    kind = torch.optim.Adam if local.optimizer == "adam" else torch.optim.AdamW
+    return kind(parameters, lr, weight_decay=local.weight_decay, fused=True)
 
 
 @contextmanager
-def _only(client: Client, modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Let `modules` learn, and fix the client's other networks."""
+def _train_only(client: Client, modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Put `modules` into train mode and fix the client's other networks for the duration."""
     eval_mode(client)
     for module in modules:
         module.train()
-    learning = {parameter for module in modules for parameter in module.parameters()}
-    own = (parameter for network in networks(client) for parameter in network.parameters())
-    fixed = [p for p in own if p.requires_grad and p not in learning]
+    trained = {parameter for module in modules for parameter in module.parameters()}
+    parameters = (parameter for network in networks(client) for parameter in network.parameters())
+    fixed = [p for p in parameters if p.requires_grad and p not in trained]
     for parameter in fixed:
         parameter.requires_grad_(False)
     try:
@@ -123,9 +124,9 @@ def _only(client: Client, modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def numbered(examples: Examples) -> Examples:
-    """Return the same samples with their positions 0, 1, ... in place of their labels.
+    """Return these samples with their positions 0, 1, ... in place of their labels.
 
-    A loss then finds what it keeps of each sample: `targets[y]`.
+    A loss can then look up values that it keeps per sample: `targets[y]`.
     """
     positions = torch.zeros(len(examples.x), dtype=torch.int64)
     positions[examples.index] = torch.arange(len(examples))
@@ -133,96 +134,102 @@ def numbered(examples: Examples) -> Examples:
 
 
 @contextmanager
-def _gradients_gone_after(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """A client that waits for its next round should not take twice the room."""
+def _freed_gradients(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Free the gradients afterwards, so that an idle client does not use twice the memory."""
     try:
         yield
     finally:
         optimizer.zero_grad()
 
 
-def clip_gradients(module: nn.Module, largest: float) -> None:
-    """Shrink gradients whose norm is too large; most are not, and are left alone."""
+def clip_gradients(module: nn.Module, max_norm: float) -> None:
+    """Scale the gradients of a module down if their norm exceeds `max_norm`."""
     norm = nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
-    if norm > largest:
-        nn.utils.clip_grads_with_norm_(module.parameters(), largest, norm)
+    if norm > max_norm:
+        nn.utils.clip_grads_with_norm_(module.parameters(), max_norm, norm)
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """The gradient of a client's loss over all its samples, and how far mini-batches are off."""
+    """The gradient of a client's loss over all its samples, and the variance over mini-batches."""
 
     loss: float
     mean: Tensor  # flat, in main memory and double precision
-    noise: float  # the mean squared distance of a mini-batch's gradient from `mean`
+    noise: float  # mean squared distance of mini-batch gradients from `mean`
     batches: int
 
 
 def gradient(client: Client, loss: Loss, parameters: Sequence[nn.Parameter]) -> Gradient:
-    """What the client would follow if it trained now; nothing is trained, and no `grad` is set.
+    """Return the gradient of the loss over all training samples; train nothing, set no `grad`.
 
-    The model is in eval mode, so that looking changes nothing, and images are not augmented.
-    Mini-batches have the configured size. They are shuffled, by a stream of their own, because
-    clients keep their samples sorted by class. Each counts by its samples: then their mean is
-    the gradient of the whole loss exactly.
+    The model is in eval mode, so its running statistics do not change, and images are not
+    augmented. Mini-batches have the configured size. They are shuffled, with a random stream of
+    their own, because clients keep their samples sorted by class. Each is weighted by its number of
+    samples, so the weighted mean is exactly the gradient of the whole loss.
     """
     client.model.eval()
-    train, how = client.data.train, client.local
+    train, local = client.data.train, client.local
     mean = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
     total, squares, batches = 0.0, 0.0, 0
-    for x, y in shuffled(train, how.batch_size, client.stream("gradient"), device=client.device):
+    for x, y in shuffled(train, local.batch_size, client.stream("gradient"), device=client.device):
         value = loss(x, y)
         parts = torch.autograd.grad(value, parameters, materialize_grads=True)
-        of_batch = torch.cat([part.flatten() for part in parts]).cpu().double()
+        batch_gradient = torch.cat([part.flatten() for part in parts]).cpu().double()
         share = len(y) / len(train)
-        mean.add_(of_batch, alpha=share)
-        squares += share * float(of_batch @ of_batch)
+        mean.add_(batch_gradient, alpha=share)
+        squares += share * float(batch_gradient @ batch_gradient)
         total += share * float(value.detach())
         batches += 1
     return Gradient(total, mean, max(0.0, squares - float(mean @ mean)), batches)
 
 
 def networks(client: Client) -> Iterator[nn.Module]:
-    """The client's model, and the networks that its method keeps beside it."""
+    """Yield the client's model and the additional networks of its method."""
     yield client.model
     yield from client.modules.values()
 
 
 def eval_mode(client: Client) -> None:
-    """Put all networks of a client into the mode in which they are judged."""
+    """Put all networks of a client into eval mode."""
     for network in networks(client):
         network.eval()
 
 
-Of = Callable[[Tensor], Tensor]
-"""From a batch x to a vector for each sample."""
+BatchFunction = Callable[[Tensor], Tensor]
+"""Function of a batch x that returns a vector for each sample."""
 
 
-def class_means(client: Client, of: Of | None = None, largest: float = math.inf) -> Payload:
-    """The `class_statistics` of a client without the counts."""
-    found = class_statistics(client, of, largest)
-    return {"classes": found["classes"], "means": found["means"]}
+def class_means(
+    client: Client, of: BatchFunction | None = None, max_norm: float = math.inf
+) -> Payload:
+    """Return the `class_statistics` of a client without the counts."""
+    statistics = class_statistics(client, of, max_norm)
+    return {"classes": statistics["classes"], "means": statistics["means"]}
 
 
 @torch.no_grad()
-def class_statistics(client: Client, of: Of | None = None, largest: float = math.inf) -> Payload:
-    """The exact mean, over the client's training samples, of `of(x)` for each of its classes.
+def class_statistics(
+    client: Client, of: BatchFunction | None = None, max_norm: float = math.inf
+) -> Payload:
+    """Return the exact mean of `of(x)` over the client's training samples of each of its classes.
 
-    By default `of` is the representation, and the means are the paper's local averaged
-    representations (LARs). Returns `classes` [s], ascending, `means` [s, width], and the `counts`
-    [s] of samples behind them.
+    By default `of` is the representation; the means are then the class means of FedGH (in its
+    paper: local averaged representations). The payload has `classes` [s], ascending, `means`
+    [s, width], and `counts` [s], the numbers of samples.
 
-    With `client.privacy` both are what may leave the client: vectors are clipped, and noise is
-    added. `largest` is a length that no vector has more than, where `of` knows one.
+    With `client.privacy`, vectors are clipped and noise is added, so means and counts may be sent.
+    `max_norm` is an upper bound of the length of the vectors, if `of` guarantees one.
+    Raise RuntimeError on a second call in a round with privacy: only one release is accounted for.
     """
-    privacy = None if client.privacy is None else client.privacy.within(largest)
+    privacy = None if client.privacy is None else client.privacy.with_max_norm(max_norm)
     of = client.model.represent if of is None else of
     eval_mode(client)
     num_classes = client.task.num_classes
     sums: Tensor | None = None
     with client.timed("summarise"):
         for x, y in in_order(client.data.train, client.device):
-            values = of(x).cpu().double()  # so that the batch size does not show in the result
+            # Double precision, so that the result does not depend on the batch size.
+            values = of(x).cpu().double()
             if privacy is not None:
                 values = privacy.clipped(values)
             if sums is None:
@@ -237,55 +244,56 @@ def class_statistics(client: Client, of: Of | None = None, largest: float = math
         else:
             if client.release is not None and client.release.round == client.round:
                 raise RuntimeError(
-                    "with privacy a round has one release: all that is accounted for"
+                    "with privacy a round has one release, the one that is accounted for; "
+                    "compute class means once per round"
                 )
             means, counts = privacy.release(sums, counts, privacy.normal(client.stream("privacy")))
-    return _released(
+    return _record_release(
         client, {"classes": present.int(), "means": means.float(), "counts": counts.int()}
     )
 
 
 def class_outputs(client: Client) -> Payload:
-    """The mean softmax output of the client's model for each of its classes, without counts.
+    """Return the mean softmax output of the client's model for each of its classes, without counts.
 
-    Noise makes of them what no output is, and a negative target would reward a model without end
-    for never naming a class: with privacy the nearest distributions are returned.
+    With privacy, each noisy mean is replaced by the nearest probability distribution. A negative
+    target would reward a model without limit for never predicting a class.
     """
-    found = class_means(client, lambda x: client.model(x).softmax(dim=1), 1.0)
+    payload = class_means(client, lambda x: client.model(x).softmax(dim=1), 1.0)
     if client.privacy is None:
-        return found
-    return _released(client, found | {"means": nearest_distributions(found["means"])})
+        return payload
+    return _record_release(client, payload | {"means": nearest_distributions(payload["means"])})
 
 
-def _released(client: Client, payload: Payload) -> Payload:
-    """Keep a copy of class means that may leave the client: uploads are compared with it."""
+def _record_release(client: Client, payload: Payload) -> Payload:
+    """With privacy, store a copy of the released class means: uploads are checked against it."""
     if client.privacy is not None:
-        kept = {name: tensor.clone() for name, tensor in payload.items()}
-        client.release = Release(client.round, kept)
+        copies = {name: tensor.clone() for name, tensor in payload.items()}
+        client.release = Release(client.round, copies)
     return payload
 
 
 @torch.no_grad()
 def network_outputs(network: nn.Module, on: Examples, device: torch.device = CPU) -> Tensor:
-    """Return the outputs of a network in eval mode for each sample, in order and in main memory."""
+    """Return a network's outputs in eval mode for all samples, in order and in main memory."""
     network.eval()
     return torch.cat([network(x).cpu() for x, _ in in_order(on, device)])
 
 
 @torch.no_grad()
 def outputs(client: Client, of: Callable[[Tensor], Tensor], on: Examples) -> Tensor:
-    """What `of(x)` is for each sample, in order and in main memory."""
+    """Return `of(x)` in eval mode for all samples, in order and in main memory."""
     eval_mode(client)
     return torch.cat([of(x).cpu() for x, _ in in_order(on, client.device)])
 
 
 Predict = Callable[[Client, Tensor], Tensor]
-"""From a client and a batch to the logits by which the client is judged."""
+"""Function of a client and a batch that returns the logits used for evaluation."""
 
 
 @torch.inference_mode()
-def judge(client: Client, predict: Predict, on: Examples) -> Judged:
-    """Let the client's model classify samples."""
+def evaluate(client: Client, predict: Predict, on: Examples) -> Evaluation:
+    """Return the confusion matrix and mean loss of the client's predictions on samples."""
     classes = client.task.num_classes
     counts = torch.zeros(classes * classes, dtype=torch.int64)
     total = 0.0
@@ -295,4 +303,4 @@ def judge(client: Client, predict: Predict, on: Examples) -> Judged:
             logits, labels = predict(client, x).cpu(), y.cpu()
             counts += (labels * classes + logits.argmax(1)).bincount(minlength=len(counts))
             total += float(cross_entropy(logits.double(), labels, reduction="sum"))
-    return Judged(counts.view(classes, classes), total / len(on))
+    return Evaluation(counts.view(classes, classes), total / len(on))

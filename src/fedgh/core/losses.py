@@ -5,7 +5,7 @@ from torch.nn.functional import kl_div, log_softmax
 
 
 def distill(teacher: Tensor, student: Tensor) -> Tensor:
-    """KL(softmax(teacher) || softmax(student)), mean over the batch; the teacher is a constant."""
+    """Return KL(softmax(teacher) || softmax(student)), the batch mean; the teacher is constant."""
     return kl_div(
         log_softmax(student, dim=1),
         log_softmax(teacher.detach(), dim=1),

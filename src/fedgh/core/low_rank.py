@@ -1,4 +1,4 @@
-"""Updates of a network as the singular vectors that hold a share of their energy."""
+"""Low-rank compression of network updates: singular vectors that hold a share of the energy."""
 
 import torch
 
@@ -11,7 +11,7 @@ LEFT, RIGHT = ".left", ".right"
 def compress(update: Payload, energy: float) -> Payload:
     """Replace every matrix by the fewest singular vectors that hold this share of its energy.
 
-    A convolution counts as the matrix [outputs, everything else]; vectors travel as they are.
+    A convolution is treated as a matrix [outputs, all other axes]. Vectors stay unchanged.
     """
     out: Payload = {}
     for name, tensor in update.items():
@@ -20,7 +20,7 @@ def compress(update: Payload, energy: float) -> Payload:
             continue
         u, s, v = torch.linalg.svd(tensor.flatten(1), full_matrices=False)
         kept = s.double().square().cumsum(0)
-        # The first rank that holds enough; rank 0 for a matrix of zeros.
+        # The smallest sufficient rank; 0 for a matrix of zeros.
         rank = int((kept < energy * kept[-1]).sum()) + 1 if kept[-1] > 0 else 0
         out[name + LEFT] = (u[:, :rank] * s[:rank]).contiguous()
         out[name + RIGHT] = v[:rank].contiguous()
@@ -28,7 +28,7 @@ def compress(update: Payload, energy: float) -> Payload:
 
 
 def expand(factors: Payload) -> Payload:
-    """Undo `compress`, but for the energy left out; convolutions stay matrices."""
+    """Undo `compress`, except for the energy left out; convolutions stay matrices."""
     return {
         name.removesuffix(LEFT): tensor @ factors[name.removesuffix(LEFT) + RIGHT]
         if name.endswith(LEFT)
@@ -53,5 +53,5 @@ def compressed_spec(update: Payload) -> wire.Spec:
 
 
 def plus(a: Payload, b: Payload) -> Payload:
-    """A + b, in the shapes of a."""
+    """Return a + b, with the shapes of `a`."""
     return {name: tensor + b[name].view_as(tensor) for name, tensor in a.items()}

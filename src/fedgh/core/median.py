@@ -1,6 +1,6 @@
-"""Medians of vectors, number by number, in which some have more votes than others.
+"""Weighted coordinate-wise medians of vectors.
 
-Votes are whole numbers, so that half of them is exact.
+Votes (weights) are whole numbers, so that half of their sum is exact.
 """
 
 import torch
@@ -8,9 +8,9 @@ from torch import Tensor
 
 
 def median(rows: Tensor, votes: Tensor | None = None) -> Tensor:
-    """Number by number, half of the votes are for less and half for more.
+    """Return the weighted median of each column.
 
-    Of two in the middle their mean. (torch's own takes the lower one.)
+    Of two middle values, the mean is returned (torch.median returns the lower one).
     """
     ordered, order = rows.sort(dim=0)
     reached = (rows.new_ones(len(rows)) if votes is None else votes)[order].cumsum(dim=0)
@@ -21,19 +21,20 @@ def median(rows: Tensor, votes: Tensor | None = None) -> Tensor:
 
 
 def median_of_others(rows: Tensor, votes: Tensor) -> Tensor:
-    """For each row the median, number by number, of all the other rows.
+    """Return for each row the weighted median of each column over all other rows.
 
-    Without the row at a place, half of the votes is reached before that place, or where all votes
-    come to that half and the votes of the row.
+    Let h be half of the votes of the other rows. In sorted order, the median is at the position
+    where the cumulated votes reach h, if that position is before the row. Otherwise it is where
+    they reach h plus the votes of the row.
     """
     ordered, order = rows.T.contiguous().sort(dim=1)
     own = votes[order]
     reached = own.cumsum(dim=1)
     half = (votes.sum() - own) / 2
-    place = torch.arange(len(rows))
+    position = torch.arange(len(rows))
     medians = torch.zeros_like(ordered)
-    for right in (False, True):  # the lower and the upper one of two in the middle
+    for right in (False, True):  # the lower and the upper of two middle values
         before = torch.searchsorted(reached, half, right=right)
         after = torch.searchsorted(reached, half + own, right=right)
-        medians += ordered.gather(1, before.where(before < place, after)) / 2
+        medians += ordered.gather(1, before.where(before < position, after)) / 2
     return torch.zeros_like(ordered).scatter(1, order, medians).T

@@ -48,6 +48,7 @@ RENAMED = {
     "summarised": "averaged",
     "upload_spec": "up",
     "longest": "up",
+    "welcomes": "accepts_newcomers",
 }
 """Hooks of earlier versions: a method that still defines one would find it ignored."""
 
@@ -72,7 +73,7 @@ class Method(ABC):
     """The declaration of the server's message to a client."""
     weighs_by_examples: ClassVar[bool] = False
     """Whether the server learns how many training samples each client has."""
-    welcomes: ClassVar[bool] = False
+    accepts_newcomers: ClassVar[bool] = False
     """Whether the server has a header for a client that comes after the last round."""
     releases_once: ClassVar[bool] = False
     """True if a client tells of its data once, and repeats that when it is asked again. Privacy
@@ -100,7 +101,7 @@ class Method(ABC):
                     f"{cls.__name__}.{name}: remove the annotation, which makes it a setting"
                 )
         for name, now in RENAMED.items():
-            if callable(cls.__dict__.get(name)):
+            if callable(cls.__dict__.get(name)) or (name == "welcomes" and name in cls.__dict__):
                 raise TypeError(f"{cls.__name__}.{name} is called {now} now; see the changelog")
         dataclass(frozen=True)(cls)
 
@@ -147,7 +148,7 @@ class Method(ABC):
         return server
 
     def sendable(self, server: Payload) -> Payload:
-        """Return all that `broadcast` may ever send: no row of it may exceed `run.largest_norm`.
+        """Return all that `broadcast` may ever send: no row of it may exceed `run.max_norm`.
 
         By default all that the server holds; less, where it keeps some of that to itself.
         """
@@ -162,7 +163,7 @@ class Method(ABC):
         """Consume uploads in client order, as they come; return what the server holds next."""
 
     def check_upload(  # noqa: B027
-        self, task: Task, payload: Payload, largest_norm: float
+        self, task: Task, payload: Payload, max_norm: float
     ) -> None:
         """Raise WireError for an upload that is as declared, and yet impossible."""
 

@@ -12,38 +12,38 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Samples = Literal["test", "evaluation", "all classes"]
-"""Own test data, own evaluation data, or test data of all clients with every class alike."""
+Samples = Literal["test", "validation", "all classes"]
+"""Own test data, own validation data, or test data of all clients with every class alike."""
 
 
 @dataclass(frozen=True)
-class Judged:
+class Evaluation:
     """A model's answers: how often each class was taken for which, and their cross-entropy."""
 
     counts: Tensor  # [true, predicted]
     loss: float  # mean over the samples
 
 
-def accuracy(judged: Judged) -> float:
+def accuracy(judged: Evaluation) -> float:
     """Share of the samples that are classified correctly."""
     return int(judged.counts.diagonal().sum()) / int(judged.counts.sum())
 
 
-def balanced_accuracy(judged: Judged) -> float:
+def balanced_accuracy(judged: Evaluation) -> float:
     """Mean recall of the classes that occur: a frequent class counts no more than a rare one."""
     samples = judged.counts.sum(1)
     occurs = samples > 0
     return float((judged.counts.diagonal()[occurs].double() / samples[occurs]).mean())
 
 
-def macro_f1(judged: Judged) -> float:
+def macro_f1(judged: Evaluation) -> float:
     """Mean F1 score of the classes that occur or are predicted."""
     right = judged.counts.diagonal().double()
     both = judged.counts.sum(0) + judged.counts.sum(1)  # occurrences and predictions
     return float((2 * right / both)[both > 0].mean())
 
 
-def loss(judged: Judged) -> float:
+def loss(judged: Evaluation) -> float:
     """Mean cross-entropy."""
     return judged.loss
 
@@ -52,7 +52,7 @@ def loss(judged: Judged) -> float:
 class Metric:
     """A function of a model's answers, and the samples that these are about."""
 
-    of: Callable[[Judged], float]
+    of: Callable[[Evaluation], float]
     on: Samples = "test"
     largest: float = 1.0
 
@@ -63,14 +63,14 @@ class Metric:
 
 METRICS: dict[str, Metric] = {
     "accuracy": Metric(accuracy),
-    "evaluation_accuracy": Metric(accuracy, on="evaluation"),
+    "validation_accuracy": Metric(accuracy, on="validation"),
     "balanced_accuracy": Metric(balanced_accuracy),
     "macro_f1": Metric(macro_f1),
     "loss": Metric(loss, largest=inf),
     "global_accuracy": Metric(accuracy, on="all classes"),
 }
 
-NEEDED = ("accuracy", "evaluation_accuracy")
+NEEDED = ("accuracy", "validation_accuracy")
 """Metrics without which a client is not judged; private clients tell no others of their own."""
 
 
@@ -79,7 +79,7 @@ def own_metrics() -> list[str]:
     return [name for name, metric in METRICS.items() if metric.on != "all classes"]
 
 
-def scores(judged: Judged, on: Samples) -> dict[str, float]:
+def scores(judged: Evaluation, on: Samples) -> dict[str, float]:
     """Return the metrics about these samples."""
     return {name: metric.of(judged) for name, metric in METRICS.items() if metric.on == on}
 

@@ -18,12 +18,17 @@ from pydantic import (
     model_validator,
 )
 
+from fedgh import renames
 from fedgh.choices import Protected
 from fedgh.core.metrics import METRICS, SPREADS
 from fedgh.errors import RunError, printable
+from fedgh.renames import with_current_names
 
-FORMAT_VERSION = 1
-"""Version of the run-folder format. fedgh refuses to read a folder with another version."""
+FORMAT_VERSION = 2
+"""Version of the run-folder format that fedgh writes."""
+
+READABLE_VERSIONS = (1, FORMAT_VERSION)
+"""Versions of the format that fedgh reads: version 1 has other names for some keys."""
 
 T = TypeVar("T")
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -65,7 +70,7 @@ class Problem(Checked):
     reason: str
 
 
-class LeftOut(Checked):
+class DroppedMeans(Checked):
     """Class means of a client that were left out because they disagreed with the others'."""
 
     client: Count
@@ -84,15 +89,15 @@ class Round(Checked):
     scores: dict[str, float | None]  # mean over clients, and spread of accuracy; None: not measured
     per_client: dict[str, list[float | None] | None]
     train_loss: float | None
-    measured: dict[str, float]  # a method's own numbers
+    method_metrics: dict[str, float]  # metrics that the method defines
     bytes_up: Bytes
     bytes_down: Bytes
     bytes_total: Bytes
     wire_bytes: Bytes
     rejected: list[Problem]
     discarded: str | None  # why the round changed nothing
-    dropped: list[LeftOut]
-    set_aside: list[Count]
+    dropped: list[DroppedMeans]
+    excluded: list[Count]
     forgotten: list[Count]
     failed: list[Problem]
     seconds: dict[str, Seconds]
@@ -119,7 +124,7 @@ class Round(Checked):
     def _gather(cls, line: Any) -> Any:
         if not isinstance(line, dict) or "scores" in line:
             return line
-        rest = dict(line)
+        rest = with_current_names(line, renames.ROUND)
         scores = {name: rest.pop(name) for name in RECORDED if name in rest}
         each = {name: f"{name}_per_client" for name in METRICS}
         per_client = {name: rest.pop(key) for name, key in each.items() if key in rest}
@@ -160,7 +165,7 @@ class ClientInfo(Checked):
     shape: list[Count] = []  # of its inputs, where these differ between clients
     dtype: str = ""
     train: Count = 0  # samples in each split
-    evaluation: Count = 0
+    validation: Count = 0
     test: Count = 0
 
     @property
@@ -168,12 +173,17 @@ class ClientInfo(Checked):
         """Its number, and its name if it has one."""
         return f"{self.client} {self.name}" if self.name else str(self.client)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _rename(cls, entry: Any) -> Any:
+        return with_current_names(entry, renames.CLIENT) if isinstance(entry, dict) else entry
+
 
 class Progress(Checked):
     """Totals and latest scores of a run after its rounds so far."""
 
     rounds: Count
-    judged_clients: Count
+    evaluated_clients: Count
     final: dict[str, float | None]  # scores of the last evaluated round; `final_…` in the file
     best_accuracy: float | None  # over rounds, chosen on test data: flattering
     target: float | None
@@ -194,7 +204,8 @@ class Progress(Checked):
     def _gather(cls, content: Any) -> Any:
         if not isinstance(content, dict) or "final" in content:
             return content
-        rest, names = dict(content), {name: f"final_{name}" for name in RECORDED}
+        rest = with_current_names(content, renames.SUMMARY)
+        names = {name: f"final_{name}" for name in RECORDED}
         return rest | {"final": {n: rest.pop(key) for n, key in names.items() if key in rest}}
 
     @model_serializer(mode="wrap")
@@ -204,14 +215,14 @@ class Progress(Checked):
         return final | content
 
 
-class Asked(Checked):
+class RequestCounts(Checked):
     """asked.json: how often each client was asked for an upload, also in rounds that were lost."""
 
     run: str
     asked: dict[Count, Count]
 
 
-class Spent(Checked):
+class PrivacySpending(Checked):
     """Privacy spent by a finished run: an upper bound on what its uploads reveal."""
 
     protects: Protected
@@ -232,7 +243,7 @@ class Summary(Progress):
     finished: str
     versions: dict[str, str]
     machine: dict[str, str | int | None]
-    privacy: Spent | None = None
+    privacy: PrivacySpending | None = None
     public_bytes_per_client: Bytes | None = None  # once, of data that every client must have
 
 
@@ -251,8 +262,9 @@ def checked(kind: type[T], value: object, file: object) -> T:
 def check_format(found: object, file: object) -> None:
     """Raise RunError for a run folder that another version of fedgh writes."""
     version = found.get("format_version") if isinstance(found, Mapping) else None
-    if version != FORMAT_VERSION:
+    if version not in READABLE_VERSIONS or isinstance(version, bool):
         raise RunError(
             f"{file} has format version {printable(repr(version))}; this fedgh reads "
-            f"{FORMAT_VERSION}: use the fedgh that has made the run, or run it again"
+            f"{' and '.join(map(str, READABLE_VERSIONS))}: use the version "
+            "of fedgh that made the run, or run it again"
         )

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from fedgh.core import wire
 from fedgh.core.average import network_state
-from fedgh.core.defence import Defence, Dropped
+from fedgh.core.defence import Defence, OutlierLog
 from fedgh.core.groups import group_numbers
 from fedgh.core.message import Shapes
 from fedgh.core.method import Method
 from fedgh.core.metrics import METRICS, NEEDED, own_metrics, spread
-from fedgh.core.records import LeftOut, Problem, Round
+from fedgh.core.records import DroppedMeans, Problem, Round
 from fedgh.core.rng import isolated, stream
 from fedgh.core.subnet import Sizes, sizes_of
 from fedgh.core.types import (
@@ -38,7 +38,7 @@ from fedgh.core.types import (
 from fedgh.core.uploads import Uploads
 from fedgh.errors import MethodError, RunError, WireError
 
-MOST_EMPTY_ROUNDS = 3
+MAX_EMPTY_ROUNDS = 3
 """Rounds in a row whose few participants all fail; a client's bad day should not end a run."""
 
 
@@ -75,10 +75,10 @@ class Received:
     wire_bytes: int = 0
     waited: float = 0.0
     losses: list[float] = field(default_factory=list)
-    measured: dict[str, list[float]] = field(default_factory=dict)  # a method's own numbers
+    method_metrics: dict[str, list[float]] = field(default_factory=dict)
     failed: list[Problem] = field(default_factory=list)
     rejected: list[Problem] = field(default_factory=list)
-    dropped: Dropped = field(default_factory=Dropped)
+    dropped: OutlierLog = field(default_factory=OutlierLog)
     discarded: str | None = None  # why the server is as it was before the round
     seconds: dict[str, float] = field(
         default_factory=lambda: {"train": 0.0, "summarise": 0.0, "evaluate": 0.0}
@@ -86,7 +86,7 @@ class Received:
 
     def means(self) -> dict[str, float]:
         """Return the mean of each of a method's own numbers over those that reported it."""
-        return {name: _mean(values) for name, values in self.measured.items()}
+        return {name: _mean(values) for name, values in self.method_metrics.items()}
 
     def first_problem(self) -> str:
         """Who had trouble, and which, for the end of a sentence."""
@@ -105,7 +105,9 @@ class Surroundings:
     def network(self, client_id: int) -> SplitModel:
         """Return a fresh network of a client's architecture."""
         if not self.networks:
-            raise MethodError("the clients' networks are not known here (model.zoo, data.shape)")
+            raise MethodError(
+                "the clients' networks are not known here (model.extractors, data.shape)"
+            )
         return self.networks[client_id % len(self.networks)]()
 
     def architecture(self, client_id: int) -> tuple[int, Sizes]:
@@ -131,11 +133,11 @@ class Server:
         *,
         participation: float = 1.0,
         eval_every: int = 1,
-        judge_untrained: bool = True,
+        evaluate_untrained: bool = True,
         global_rounds: GlobalRounds = "never",
         quorum: float = 0.0,
         defence: Defence | None = None,
-        largest_norm: float = inf,
+        max_norm: float = inf,
         strikes: int = 0,
         surroundings: Surroundings | None = None,
     ) -> None:
@@ -144,12 +146,12 @@ class Server:
         self.engine = engine
         self.per_round = max(1, round(participation * task.num_clients))
         self.eval_every = eval_every
-        self.judge_untrained = judge_untrained  # else only those that have taken part
+        self.evaluate_untrained = evaluate_untrained  # else only those that have taken part
         self.global_rounds = global_rounds  # in which clients are judged on all classes
         self.quorum = quorum  # the share of a round's participants that must answer
         self.defence = defence or Defence()
-        self.largest_norm = largest_norm  # of a row in an upload
-        self.most_strikes = strikes  # rejected uploads after which a client is set aside; 0 = never
+        self.max_norm = max_norm  # of a row in an upload
+        self.max_strikes = strikes  # rejected uploads after which a client is set aside; 0 = never
         self.server = part(state, "server.")
         self.bytes_total = int(state["bytes_total"])
         self._scores = {name: state[f"scores.{name}"].clone() for name in own_metrics()}
@@ -186,16 +188,16 @@ class Server:
         """The clients of a round, in the order in which they are absorbed."""
         rng = stream(self.task.seed, "participants", round=number)
         order = torch.randperm(self.task.num_clients, generator=rng)
-        return sorted(order[~self._set_aside()[order]][: self.per_round].tolist())
+        return sorted(order[~self._excluded()[order]][: self.per_round].tolist())
 
     @property
     def _global_too(self) -> bool:
         """Whether there is a round in which clients are judged on all classes."""
         return self.global_rounds != "never"
 
-    def _set_aside(self) -> Tensor:
+    def _excluded(self) -> Tensor:
         """Mask of clients that are not asked any more: forgotten, or rejected too often."""
-        return (self.strikes >= (self.most_strikes or inf)) | self._forgotten
+        return (self.strikes >= (self.max_strikes or inf)) | self._forgotten
 
     def round(
         self,
@@ -212,7 +214,7 @@ class Server:
         if not participants:
             raise RunError(
                 f"round {number}: no client is left to ask: all were forgotten, or set aside after "
-                f"{self.most_strikes} rejected uploads each; rounds.jsonl says why, run.strikes "
+                f"{self.max_strikes} rejected uploads each; rounds.jsonl says why, run.strikes "
                 "allows more"
             )
         last = number == self.task.rounds
@@ -241,7 +243,7 @@ class Server:
             scores=scores,
             per_client=per_client,
             train_loss=_mean(received.losses) if received.losses else None,
-            measured=received.means(),
+            method_metrics=received.means(),
             bytes_up=received.bytes_up,
             bytes_down=bytes_down,
             bytes_total=self.bytes_total,
@@ -249,10 +251,10 @@ class Server:
             rejected=received.rejected,
             discarded=received.discarded,
             dropped=[
-                LeftOut(client=client, classes=classes)
+                DroppedMeans(client=client, classes=classes)
                 for client, classes in received.dropped.classes.items()
             ],
-            set_aside=self._set_aside().nonzero().flatten().tolist(),
+            excluded=self._excluded().nonzero().flatten().tolist(),
             forgotten=self._forgotten.nonzero().flatten().tolist(),
             failed=received.failed,
             seconds={
@@ -298,7 +300,7 @@ class Server:
             pass
         for name, value in told.metrics.items():
             if name not in METRICS and isfinite(value):
-                received.measured[name] = [float(value)]
+                received.method_metrics[name] = [float(value)]
 
     def _noting_classes(self, uploads: Iterator[Upload]) -> Iterator[Upload]:
         """Pass uploads on, after the defence: classes that it left out are not remembered."""
@@ -344,8 +346,8 @@ class Server:
             if last is None or down is not last[0]:  # one message serves all who get the same
                 last = (down, wire.to_bytes(down))
             trained = int(self._trained[client])
-            most_up = max(map(wire.most_bytes, self._upload_specs(client)))
-            jobs.append(Job(client, number, last[1], evaluate, trained, most_up, globally))
+            max_upload = max(map(wire.max_bytes, self._upload_specs(client)))
+            jobs.append(Job(client, number, last[1], evaluate, trained, max_upload, globally))
             bytes_down += wire.nbytes(down)
         stale, unknown = self._out_of_date(evaluate, globally)
         asked = set(participants)
@@ -365,9 +367,9 @@ class Server:
 
     def _out_of_date(self, evaluate: bool, globally: bool) -> tuple[Tensor, Tensor]:
         """Whose scores on their own data are to be taken again, and whose on all classes."""
-        trained, heard = self._trained > 0, ~self._set_aside()
+        trained, heard = self._trained > 0, ~self._excluded()
         stale = self._stale & heard & evaluate
-        if not self.judge_untrained:
+        if not self.evaluate_untrained:
             stale &= trained
         return stale, self._global.isnan() & trained & heard & globally
 
@@ -411,9 +413,9 @@ class Server:
             return None
         if self.method.weighs_by_examples and reply.num_examples < 1:
             raise WireError(f"a weight of {reply.num_examples} samples")
-        payload = wire.read(reply.up, self._upload_specs(reply.client_id), self.largest_norm)
+        payload = wire.read(reply.up, self._upload_specs(reply.client_id), self.max_norm)
         self.method.up.check(payload)
-        self.method.check_upload(self.task, payload, self.largest_norm)
+        self.method.check_upload(self.task, payload, self.max_norm)
         group, _ = self._architecture(reply.client_id)
         return Upload(reply.client_id, reply.num_examples, payload, group)
 
@@ -439,7 +441,7 @@ class Server:
             if name == "train_loss":
                 received.losses.append(value)
             elif name not in METRICS:
-                received.measured.setdefault(name, []).append(value)
+                received.method_metrics.setdefault(name, []).append(value)
         for phase, seconds in reply.seconds.items():
             received.seconds[phase] = received.seconds.get(phase, 0.0) + seconds
 
@@ -453,7 +455,7 @@ class Server:
         means: dict[str, float | None] = {}
         per_client: dict[str, list[float | None] | None] = {}
         for name, scores, judged in metrics:
-            scores[self._set_aside()] = torch.nan  # what is not believed any more
+            scores[self._excluded()] = torch.nan  # what is not believed any more
             known = judged and not bool(scores.isnan().all())
             means[name] = float(scores.nanmean()) if known else None
             per_client[name] = _numbers(scores) if judged else None
@@ -470,7 +472,7 @@ class Server:
         for name, tensor in self.method.sendable(self.server).items():
             if tensor.is_floating_point():
                 norm = wire.largest_row_norm(tensor)
-                if self.largest_norm < norm < inf:
+                if self.max_norm < norm < inf:
                     return f"the server's '{name}' would have a row of norm {norm:.4g}"
         return None
 
@@ -480,9 +482,9 @@ class Server:
         """End a run that cannot get anywhere, before its round is committed."""
         useful = received.uploads > 0 and received.discarded is None
         self._empty_rounds = 0 if useful else self._empty_rounds + 1
-        often = self._empty_rounds >= MOST_EMPTY_ROUNDS
-        again = f", for the {MOST_EMPTY_ROUNDS}rd time in a row" if often else ""
-        everybody = participants >= int((~self._set_aside()).sum())
+        often = self._empty_rounds >= MAX_EMPTY_ROUNDS
+        again = f", for the {MAX_EMPTY_ROUNDS}rd time in a row" if often else ""
+        everybody = participants >= int((~self._excluded()).sum())
         if not received.uploads and (everybody or often):
             raise RunError(
                 f"round {number}: all {participants} participants failed{again}"
@@ -491,7 +493,7 @@ class Server:
         if received.discarded is not None and often:
             raise RunError(
                 f"round {number}: {received.discarded}{again}; lower the server's learning rate, "
-                "or raise run.largest_norm"
+                "or raise run.max_norm"
             )
         if received.uploads < self.quorum * participants:
             raise RunError(

@@ -8,7 +8,7 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Hosts and server compute with one thread each, so that all add up in the same order."""
+    """Use one thread for the duration: sums then have the same order in every process."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

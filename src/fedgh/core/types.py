@@ -155,7 +155,7 @@ class ClientData:
     """A client's own data, split 8:1:1."""
 
     train: Examples
-    evaluation: Examples
+    validation: Examples
     test: Examples
 
 
@@ -274,7 +274,7 @@ class Job:
     down: bytes | None
     evaluate: bool  # on its own data
     trained: int = 0  # the round in which the client last trained: what it starts from
-    most_up: int = 0  # bytes of the largest upload that may answer it
+    max_upload: int = 0  # bytes of the largest upload that may answer it
     evaluate_globally: bool = False  # on all classes, if it has ever trained
 
 

@@ -61,21 +61,21 @@ def from_bytes(message: bytes) -> Payload:
         raise WireError(f"not a readable message: {why}") from None
 
 
-def read(message: bytes, specs: Sequence[Spec], largest_norm: float = inf) -> Payload:
+def read(message: bytes, specs: Sequence[Spec], max_norm: float = inf) -> Payload:
     """The payload of another party's message, which has to be as one of `specs` declares."""
-    most = max(map(most_bytes, specs))
+    most = max(map(max_bytes, specs))
     if len(message) > most:
         raise WireError(f"a message of {len(message)} bytes; what was declared takes {most}")
     payload = from_bytes(message)
-    check(payload, _meant(payload, specs), largest_norm)
+    check(payload, _meant(payload, specs), max_norm)
     return payload
 
 
-def check(payload: Payload, spec: Spec, largest_norm: float = inf) -> None:
+def check(payload: Payload, spec: Spec, max_norm: float = inf) -> None:
     """Accept exactly what was declared: names, dtypes, shapes, values, labels, norms of rows."""
     check_shapes(payload, [spec])
     for name, field in spec.items():
-        _check_values(name, payload[name], field, largest_norm)
+        _check_values(name, payload[name], field, max_norm)
 
 
 def check_shapes(payload: Payload, specs: Sequence[Spec]) -> None:
@@ -97,15 +97,15 @@ def _meant(payload: Payload, specs: Sequence[Spec]) -> Spec:
     return next((spec for spec in specs if spec.keys() == payload.keys()), specs[0])
 
 
-def most_bytes(spec: Spec) -> int:
+def max_bytes(spec: Spec) -> int:
     """The size of the largest message that `spec` allows."""
     return FRAME + sum(
-        FRAME + prod(_most(dim) for dim in field.shape) * field.dtype.itemsize
+        FRAME + prod(_max_bytes_of(dim) for dim in field.shape) * field.dtype.itemsize
         for field in spec.values()
     )
 
 
-def _most(dim: int | Dim) -> int:
+def _max_bytes_of(dim: int | Dim) -> int:
     return dim.most if isinstance(dim, Dim) else dim
 
 
@@ -113,7 +113,7 @@ def _fits(tensor: Tensor, field: Field, sizes: dict[Dim, int]) -> bool:
     """Whether the shape is as declared, given the sizes that other tensors have chosen."""
     return tensor.ndim == len(field.shape) and all(
         size == (sizes.setdefault(dim, size) if isinstance(dim, Dim) else dim)
-        and size <= _most(dim)
+        and size <= _max_bytes_of(dim)
         for dim, size in zip(field.shape, tensor.shape, strict=True)
     )
 
@@ -124,13 +124,13 @@ def _shape(field: Field) -> tuple[int | str, ...]:
     )
 
 
-def _check_values(name: str, tensor: Tensor, field: Field, largest_norm: float) -> None:
+def _check_values(name: str, tensor: Tensor, field: Field, max_norm: float) -> None:
     if tensor.is_floating_point():
         norm = largest_row_norm(tensor)
         if not norm < inf:
             raise WireError(f"'{name}' has values that are not finite")
-        if norm > largest_norm:
-            raise WireError(f"'{name}' has a row of norm {norm:.4g}, above {largest_norm:g}")
+        if norm > max_norm:
+            raise WireError(f"'{name}' has a row of norm {norm:.4g}, above {max_norm:g}")
     if field.at_least is not None and bool((tensor < field.at_least).any()):
         raise WireError(f"'{name}' has values below {field.at_least:g}")
     if field.at_most is not None and bool((tensor > field.at_most).any()):

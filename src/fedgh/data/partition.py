@@ -22,7 +22,7 @@ DIRICHLET_TRIES = 100
 
 @dataclass(frozen=True)
 class Partition:
-    """Samples in client order, and where each client's train, evaluation and test begin.
+    """Samples in client order, and where each client's train, validation and test begin.
 
     Two flat tensors, so that a hundred thousand clients cost what their samples cost, and
     worker processes can share them. Client k owns order[bounds[k, 0]:bounds[k, 3]].
@@ -35,7 +35,7 @@ class Partition:
         return len(self.bounds)
 
     def indices(self, client: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The client's train, evaluation and test samples."""
+        """The client's train, validation and test samples."""
         a, b, c, d = self.bounds[client].tolist()
         return self.order[a:b], self.order[b:c], self.order[c:d]
 
@@ -47,8 +47,8 @@ class Partition:
 
     def data(self, client: int, x: Tensor, y: Tensor) -> ClientData:
         """The client's view of the data."""
-        train, evaluation, test = (Examples(x, y, index) for index in self.indices(client))
-        return ClientData(train, evaluation, test)
+        train, validation, test = (Examples(x, y, index) for index in self.indices(client))
+        return ClientData(train, validation, test)
 
     def counts(self, labels: Tensor, num_classes: int) -> Tensor:
         """How many samples of each class each client owns, [clients, classes].
@@ -183,7 +183,7 @@ def assemble(parts: list[Indices], y: Indices, seed: int, samples: int | None = 
         if len(part) < SMALLEST:
             raise ConfigError(
                 f"client {client} would get {len(part)} samples, but needs at least {SMALLEST} "
-                "(train, evaluation, test); lower federation.clients"
+                "(train, validation, test); lower federation.clients"
             )
         splits = _split(part, y, rng)
         if samples is not None:
@@ -195,25 +195,25 @@ def assemble(parts: list[Indices], y: Indices, seed: int, samples: int | None = 
 
 
 def _split(part: Indices, y: Indices, rng: np.random.Generator) -> list[Indices]:
-    """Train, evaluation, test. Sorted by class and picked at even distances: stratified."""
+    """Train, validation, test. Sorted by class and picked at even distances: stratified."""
     part = rng.permutation(part)
     part = part[np.argsort(y[part], kind="stable")]
     tenth = max(1, round(len(part) / 10))
     test = _spread(len(part), tenth, rng.random())
     rest = np.delete(part, test)
-    evaluation = _spread(len(rest), tenth, rng.random())
-    return [np.delete(rest, evaluation), rest[evaluation], part[test]]
+    validation = _spread(len(rest), tenth, rng.random())
+    return [np.delete(rest, validation), rest[validation], part[test]]
 
 
 def _kept(splits: list[Indices], samples: int, rng: np.random.Generator) -> list[Indices]:
-    """So many of train and evaluation, 8:1, each picked at even distances; test stays whole."""
-    train, evaluation, test = splits
-    if len(train) + len(evaluation) <= samples:
+    """So many of train and validation, 8:1, each picked at even distances; test stays whole."""
+    train, validation, test = splits
+    if len(train) + len(validation) <= samples:
         return splits
     ninth = max(1, round(samples / 9))
     return [
         train[_spread(len(train), samples - ninth, rng.random())],
-        evaluation[_spread(len(evaluation), ninth, rng.random())],
+        validation[_spread(len(validation), ninth, rng.random())],
         test,
     ]
 

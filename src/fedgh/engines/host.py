@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedgh.core import wire
 from fedgh.core.attack import Attack
-from fedgh.core.local import eval_mode, judge
+from fedgh.core.local import eval_mode, evaluate
 from fedgh.core.message import Shapes
 from fedgh.core.method import RELEASE, Method
 from fedgh.core.metrics import METRICS, NEEDED, scores
@@ -55,8 +55,8 @@ class Blueprint:
     global_sample: GlobalSample | None = None  # test data of all clients, if they are here
     device: torch.device = CPU
     privacy: Privacy | None = None
-    reticent: bool = False  # of what clients measure, only accuracies are told
-    largest_norm: float = math.inf  # of a row in what the server sends
+    withhold_metrics: bool = False  # of what clients measure, only accuracies are told
+    max_norm: float = math.inf  # of a row in what the server sends
     attack: Attack = field(default_factory=Attack)  # a rehearsal: some clients lie
     public: PublicData | None = None  # samples that all clients know
     _flops: dict[int, int] = field(default_factory=dict, init=False)
@@ -90,8 +90,8 @@ class Blueprint:
 
     def cost(self, job: Job) -> float:
         """About how much there is to compute: good enough to share jobs out evenly."""
-        train, evaluation, test = self.partition.bounds[job.client_id].diff().tolist()
-        forward = (evaluation + test) * job.evaluate
+        train, validation, test = self.partition.bounds[job.client_id].diff().tolist()
+        forward = (validation + test) * job.evaluate
         if job.evaluate_globally and self.global_sample is not None:
             forward += self.global_sample.size
         if job.down is not None:  # backward costs twice as much as forward, then come the means
@@ -224,7 +224,7 @@ class ClientHost:
                 except Exception as problem:
                     up, client = None, self._restored(client, before)
                     errors.append(self._explain(problem))
-            if self.blueprint.reticent:  # nothing bounds what these numbers tell
+            if self.blueprint.withhold_metrics:  # nothing bounds what these numbers tell
                 metrics = {}
             try:
                 if job.evaluate:
@@ -245,7 +245,7 @@ class ClientHost:
 
     def _seconds(self, client: Client) -> dict[str, float]:
         """Return the seconds of each phase; with privacy only of phases that every method has."""
-        known = PHASES if self.blueprint.reticent else client.seconds
+        known = PHASES if self.blueprint.withhold_metrics else client.seconds
         return {phase: client.seconds[phase] for phase in known if phase in client.seconds}
 
     def _restored(self, client: Client, before: Payload) -> Client:
@@ -278,7 +278,7 @@ class ClientHost:
     def _train(self, client: Client, down: bytes, before: Payload) -> bytes:
         blueprint = self.blueprint
         method, (for_down, for_up) = blueprint.method, blueprint.specs(client)
-        sent = wire.read(down, for_down, blueprint.largest_norm)
+        sent = wire.read(down, for_down, blueprint.max_norm)
         method.down.check(sent)
         eval_mode(client)  # a client that was just read from its file starts alike
         upload = moved(method.client_update(client, moved(sent, client.device)), CPU)
@@ -286,15 +286,15 @@ class ClientHost:
         if blueprint.privacy is not None:
             method.up.check_private(client, upload)
         _check_state(client, before)
-        up = wire.to_bytes(blueprint.attack.poisoned(client, upload))
+        up = wire.to_bytes(blueprint.attack.poison(client, upload))
         self._changed.add(client.id)
         return up
 
     def _evaluate(self, client: Client) -> dict[str, float]:
         predict, data = self.blueprint.method.logits, client.data
-        found = scores(judge(client, predict, data.test), "test")
-        found |= scores(judge(client, predict, data.evaluation), "evaluation")
-        return {name: found[name] for name in NEEDED} if self.blueprint.reticent else found
+        found = scores(evaluate(client, predict, data.test), "test")
+        found |= scores(evaluate(client, predict, data.validation), "validation")
+        return {name: found[name] for name in NEEDED} if self.blueprint.withhold_metrics else found
 
     def _evaluate_globally(self, client: Client) -> dict[str, float]:
         sample = self.blueprint.global_sample
@@ -303,7 +303,7 @@ class ClientHost:
         (pool,) = self.blueprint.sources
         all_classes = Examples(pool.x, pool.y, sample.indices(client.id))
         predict = self.blueprint.method.global_logits
-        return scores(judge(client, predict, all_classes), "all classes")
+        return scores(evaluate(client, predict, all_classes), "all classes")
 
 
 def _check_declared(method: Method, specs: list[wire.Spec], upload: Payload) -> None:

@@ -41,7 +41,7 @@ except ImportError:
 PATIENCE = 180.0
 """Seconds to wait for a first actor, or for a new one when all are gone."""
 
-MOST_FAILED_STARTS = 5
+MAX_FAILED_STARTS = 5
 """In a row; one may be a machine that has just gone."""
 
 
@@ -181,7 +181,7 @@ class Ray:
         """A new actor for one that has died; somebody will do its job again."""
         if place.starting is not None:
             self._failed_starts += 1
-            if self._failed_starts > MOST_FAILED_STARTS:
+            if self._failed_starts > MAX_FAILED_STARTS:
                 raise RunError(f"workers on the cluster do not start: {_last_line(error)}")
         if place.job is not None:
             waiting[None].appendleft(place.job)

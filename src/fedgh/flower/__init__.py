@@ -2,11 +2,11 @@
 
 A participant writes an app and names it when it starts its SuperNode:
 
-from fedgh.flower import Participant, client_app
+from fedgh.flower import ClientSpec, client_app
 
 def make_client(task, node_config):
     x, y = my_data(node_config["data"])
-    return Participant(MyNetwork(), (x, y))
+    return ClientSpec(MyNetwork(), (x, y))
 
 app = client_app(make_client)
 """
@@ -21,6 +21,6 @@ except ImportError:
 
 from fedgh.flower.bound import NodeConfig
 from fedgh.flower.participant import client_app
-from fedgh.training.participant import Participant
+from fedgh.training.client_spec import ClientSpec
 
-__all__ = ["NodeConfig", "Participant", "client_app"]
+__all__ = ["ClientSpec", "NodeConfig", "client_app"]

@@ -6,7 +6,7 @@ protects         "sample" or "client": uploads that protect less are refused
 allow            names of code outside fedgh that a server may ask for, separated by commas
 max-clients      clients of a federation (1,000,000)
 max-classes      classes (10,000)
-max-networks     networks in model.zoo (16)
+max-networks     networks in model.extractors (16)
 max-rep-dim      numbers in a representation (4,096)
 max-image-size   the side of an image (1,024)
 max-epochs       epochs of a round (1,000)

@@ -119,7 +119,7 @@ def parse_settings(
     """
     bound = read_bound(node)
     table = {name: dict(section) for name, section in request.settings.items()}
-    own = {**OWN_SETTINGS, **({("model", "zoo"): "zoo"} if own_network else {})}
+    own = {**OWN_SETTINGS, **({("model", "extractors"): "extractors"} if own_network else {})}
     for section, key in own:
         table.setdefault(section, {}).pop(key, None)
     try:
@@ -248,9 +248,9 @@ class _Assignment:
                 f"the state of client {client} after round {trained} is not in its folder; put it "
                 "back from a copy"
             )
-        reticent = blueprint.reticent or self.bound.least != "nothing"
+        withhold_metrics = blueprint.withhold_metrics or self.bound.least != "nothing"
         return ClientHost(
-            replace(blueprint, reticent=reticent),
+            replace(blueprint, withhold_metrics=withhold_metrics),
             files,
             explain=_discreet,
             released=self._released(),

@@ -32,7 +32,7 @@ PATIENCE = 90.0
 LOOK_EVERY = 15.0
 """Seconds between questions to Flower how a run is; its own folder tells more, and sooner."""
 
-MOST_TROUBLES = 5
+MAX_TROUBLES = 5
 """Questions to Flower that may go unanswered."""
 
 SOONEST_RESTART, LATEST_RESTART = 5.0, 15.0
@@ -239,7 +239,7 @@ def follow(
                 status, how = deployment.status(run)
             except RunError:
                 troubles += 1
-                if troubles == MOST_TROUBLES:
+                if troubles == MAX_TROUBLES:
                     raise
                 status, how = "unknown", ""
             if status == "finished":

@@ -16,13 +16,13 @@ from fedgh.core.types import Job, Reply
 from fedgh.errors import RunError, WireError, printable
 from fedgh.flower import messages
 from fedgh.flower._flwr import ErrorCode, Inbox, Limit, ObjectPullError, RunNotRunningException
-from fedgh.flower.messages import LONGEST_HEAD, Request
+from fedgh.flower.messages import MAX_HEAD, Request
 from fedgh.version import __version__
 
 POLL = 0.3
 """Seconds between looks at what has come; a node that leaves may take its reply with it."""
 
-MOST_RESENT = 10
+MAX_RESENT = 10
 """Times a job is sent again in a round because its node has gone."""
 
 GATHERING = 120.0
@@ -94,7 +94,7 @@ class Flower:
                 if found is None:
                     continue
                 del waiting[name]
-                if _node_has_gone(found) and resent[job.client_id] < MOST_RESENT:
+                if _node_has_gone(found) and resent[job.client_id] < MAX_RESENT:
                     resent[job.client_id] += 1
                     unsent.append(job)  # it may come back in time
                     continue
@@ -185,7 +185,7 @@ class Flower:
         are no message spoil nobody else's.
         """
         try:
-            return inbox.pull(name, Limit(record=LONGEST_HEAD, array=job.most_up))
+            return inbox.pull(name, Limit(record=MAX_HEAD, array=job.max_upload))
         except httpx.HTTPStatusError as error:  # Flower has tried again where that may help
             self._trouble = f"; the SuperLink answered {error.response.status_code}"
             return None

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedgh.core.metrics import METRICS
 from fedgh.core.types import Job, Reply
-from fedgh.errors import LONGEST_TEXT, WireError, printable
+from fedgh.errors import MAX_TEXT, WireError, printable
 from fedgh.flower._flwr import get_all_nested_objects
 
 _HEAD, _BODY, _FORMAT = "fedgh", "payload", "safetensors"
@@ -24,7 +24,7 @@ Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Key = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,39}$")]
 Few = Field(max_length=16)
 
-LONGEST_HEAD = 2**20
+MAX_HEAD = 2**20
 """Bytes of JSON in a message; an experiment's settings take a few thousand."""
 
 
@@ -64,7 +64,7 @@ class _Answer:
     num_examples: Count
     metrics: Annotated[dict[Key, Finite], Few]
     seconds: Annotated[dict[Key, Seconds], Few]
-    error: Annotated[str, Field(max_length=LONGEST_TEXT)] | None
+    error: Annotated[str, Field(max_length=MAX_TEXT)] | None
 
 
 _REQUEST = TypeAdapter(Request)
@@ -84,7 +84,7 @@ def read_request(content: RecordDict) -> tuple[Request, bytes | None]:
 
 def answer(reply: Reply) -> RecordDict:
     """The message that answers."""
-    error = reply.error and reply.error[:LONGEST_TEXT]
+    error = reply.error and reply.error[:MAX_TEXT]
     fields = asdict(replace(reply, up=None, error=error))
     del fields["up"], fields["invalid"], fields["wire_bytes"]
     return pack(_ANSWER.dump_json(_Answer(**fields)), reply.up)
@@ -127,7 +127,7 @@ def unpack(content: RecordDict) -> tuple[bytes, bytes | None]:
     """Return the JSON and the payload of a message; WireError when it is none."""
     record, body = content.get(_HEAD), content.get(_BODY)
     head = record.get("json") if isinstance(record, ConfigRecord) else None
-    if not isinstance(head, bytes) or len(head) > LONGEST_HEAD:
+    if not isinstance(head, bytes) or len(head) > MAX_HEAD:
         raise WireError("not a message of fedgh")
     if body is None:
         return head, None

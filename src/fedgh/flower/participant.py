@@ -22,11 +22,11 @@ from fedgh.flower.bound import NodeConfig, PublicError
 from fedgh.flower.client import app_of, check_here, log, parse_settings
 from fedgh.flower.messages import Request
 from fedgh.models import check_extractor
+from fedgh.training.client_spec import ClientSpec
 from fedgh.training.experiment import Experiment, load_source
-from fedgh.training.participant import Participant
 from fedgh.training.public import check_named, load_public
 
-MakeClient = Callable[[Task, NodeConfig], Participant]
+MakeClient = Callable[[Task, NodeConfig], ClientSpec]
 """From what the federation agrees on, and the participant's own settings, to what it brings."""
 
 SECRET = 16
@@ -126,8 +126,8 @@ def own_blueprint(
         partition=own,
         device=find_device(experiment.config.run.device),
         privacy=privacy and replace(privacy, unpredictable=True),  # the server knows the seed
-        reticent=experiment.reticent,
-        largest_norm=experiment.config.run.largest_norm,
+        withhold_metrics=experiment.withhold_metrics,
+        max_norm=experiment.config.run.max_norm,
         public=experiment.shared_public,
     )
 

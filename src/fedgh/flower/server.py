@@ -99,5 +99,5 @@ def read_participants(folder: Path, clients: int) -> dict[int, bytes]:
 def shared_settings(experiment: Experiment) -> dict[str, Any]:
     """The settings that every participant is sent."""
     section = experiment.config.run
-    run = {"global_accuracy": section.global_accuracy, "largest_norm": section.largest_norm}
+    run = {"global_accuracy": section.global_accuracy, "max_norm": section.max_norm}
     return {**experiment.config.portable(), "run": run}

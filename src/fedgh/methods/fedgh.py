@@ -17,7 +17,7 @@ class FedGH(api.Method):
     """`server_lr = 0` freezes the header at its random start: the paper's missing ablation."""
 
     up, down = api.PerClass("representation"), api.HEADER
-    welcomes = True
+    accepts_newcomers = True
 
     server_lr: NonNegative = 0.01  # of the header; 0 freezes it
     server_batch: Literal["pair", "client"] = "pair"  # one step per pair, or per client

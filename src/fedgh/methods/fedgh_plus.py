@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy
 from fedgh.core import fusion, private_moments, wire
 from fedgh.core.batches import in_order
 from fedgh.core.class_table import weighted_means
-from fedgh.core.feature_header import Kind, header_logits, solve, solve_with_own_covariance
+from fedgh.core.feature_header import HeaderKind, header_logits, solve, solve_with_own_covariance
 from fedgh.core.local import class_statistics, outputs, train
 from fedgh.core.message import NOTHING, Message, OneOf, Own, Shapes, Sharing, for_each_class
 from fedgh.core.method import RELEASE, Method, Models
@@ -100,14 +100,14 @@ class FedGHPlus(Method):
     """`statistics = "own"` shares nothing: the control that shows what the federation adds."""
 
     name = "fedgh_plus"
-    welcomes = releases_once = True
+    accepts_newcomers = releases_once = True
 
     features: Annotated[str, Names.FEATURES] = "auto"  # conv, relu, or a network all can name
     feature_dim: Annotated[int, Field(ge=8)] = 512  # numbers in a feature vector
     weights: Annotated[str, Names.PATH] = ""  # a safetensors file for a named network
     statistics: Literal["shared", "own"] = "shared"  # of which the header is made
     covariance: Literal["shared", "own"] = "shared"  # "own" sends class means and counts alone
-    header: Kind = "gaussian"  # "ridge" is that of Fed3R
+    header: HeaderKind = "gaussian"  # "ridge" is that of Fed3R
     shrinkage: Annotated[float, Field(gt=0)] = 0.5  # of the covariance, times dimensions / samples
 
     @property
@@ -143,7 +143,7 @@ class FedGHPlus(Method):
         if self.shares == "nothing":
             return {}
         (spec,) = self.up.specs(self, Shapes(task, lambda: models[0]))
-        size = task.num_clients * wire.most_bytes(spec)
+        size = task.num_clients * wire.max_bytes(spec)
         if size > MAX_STATISTICS:
             raise ConfigError(
                 f"the server would keep up to {size / 2**30:.0f} GiB of statistics; lower "
@@ -152,7 +152,7 @@ class FedGHPlus(Method):
         return {
             "map": digest,
             "noise": private_moments.noise_terms(task.privacy),
-            **prefixed("sum.", vars(Moments.none(task.num_classes, self.feature_dim))),
+            **prefixed("sum.", vars(Moments.zero(task.num_classes, self.feature_dim))),
             "losses": torch.zeros(task.num_clients, len(fusion.PAIRS)),
             "voted": torch.zeros(task.num_clients, dtype=torch.bool),
             "given": torch.zeros(task.num_clients, dtype=torch.bool),
@@ -195,7 +195,7 @@ class FedGHPlus(Method):
         losses = self._weigh(client, down)
         if self.shares == "nothing":
             return {}
-        none = Moments.none(client.task.num_classes, self.feature_dim)
+        none = Moments.zero(client.task.num_classes, self.feature_dim)
         rows = none.payload() if self.shares == "moments" else none.as_means()
         return {**rows, "losses": losses}
 
@@ -255,7 +255,7 @@ class FedGHPlus(Method):
         known = self._map(client.task)
         return None if self.shares == "nothing" else lambda x: unit(known(x.cpu().double()))
 
-    def check_upload(self, task: Task, payload: Payload, largest_norm: float) -> None:
+    def check_upload(self, task: Task, payload: Payload, max_norm: float) -> None:
         """Refuse statistics that no samples have."""
         if self.shares == "nothing" or not len(payload["classes"]):
             return
@@ -281,7 +281,7 @@ class FedGHPlus(Method):
         """Return the moments of the training samples, of one class or of all; exactly."""
         known, task, train = self._map(client.task), client.task, client.data.train
         rows = train.index if label is None else train.index[train.labels == label]
-        total = Moments.none(task.num_classes, self.feature_dim)
+        total = Moments.zero(task.num_classes, self.feature_dim)
         with client.timed("summarise"), torch.no_grad():
             for x, y in in_order(Examples(train.x, train.y, rows)):
                 total += Moments.of(known(x.double()), y, task.num_classes)
@@ -326,7 +326,7 @@ class FedGHPlus(Method):
         Without a header that knows all of the client's classes the network decides alone.
         """
         counts = client.data.train.labels.bincount(minlength=client.task.num_classes)
-        own, validation = counts.nonzero().flatten(), client.data.evaluation
+        own, validation = counts.nonzero().flatten(), client.data.validation
         rows = validation.index[counts[validation.labels] > 0]
         known = client.memory.get("classes", counts[:0]).cpu()
         client.memory.pop("pair", None)

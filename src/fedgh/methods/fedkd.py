@@ -112,11 +112,9 @@ class FedKD(api.Method):
         updated = torch.tensor(uploads.round)
         return {**prefixed("sum.", whole), **prefixed("last.", last), "updated": updated}
 
-    def check_upload(self, task: Task, payload: Payload, largest_norm: float) -> None:
+    def check_upload(self, task: Task, payload: Payload, max_norm: float) -> None:
         """The norms of factors say little about that of their product."""
         for name, tensor in expand(payload).items():
             norm = api.largest_row_norm(tensor)
-            if norm > largest_norm:
-                raise api.WireError(
-                    f"'{name}' has a row of norm {norm:.4g}, above {largest_norm:g}"
-                )
+            if norm > max_norm:
+                raise api.WireError(f"'{name}' has a row of norm {norm:.4g}, above {max_norm:g}")

@@ -15,7 +15,7 @@ class LGFedAvg(api.Method):
 
     name = "lg_fedavg"
     up = down = api.HEADER
-    welcomes = weighs_by_examples = True
+    accepts_newcomers = weighs_by_examples = True
 
     def init_server(self, task: api.Task, models: api.Models, rng: Generator) -> Payload:
         return api.linear_header(task, rng)

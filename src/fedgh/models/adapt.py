@@ -39,14 +39,14 @@ def adapt(
     weights: Path | str | None = None,
     frozen: bool = False,
 ) -> nn.Module:
-    """An extractor for inputs of that shape, made of any network; see `Brought` for the options."""
-    return Brought(network, shape, layer, transform, weights, frozen, rep_dim=rep_dim)(
+    """Return an extractor made of any network; see `NetworkExtractor` for the options."""
+    return NetworkExtractor(network, shape, layer, transform, weights, frozen, rep_dim=rep_dim)(
         shape, rep_dim
     )
 
 
 @dataclass(frozen=True)
-class Brought:
+class NetworkExtractor:
     """A network that somebody brings; called as an extractor is made, it gives a copy."""
 
     network: nn.Module

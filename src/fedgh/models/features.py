@@ -5,8 +5,8 @@
   are alike, so that others would see little but brightness. The covariance that is divided out is
   a formula, not data: it falls off exponentially with the distance between pixels.
 - "relu", for anything else: random linear functions through a ReLU.
-- a network by its name, as in `model.zoo`: with its published weights, with those of a safetensors
-  file, or with random ones from the seed.
+- a network by its name, as in `model.extractors`: with its published weights, with those of a
+  safetensors file, or with random ones from the seed.
 """
 
 import math

@@ -1,1 +1,1 @@
-"""Differential privacy on uploads: the mechanism, its accounting, a participant's ledger."""
+"""Differential privacy of uploads: the mechanism, its accounting, a participant's ledger."""

@@ -93,7 +93,7 @@ def _parts(audit: Audit, label: str, end: str) -> list[Part]:
         parts.append(Figure(f"audit-gain{end}", caption, chart, whole_width=True))
     for against, what in (
         ("left out", "training samples that are not behind it: what the mean itself tells"),
-        ("held out", "test and evaluation samples: what an attacker would meet"),
+        ("held out", "test and validation samples: what an attacker would meet"),
         ("other clients", "samples of other clients"),
     ):
         rows = [row for row in audit.told if row.against == against and row.attack != "loss"]

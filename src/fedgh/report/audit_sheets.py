@@ -159,7 +159,7 @@ def members(audit: Audit) -> Sheet:
     ]
     note = (
         "Left out: training samples that are not behind the mean. Held out: the client's test and "
-        "evaluation samples. The interval is DeLong's, 95%. The loss needs the model, but no "
+        "validation samples. The interval is DeLong's, 95%. The loss needs the model, but no "
         "upload."
     )
     return Sheet("members", "Members told from others", columns, rows, note)

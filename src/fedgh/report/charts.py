@@ -19,7 +19,7 @@ HEIGHT = 260
 ROW = 24
 """Of a bar and the gap below it."""
 
-MOST_DOTS = 40
+MAX_DOTS = 40
 """Rounds of a line whose points are marked; more of them run together."""
 
 COLOURS = 10
@@ -220,7 +220,7 @@ def _lines(
     y: alt.Y,
     tooltip: list[alt.Tooltip] | None = None,
 ) -> alt.Chart:
-    few = max((len(run.rounds) for run in runs), default=0) <= MOST_DOTS
+    few = max((len(run.rounds) for run in runs), default=0) <= MAX_DOTS
     chosen = alt.selection_point(fields=["run"], bind="legend")
     lines = (
         alt.Chart({"values": rows})

@@ -11,20 +11,20 @@ from fedgh.report.charts import PERCENT, ROW, AnyChart, Rows, labels, run_colour
 from fedgh.runs.read import NamedRun
 from fedgh.trained.confusion import Confusion
 
-MOST_ROWS = 60
+MAX_ROWS = 60
 """Clients that are shown one by one; more are shown as distributions."""
 
-MOST_MAPPED = 200
-MOST_CELLS = 10_000
+MAX_MAPPED = 200
+MAX_CELLS = 10_000
 FEW_CLASSES = 12
 MANY_CLASSES = 30
-MOST_NAMES = 4
-MOST_MISTAKES = 10
+MAX_NAMES = 4
+MAX_MISTAKES = 10
 
 
 def accuracy_by_client(runs: Sequence[NamedRun], *, on_all_classes: bool = False) -> AnyChart:
     """Every client's accuracy after the last evaluated round; with very many, how it is spread."""
-    if max(len(run.clients) for run in runs) > MOST_ROWS:
+    if max(len(run.clients) for run in runs) > MAX_ROWS:
         return _accuracy_by_network(runs, on_all_classes)
     alike = same_clients(runs)
     rows: Rows = []
@@ -92,8 +92,8 @@ def samples_by_class(run: NamedRun) -> AnyChart:
 
 def shown_clients(run: NamedRun) -> int:
     """How many clients a map of clients and classes has room for."""
-    room = max(10, MOST_CELLS // max(1, len(run.identity.classes)))
-    return min(len(run.clients), MOST_MAPPED, room)
+    room = max(10, MAX_CELLS // max(1, len(run.identity.classes)))
+    return min(len(run.clients), MAX_MAPPED, room)
 
 
 def accuracy_by_class(
@@ -192,7 +192,7 @@ def most_confused(measured: Confusion) -> list[tuple[int, int, int, float]]:
         for predicted, count in enumerate(row)
         if count and true != predicted
     ]
-    return sorted(mistakes, key=lambda mistake: -mistake[2])[:MOST_MISTAKES]
+    return sorted(mistakes, key=lambda mistake: -mistake[2])[:MAX_MISTAKES]
 
 
 def same_clients(runs: Sequence[NamedRun]) -> bool:
@@ -203,8 +203,8 @@ def same_clients(runs: Sequence[NamedRun]) -> bool:
 def client_name(client: ClientInfo) -> str:
     """Number, network, classes: as much as an axis has room for."""
     names = list(client.classes)
-    more = f" … ({len(names)})" if len(names) > MOST_NAMES else ""
-    classes = ", ".join(names[:MOST_NAMES]) + more
+    more = f" … ({len(names)})" if len(names) > MAX_NAMES else ""
+    classes = ", ".join(names[:MAX_NAMES]) + more
     return " · ".join(filter(None, (client.called, client.extractor, classes)))
 
 

@@ -5,7 +5,7 @@ import math
 from fedgh.core.types import Task
 from fedgh.formats import few, percent
 from fedgh.models import parameters_of
-from fedgh.report.terminal import MOST_CLIENTS
+from fedgh.report.terminal import MAX_CLIENTS
 from fedgh.runs.read import NamedRun
 from fedgh.tables import Cell, Column, Sheet
 
@@ -23,7 +23,7 @@ COLUMNS = (
 
 def client_sheet(run: NamedRun) -> Sheet:
     """A row for each client; what the folder does not say is a dash."""
-    shown = run.clients[:MOST_CLIENTS]
+    shown = run.clients[:MAX_CLIENTS]
     sizes = {name: _parameters(run, name) for name in {client.extractor for client in shown}}
     last, scores, global_scores = _last_rounds(run), run.accuracies, run.global_accuracies
     rows: list[list[Cell]] = [

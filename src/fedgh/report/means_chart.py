@@ -11,20 +11,20 @@ from fedgh.core.threads import one_thread
 from fedgh.core.types import Payload
 from fedgh.errors import RunError, WireError
 from fedgh.report.charts import Rows
-from fedgh.runs.means import MOST_PAIRS
+from fedgh.runs.means import MAX_PAIRS
 from fedgh.runs.read import NamedRun
 
-MOST_PANELS = 4
-MOST_POINTS = 800
+MAX_PANELS = 4
+MAX_POINTS = 800
 """Means shown in a panel; more of them cover one another."""
 
-PAIRS = wire.Dim("pairs", MOST_PAIRS)
+PAIRS = wire.Dim("pairs", MAX_PAIRS)
 SPEC = {
     "clients": wire.Field(torch.int32, (PAIRS,)),
     "classes": wire.Field(torch.int32, (PAIRS,)),
     "means": wire.Field(torch.float32, (PAIRS, wire.Dim("width", 2**20))),
 }
-MOST_IN_LEGEND = 12
+MAX_IN_LEGEND = 12
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]
 
 
@@ -54,19 +54,19 @@ def project(run: NamedRun) -> Projection | None:
     for round in _spread_out(list(kept)):
         means = kept[round]
         most = max(most, len(means["means"]))
-        some = torch.linspace(0, len(means["means"]) - 1, MOST_POINTS).round().long().unique()
+        some = torch.linspace(0, len(means["means"]) - 1, MAX_POINTS).round().long().unique()
         places = (means["means"][some].double() - centre) @ plane
         labels = zip(means["clients"][some].tolist(), means["classes"][some].tolist(), strict=True)
         for (client, label), (x, y) in zip(labels, places.tolist(), strict=True):
             name = run.identity.classes[label]
             rows.append({"round": round, "client": client, "class": name, "x": x, "y": y})
-    return Projection(rows, explained, max(0, most - MOST_POINTS))
+    return Projection(rows, explained, max(0, most - MAX_POINTS))
 
 
 def means_chart(run: NamedRun, projection: Projection) -> alt.FacetChart:
     """One panel for each round, all on the same plane and the same scale."""
     classes = run.identity.classes
-    few = len(classes) <= MOST_IN_LEGEND
+    few = len(classes) <= MAX_IN_LEGEND
     legend = alt.Legend(orient="right", symbolLimit=0, labelLimit=120) if few else None
     near = alt.selection_point(fields=["class"], on="pointerover", clear="pointerout")
     axis = alt.Axis(labels=False, ticks=False, title=None, domain=False, tickCount=4)
@@ -125,5 +125,5 @@ def best_plane(means: Tensor) -> tuple[Tensor, Tensor, float]:
 
 def _spread_out(rounds: list[int]) -> list[int]:
     """The first, the last, and what lies evenly between."""
-    places = torch.linspace(0, len(rounds) - 1, min(MOST_PANELS, len(rounds))).round().long()
+    places = torch.linspace(0, len(rounds) - 1, min(MAX_PANELS, len(rounds))).round().long()
     return [rounds[place] for place in places.unique().tolist()]

@@ -2,12 +2,12 @@
 
 from fedgh.formats import percent
 from fedgh.tables import Column, Sheet
-from fedgh.trained.newcomer import Joined
+from fedgh.trained.newcomer import NewcomerResult
 
 COLUMNS = (Column("epochs", digits=0), Column("with the header"), Column("without"))
 
 
-def curve(joined: Joined) -> Sheet:
+def curve(joined: NewcomerResult) -> Sheet:
     """Accuracy after every round of the newcomer."""
     curves = zip(joined.with_header, joined.without_header, strict=True)
     return Sheet(
@@ -21,7 +21,7 @@ def curve(joined: Joined) -> Sheet:
     )
 
 
-def verdict(joined: Joined) -> str:
+def verdict(joined: NewcomerResult) -> str:
     """How soon it has reached the others."""
     return (
         f"The others are at {percent(joined.others)}, each on its own test data. The newcomer "

@@ -14,9 +14,9 @@ from fedgh.report.page import Cell, Figure, Fold, Page, Part, Section, Table, Va
 from fedgh.report.terminal import PROTECTED
 from fedgh.runs.folder import RunFolder
 from fedgh.runs.read import NamedRun
-from fedgh.trained.confusion import MOST_CLIENTS, Confusion
+from fedgh.trained.confusion import MAX_CLIENTS, Confusion
 
-MOST_PROBLEMS = 200
+MAX_PROBLEMS = 200
 
 Measure = Callable[[RunFolder], Confusion | None]
 """From a run to its confusion; None, or a FedghError that says why there is none."""
@@ -110,7 +110,7 @@ def _summary(runs: Sequence[NamedRun]) -> Section:
 def _metrics(runs: Sequence[NamedRun]) -> list[Table]:
     """All metrics of the last evaluated round, where a run has more than accuracy."""
     names = [name for name in RECORDED if any(name in run.result.final for run in runs)]
-    if not set(names) - {"accuracy", "evaluation_accuracy", "global_accuracy"}:
+    if not set(names) - {"accuracy", "validation_accuracy", "global_accuracy"}:
         return []
     rows: list[list[Value]] = [
         [run.label, *(_cell(run.result.final.get(name), "{:.3f}".format) for name in names)]
@@ -129,9 +129,9 @@ def _problems(runs: Sequence[NamedRun]) -> Section | None:
     if not rows:
         return None
     text = "A client that failed is as it was before; a rejected upload was not used."
-    if len(rows) > MOST_PROBLEMS:
-        text += f" The first {MOST_PROBLEMS} of {len(rows)}."
-    table = Table(["run", "round", "client", "what", "reason"], rows[:MOST_PROBLEMS])
+    if len(rows) > MAX_PROBLEMS:
+        text += f" The first {MAX_PROBLEMS} of {len(rows)}."
+    table = Table(["run", "round", "client", "what", "reason"], rows[:MAX_PROBLEMS])
     return Section("problems", "Failed clients and rejected uploads", text, [table])
 
 
@@ -141,7 +141,7 @@ def _problems_of(round: Round) -> Iterator[list[Value]]:
     if round.discarded is not None:
         yield ["server", "round discarded", round.discarded]
     for problem in round.rejected:
-        aside = "; set aside" if problem.client in round.set_aside else ""
+        aside = "; set aside" if problem.client in round.excluded else ""
         yield [problem.client, "upload rejected", problem.reason + aside]
     for out in round.dropped:
         labels = ", ".join(map(str, out.classes))
@@ -174,7 +174,7 @@ def _clients(runs: Sequence[NamedRun]) -> Section | None:
     judged = [run for run in runs if run.evaluated]
     if not judged:
         return None
-    many = max(len(run.clients) for run in judged) > client_charts.MOST_ROWS
+    many = max(len(run.clients) for run in judged) > client_charts.MAX_ROWS
     caption = (
         "Clients by architecture: the tick is the median, the bar the middle half, the line the "
         "middle 90 per cent."
@@ -189,9 +189,9 @@ def _clients(runs: Sequence[NamedRun]) -> Section | None:
         chart = client_charts.accuracy_by_client(everywhere, on_all_classes=True)
         parts.append(Figure("global-accuracy-by-client", caption, chart))
     missing = [
-        f"{run.label}: {run.result.judged_clients} of {len(run.clients)} clients were judged."
+        f"{run.label}: {run.result.evaluated_clients} of {len(run.clients)} clients were judged."
         for run in judged
-        if run.result.judged_clients < len(run.clients)
+        if run.result.evaluated_clients < len(run.clients)
     ]
     return Section("clients", "Clients", "\n".join(missing), parts)
 
@@ -220,7 +220,7 @@ def _classes(runs: Sequence[NamedRun], measure: Measure) -> Section:
     text = "Final models on their clients' own test data."
     for label, found in measured.items():
         if len(found.clients) < found.took_part:
-            text += f"\n{label}: a random {MOST_CLIENTS} of {found.took_part} that took part."
+            text += f"\n{label}: a random {MAX_CLIENTS} of {found.took_part} that took part."
     text += "".join(f"\nNot shown for {reason}" for reason in reasons)
     parts: list[Part] = []
     for number, group in enumerate(_by_classes([r for r in runs if r.label in measured]), 1):
@@ -368,7 +368,7 @@ def _partition(runs: Sequence[NamedRun]) -> Section:
             words.append(f"{whose or run.label}: what a client holds is known to its owner alone.")
             continue
         shown, clients = client_charts.shown_clients(run), len(run.clients)
-        caption = "Samples that each client holds, train, evaluation and test together."
+        caption = "Samples that each client holds, train, validation and test together."
         if shown < clients:
             caption += f" The first {shown} of {clients} clients."
         caption = f"{whose}: {caption}" if whose else caption

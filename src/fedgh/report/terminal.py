@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedgh.core.metrics import SPREADS
-from fedgh.core.records import ClientInfo, Spent, Summary
+from fedgh.core.records import ClientInfo, PrivacySpending, Summary
 from fedgh.errors import printable
 from fedgh.formats import few, human_bytes, percent
 from fedgh.runs.folder import RunFolder
@@ -24,10 +24,10 @@ from fedgh.studies.statistics import Row
 from fedgh.tables import Sheet
 from fedgh.training.experiment import Experiment
 
-MOST_CLIENTS = 40
+MAX_CLIENTS = 40
 """Rows of a client table or picture; more of them nobody reads in a terminal."""
 
-MOST_ROWS = 200
+MAX_ROWS = 200
 """Rows of any other table that may be long."""
 
 SHADES = " ░▒▓█"
@@ -53,7 +53,7 @@ def result(run: RunFolder) -> Table:
     table.add_column("samples", f"{samples:.0f}" if samples else "-", justify="right")
     for key, title in columns.items():
         table.add_column(title, percent(last.scores[key]), justify="right")
-    for client in clients[:MOST_CLIENTS]:
+    for client in clients[:MAX_CLIENTS]:
         table.add_row(
             str(client.client),
             Text(client.extractor),
@@ -61,15 +61,15 @@ def result(run: RunFolder) -> Table:
             str(_samples(client) or "-"),
             *(percent((last.per_client[key] or [])[client.client]) for key in columns),
         )
-    if len(clients) > MOST_CLIENTS:
-        table.caption = f"{len(clients) - MOST_CLIENTS} more clients in clients.json"
+    if len(clients) > MAX_CLIENTS:
+        table.caption = f"{len(clients) - MAX_CLIENTS} more clients in clients.json"
     return table
 
 
 def closing_lines(run: RunFolder) -> str:
     """Accuracy, bytes, target, and where to look further."""
     summary = run.summary()
-    judged, clients = summary.judged_clients, summary.clients
+    judged, clients = summary.evaluated_clients, summary.clients
     whose = "all clients" if judged == clients else f"{judged} of {clients} clients"
     lines = [
         f"accuracy   {percent(summary.accuracy)} after round {summary.rounds}, "
@@ -137,7 +137,7 @@ PROTECTED = {
 """What ε is about."""
 
 
-def privacy_line(privacy: Spent) -> str:
+def privacy_line(privacy: PrivacySpending) -> str:
     """What the uploads of a run may tell, at most."""
     return (
         f"ε = {privacy.epsilon:.2f} at δ = {privacy.delta:g}, for "
@@ -182,13 +182,13 @@ def comparison(table: list[Row], missing: dict[str, str], target: float | None) 
 
 
 def search(table: list[Row]) -> Table:
-    """Points of a grid, best first, judged on the evaluation split."""
+    """Points of a grid, best first, judged on the validation split."""
     out = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     out.add_column("settings", no_wrap=True)
-    for title in ("evaluation accuracy %", "B/c/r", "s"):
+    for title in ("validation accuracy %", "B/c/r", "s"):
         out.add_column(title, justify="right", no_wrap=True)
     for row in table:
-        judged = [row.evaluation_accuracy, row.evaluation_accuracy_std]
+        judged = [row.validation_accuracy, row.validation_accuracy_std]
         out.add_row(
             Text(row.label),
             _spread(judged, _percentage),
@@ -234,7 +234,7 @@ def partition_picture(experiment: Experiment, console: Console) -> None:
         if not with_numbers:
             last = min(first + step, source.num_classes) - 1
             console.print(f"classes {first} to {last}:", highlight=False)
-        for client, row in list(zip(clients, counts.tolist(), strict=True))[:MOST_CLIENTS]:
+        for client, row in list(zip(clients, counts.tolist(), strict=True))[:MAX_CLIENTS]:
             line = Text(f"{client.client:>4} {client.extractor[-10:]:<10} ")
             for count in row[first : first + step]:
                 shade = SHADES[-(-count * (len(SHADES) - 1) // most)]
@@ -242,14 +242,14 @@ def partition_picture(experiment: Experiment, console: Console) -> None:
                 line.append(number + shade, style="cyan")
             line.append(f"{sum(row):>8}")
             console.print(line)
-    if len(clients) > MOST_CLIENTS:
-        console.print(f"... and {len(clients) - MOST_CLIENTS} more clients")
+    if len(clients) > MAX_CLIENTS:
+        console.print(f"... and {len(clients) - MAX_CLIENTS} more clients")
     if experiment.public is not None:
         console.print(f"{len(experiment.public)} samples are public, and no client's own")
     sizes = experiment.partition.bounds.diff(dim=1).sum(0).tolist()
     held = counts.gt(0).sum(0)
     console.print(
-        f"{sum(sizes)} samples: {sizes[0]} train, {sizes[1]} evaluation, {sizes[2]} test; "
+        f"{sum(sizes)} samples: {sizes[0]} train, {sizes[1]} validation, {sizes[2]} test; "
         f"{source.num_classes} classes, each held by {int(held.min())} to {int(held.max())} "
         f"of {len(clients)} clients"
     )
@@ -303,4 +303,4 @@ def _spread(mean_and_std: list[float | None], show: Callable[[float], str]) -> s
 
 
 def _samples(client: ClientInfo) -> int:
-    return client.train + client.evaluation + client.test
+    return client.train + client.validation + client.test

@@ -8,7 +8,7 @@ from fedgh.errors import FedghError, one_line
 from fedgh.extras import need_report
 from fedgh.files import make_folder
 from fedgh.runs.folder import RunFolder
-from fedgh.trained.clients import Trained
+from fedgh.trained.clients import TrainedFederation
 from fedgh.trained.confusion import Confusion, measure
 from fedgh.training.run import Run
 from fedgh.trust import FOREIGN, OWN, Trust
@@ -42,9 +42,9 @@ def write_page(
     return out
 
 
-def write_report(run: Trained | Run, out: str | Path | None = None) -> Path:
+def write_report(run: TrainedFederation | Run, out: str | Path | None = None) -> Path:
     """Write the page about a run, into its folder if no other place is given."""
-    trained = run if isinstance(run, Trained) else Trained(run)
+    trained = run if isinstance(run, TrainedFederation) else TrainedFederation(run)
     return write_page(
         [trained.folder.path],
         None if out is None else Path(out),

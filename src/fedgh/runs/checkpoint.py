@@ -15,6 +15,7 @@ from pathlib import Path
 from fedgh.core.types import Payload
 from fedgh.errors import RunError
 from fedgh.files import read_bytes, replace, sync_folder, write_atomic
+from fedgh.renames import SERVER_STATE, with_current_names
 from fedgh.runs.history import Mark
 from fedgh.runs.sealed import MAX_STATE, About, pack, read_about, unpack
 
@@ -47,7 +48,7 @@ class ServerFile:
         """How far the run has come, and the state that it left."""
         with _explained(self.path):
             about, state = unpack(read_bytes(self.path, MAX_STATE))
-            return _mark(about, run), state
+            return _mark(about, run), with_current_names(state, SERVER_STATE)
 
     def mark(self, run: str) -> Mark:
         """How far the run has come."""

@@ -26,7 +26,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedgh.core.records import Asked, ClientInfo, Identity, Round, Summary, check_format, checked
+from fedgh.core.records import (
+    FORMAT_VERSION,
+    ClientInfo,
+    Identity,
+    RequestCounts,
+    Round,
+    Summary,
+    check_format,
+    checked,
+)
 from fedgh.core.types import Payload
 from fedgh.errors import RunError
 from fedgh.files import (
@@ -151,8 +160,8 @@ class RunFolder:
     def update_versions(self) -> dict[str, str]:
         """Write the installed package versions to data.json; return those of the last start."""
         known = self.identity()
-        if known.versions != versions():
-            now = known.model_copy(update={"versions": versions()})
+        now = known.model_copy(update={"versions": versions(), "format_version": FORMAT_VERSION})
+        if now != known:
             write_atomic(self.path / "data.json", to_json(now.model_dump()))
         return known.versions
 
@@ -176,14 +185,14 @@ class RunFolder:
         """Count that these are about to be asked: what they answer may cost privacy."""
         asked = Counter(self.asked())
         asked.update(clients)
-        content = Asked(run=self.run_id, asked=dict(asked))
+        content = RequestCounts(run=self.run_id, asked=dict(asked))
         write_atomic(self.path / "asked.json", content.model_dump_json().encode() + b"\n")
 
     def asked(self) -> dict[int, int]:
         """How often each client was asked, also in rounds that were then lost, where counted."""
         if not (self.path / "asked.json").exists():
             return {}
-        known = checked(Asked, self._read_json("asked.json"), self.path / "asked.json")
+        known = checked(RequestCounts, self._read_json("asked.json"), self.path / "asked.json")
         if known.run != self.run_id:
             raise RunError(f"{self.path / 'asked.json'} is of another run")
         return known.asked

@@ -6,16 +6,16 @@ import torch
 
 from fedgh.core.types import Payload, Upload
 
-MOST_ROUNDS = 20
+MAX_ROUNDS = 20
 """About how many rounds of a run are kept, spread evenly over it."""
 
 
 def worth_keeping(round: int, rounds: int) -> bool:
     """Whether a picture of this round is wanted: the first, the last, and some between."""
-    return round in (1, rounds) or round % -(-rounds // MOST_ROUNDS) == 0
+    return round in (1, rounds) or round % -(-rounds // MAX_ROUNDS) == 0
 
 
-MOST_PAIRS = 5000
+MAX_PAIRS = 5000
 """Class means kept of one round; a federation may have many more."""
 
 
@@ -26,7 +26,7 @@ class Album:
     _clients: list[torch.Tensor] = field(default_factory=list)
     _classes: list[torch.Tensor] = field(default_factory=list)
     _means: list[torch.Tensor] = field(default_factory=list)
-    _room: int = MOST_PAIRS
+    _room: int = MAX_PAIRS
 
     def add(self, upload: Upload) -> None:
         """Take the class means of an upload, in the form of `core.local.class_means`."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedgh.config import Config
 from fedgh.core.metrics import NEEDED
-from fedgh.core.records import ClientInfo, Progress, Round, Spent, Summary
+from fedgh.core.records import ClientInfo, PrivacySpending, Progress, Round, Summary
 from fedgh.core.types import Task
 from fedgh.errors import RunError
 from fedgh.methods.paper_bytes import paper_bytes
@@ -25,7 +25,7 @@ def summarise(
     task: Task,
     rounds: Sequence[Round],
     clients: Sequence[ClientInfo],
-    privacy: Spent | None,
+    privacy: PrivacySpending | None,
     public_bytes: int | None = None,
 ) -> Summary:
     """Return the result of a finished run; what it did not have is left out."""
@@ -63,7 +63,7 @@ def so_far(rounds: Sequence[Round], target: float | None) -> Progress:
     sent = rounds[-1].bytes_total if rounds else 0
     return Progress(
         rounds=len(rounds),
-        judged_clients=sum(score is not None for score in last.accuracies) if last else 0,
+        evaluated_clients=sum(score is not None for score in last.accuracies) if last else 0,
         final=last.scores if last else dict.fromkeys(NEEDED),
         best_accuracy=max(scores.values(), default=None),
         target=target,

@@ -151,7 +151,7 @@ def measure(outcome: Outcome, rounds: int) -> list[MethodGain]:
     def gain(label: str, over: str, metric: str) -> Interval:
         return mean_interval(paired(runs[label], runs[over], metric=metric))
 
-    validation = {label: gain(label, REFERENCE, "evaluation_accuracy") for label in runs}
+    validation = {label: gain(label, REFERENCE, "validation_accuracy") for label in runs}
     controls = [label for label in runs if shares[label] == "nothing"]
     best = max(controls, key=lambda label: validation[label].mean)
     return [
@@ -162,7 +162,7 @@ def measure(outcome: Outcome, rounds: int) -> list[MethodGain]:
             global_accuracy=_global_accuracy(found),
             gain=gain(label, REFERENCE, "accuracy"),
             validation_gain=validation[label],
-            lead=gain(label, best, "evaluation_accuracy"),
+            lead=gain(label, best, "validation_accuracy"),
             lead_over=best,
             bytes_per_client=fmean(_bytes(run, rounds) for run in found.values()) / clients,
         )

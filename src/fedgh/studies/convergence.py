@@ -215,7 +215,7 @@ class Convergence:
 
 def analyse(records: Sequence[Round], lr: float) -> Convergence:
     """Both sides of Theorem 2 from the records of a run of `Probed` with this `local.lr`."""
-    rounds = [record.measured for record in records if record.measured]
+    rounds = [record.method_metrics for record in records if record.method_metrics]
     noise, smoothness = _mean(rounds, "gradient_noise"), _mean(rounds, "smoothness")
     steps, initial_loss = _mean(rounds, "steps"), rounds[0]["loss_start"]
     gradient = [measured["gradient_start"] for measured in rounds]

@@ -16,7 +16,7 @@ PAPER_TASK = Task(
     num_classes=10, rep_dim=500, num_clients=10, rounds=1, seed=0, input_shape=(3, 32, 32)
 )
 MIB = 2**20
-FEWEST_ROUNDS = 3
+MIN_ROUNDS = 3
 
 
 @contextmanager
@@ -109,8 +109,8 @@ def theorem_rows(found: convergence.Convergence) -> list[list[Cell]]:
 
 def _fit(found: convergence.Convergence) -> list[list[Cell]]:
     """Two numbers are fitted: with fewer than three rounds that says nothing."""
-    if found.rounds < FEWEST_ROUNDS:
-        return [["fit of the running mean by a / T + b", f"needs {FEWEST_ROUNDS} rounds"]]
+    if found.rounds < MIN_ROUNDS:
+        return [["fit of the running mean by a / T + b", f"needs {MIN_ROUNDS} rounds"]]
     return [
         ["fit of the running mean by a / T + b: a", found.fit.a],
         ["fit: b, which it tends to", found.fit.b],
@@ -154,7 +154,7 @@ def poisoning_sheet(study: Study, outcome: Outcome) -> Sheet:
         with readable(run):
             attack, classes = trial.config.attack, len(run.identity().classes)
             named = [
-                attack.names(number, len(client.classes), classes)
+                attack.count_named_classes(number, len(client.classes), classes)
                 for number, client in enumerate(run.clients())
             ]
             honest = range(most, len(named))

@@ -11,7 +11,7 @@ from fedgh.errors import ConfigError, unknown
 from fedgh.studies.study import Study
 from fedgh.studies.sweep import Trial, plan_comparison
 
-MOST_NAMED = 6
+MAX_NAMED = 6
 """Settings that are named one by one; of more it is said how many they are."""
 
 
@@ -80,7 +80,7 @@ def changes(study: Study, budget: BudgetName, overrides: Sequence[str] = ()) -> 
 
 def _named(places: list[str], study: Study) -> str:
     """Some settings of many, as words."""
-    if len(places) > MOST_NAMED:
+    if len(places) > MAX_NAMED:
         return f"in {len(places)} of {len(study.cases)} settings"
     return ", ".join(places)
 

@@ -34,8 +34,8 @@ class Row:
     seeds: int
     accuracy: float | None
     accuracy_std: float | None  # None with one seed
-    evaluation_accuracy: float | None
-    evaluation_accuracy_std: float | None
+    validation_accuracy: float | None
+    validation_accuracy_std: float | None
     global_accuracy: float | None  # on all classes; None where no run has measured it
     global_accuracy_std: float | None
     final: dict[str, float | None]  # all metrics of the last evaluated round, and their spread
@@ -246,7 +246,7 @@ def _row(label: str, runs: Runs, compared: Runs, last: int) -> Row:
     accuracy = [client_accuracies(run, last) for run in runs.values()]
     others = {
         metric: [_mean(client_accuracies(run, last, metric)) for run in runs.values()]
-        for metric in ("evaluation_accuracy", "global_accuracy")
+        for metric in ("validation_accuracy", "global_accuracy")
     }
     pairs = paired(runs, compared, last)
     differences = np.concatenate(pairs) if pairs else np.zeros(0)
@@ -268,7 +268,7 @@ def _row(label: str, runs: Runs, compared: Runs, last: int) -> Row:
         label=label,
         seeds=len(runs),
         **over_seeds("accuracy", [_mean(each) for each in accuracy]),
-        **over_seeds("evaluation_accuracy", others["evaluation_accuracy"]),
+        **over_seeds("validation_accuracy", others["validation_accuracy"]),
         **over_seeds("global_accuracy", others["global_accuracy"]),
         final={name: over_seeds(name, final(name))[name] for name in RECORDED},
         difference=float(differences.mean()) if len(differences) else None,

@@ -2,7 +2,7 @@
 
 from fedgh import Trained
 
-trained = Trained.load("runs/demo")
+trained = TrainedFederation.load("runs/demo")
 print(trained.history)
 print(trained.clients[3].predict(images))
 """
@@ -27,15 +27,15 @@ from fedgh.errors import ConfigError, DataError, FedghError, RunError, unknown
 from fedgh.runs.folder import RunFolder
 from fedgh.runs.read import NamedRun
 from fedgh.training import restore
-from fedgh.training.participant import Participant
+from fedgh.training.client_spec import ClientSpec
 from fedgh.training.restore import Checkpoint
 from fedgh.trust import FOREIGN, Trust, how_far
 
 if TYPE_CHECKING:
     import pandas
 
-    from fedgh.trained.export import Exported
-    from fedgh.trained.forget import Forgotten
+    from fedgh.trained.export import ExportResult
+    from fedgh.trained.forget import ForgetResult
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedClient:
     """A client with its model, and where that is from."""
 
     client: Client
@@ -88,7 +88,7 @@ class TrainedClient:
         about: ClientInfo,
         class_names: Sequence[str],
         accuracy: float | None,
-        load: Callable[[], Loaded],
+        load: Callable[[], LoadedClient],
     ) -> None:
         self.number = about.client
         self.name = about.name or ""
@@ -102,7 +102,7 @@ class TrainedClient:
         return f"<client {f'{self.number} {self.name}'.strip()}: {self.network}>"
 
     @cached_property
-    def loaded(self) -> Loaded:
+    def loaded(self) -> LoadedClient:
         """The client itself, with whatever its method keeps beside the model."""
         return self._load()
 
@@ -136,7 +136,7 @@ class TrainedClient:
         self,
         path: str | Path,
         format: ExportFormat,  # noqa: A002
-    ) -> "Exported":
+    ) -> "ExportResult":
         """Write its model to a file for other programs; see `fedgh.trained.export`."""
         from fedgh.trained.export import export  # it builds on this module
 
@@ -185,7 +185,7 @@ class NoSuchClientError(ConfigError, IndexError):
     """A number that no client has."""
 
 
-class Trained:
+class TrainedFederation:
     """A run and the models that it has left; these are read when they are first used."""
 
     def __init__(
@@ -205,27 +205,27 @@ class Trained:
         path: str | Path,
         *,
         data: bool = False,
-        participants: Sequence[Participant] | None = None,
+        clients: Sequence[ClientSpec] | None = None,
         trust: bool = False,
-    ) -> "Trained":
+    ) -> "TrainedFederation":
         """A run that is there; of its files only those in its folder are needed.
 
         With `data` its clients have their data, too, if these are on this machine. A run of a
-        `Federation` needs its participants again: they hold the networks. Their data do not matter.
+        `Federation` needs its clients again: they hold the networks. Their data do not matter.
         `trust` allows its configuration to name code to import and files to open.
         """
         folder = RunFolder(Path(path))
         folder.check_there()
         far = how_far(trust)
         if not data:
-            models = partial(restore.load_models, folder, participants, trust=far)
+            models = partial(restore.load_models, folder, clients, trust=far)
             return cls(folder, models, far)
 
         def load() -> Checkpoint:
             try:
                 return restore.load(folder, trust=far)
             except FedghError:  # what is wrong with the folder itself is found again, and said
-                return restore.load_models(folder, participants, trust=far)
+                return restore.load_models(folder, clients, trust=far)
 
         return cls(folder, load, far)
 
@@ -262,7 +262,7 @@ class Trained:
         """The names of all classes."""
         return tuple(self._files.identity.classes)
 
-    def _client(self, number: int) -> Loaded:
+    def _client(self, number: int) -> LoadedClient:
         left = self.left
         if number not in left.took_part:
             raise RunError(
@@ -273,9 +273,9 @@ class Trained:
         client.to(CPU)
         eval_mode(client)
         fingerprint = self.folder.identity().fingerprint
-        return Loaded(client, left.blueprint.method, fingerprint, left.round)
+        return LoadedClient(client, left.blueprint.method, fingerprint, left.round)
 
-    def forget(self, key: int | str) -> "Forgotten":
+    def forget(self, key: int | str) -> "ForgetResult":
         """Take a client out of the run exactly, if its method can; see `fedgh.trained.forget`."""
         from fedgh.trained.forget import forget
 

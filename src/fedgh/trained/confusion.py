@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from pydantic import TypeAdapter
 
-from fedgh.core.local import judge
+from fedgh.core.local import evaluate
 from fedgh.core.rng import stream
 from fedgh.core.threads import one_thread
 from fedgh.errors import RunError
@@ -19,7 +19,7 @@ from fedgh.runs.folder import MAX_JSON, RunFolder
 from fedgh.training.restore import Checkpoint, load
 from fedgh.trust import Trust
 
-MOST_CLIENTS = 200
+MAX_CLIENTS = 200
 """Models that are looked at, at most: of very many clients a random sample says as much."""
 
 
@@ -76,7 +76,7 @@ def _measure(left: Checkpoint) -> Confusion:
     tested: list[int] = []
     for number in clients:
         client = left.client(number)
-        own = judge(client, left.blueprint.method.logits, client.data.test).counts
+        own = evaluate(client, left.blueprint.method.logits, client.data.test).counts
         right.append(int(own.trace()))
         tested.append(int(own.sum()))
         counts += own
@@ -86,7 +86,7 @@ def _measure(left: Checkpoint) -> Confusion:
 def _some(clients: list[int], seed: int) -> list[int]:
     """All of them, or a random sample: a regular one could miss an architecture."""
     order = torch.randperm(len(clients), generator=stream(seed, "confusion"))
-    return sorted(clients[place] for place in order[:MOST_CLIENTS].tolist())
+    return sorted(clients[place] for place in order[:MAX_CLIENTS].tolist())
 
 
 def _path(folder: RunFolder) -> Path:

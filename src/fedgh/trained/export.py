@@ -38,7 +38,7 @@ FORMAT_VERSION = 1
 KEY = "fedgh"
 """Under which the JSON text is found in a file."""
 
-MOST_SAMPLES = 64
+MAX_SAMPLES = 64
 """Samples on which a file is compared with the model."""
 
 TOLERANCE = 1e-4
@@ -61,7 +61,7 @@ class Format:
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportResult:
     """A file that was written, and how it compares with the model."""
 
     path: Path
@@ -70,7 +70,7 @@ class Exported:
     own: bool  # whether these are the client's test samples; else they are random
 
 
-def export(trained: TrainedClient, path: Path, format_name: str) -> Exported:
+def export(trained: TrainedClient, path: Path, format_name: str) -> ExportResult:
     """Write a client's model; what does not give the same logits is an error, and no file."""
     if format_name not in FORMATS:
         raise ConfigError(unknown("format", format_name, FORMATS))
@@ -92,7 +92,7 @@ def export(trained: TrainedClient, path: Path, format_name: str) -> Exported:
         )
     make_folder(path.absolute().parent)
     write_atomic(path.absolute(), content)
-    return Exported(path, found, len(x), own)
+    return ExportResult(path, found, len(x), own)
 
 
 def _about(trained: TrainedClient, included: bool) -> dict[str, Any]:
@@ -134,9 +134,9 @@ def _samples(trained: TrainedClient) -> tuple[Tensor, bool]:
     """Some of the client's own test samples; random inputs where its data are not here."""
     test = trained.loaded.client.data.test
     if len(test):
-        return test.x[test.index[:MOST_SAMPLES]], True
+        return test.x[test.index[:MAX_SAMPLES]], True
     inputs, rng = trained.inputs, stream(0, "export")
-    shape = (MOST_SAMPLES, *inputs.shape)
+    shape = (MAX_SAMPLES, *inputs.shape)
     if inputs.dtype == torch.uint8:
         return torch.randint(256, shape, generator=rng, dtype=torch.uint8), False
     return torch.randn(shape, generator=rng), False

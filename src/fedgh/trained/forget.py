@@ -29,7 +29,7 @@ from fedgh.trust import how_far
 
 
 @dataclass(frozen=True)
-class Forgotten:
+class ForgetResult:
     """Who was taken out, and where the others' models are."""
 
     client: int
@@ -43,7 +43,7 @@ def forget(
     *,
     left: Checkpoint | None = None,
     trust: bool = False,
-) -> Forgotten:
+) -> ForgetResult:
     """Take a client out of a run, finished or not; FedghError says why not.
 
     `left` has the clients of the run with their data; else they are made again as its configuration
@@ -85,11 +85,11 @@ def forget(
             uploads = Uploads(answers, task, round, around.device, around.public, around.network)
             server = method.server_update(server, uploads)
         folder.commit(round, {**state, **prefixed("server.", server)})
-    return Forgotten(client, len(others), elsewhere)
+    return ForgetResult(client, len(others), elsewhere)
 
 
 def _method(folder: RunFolder, trust: bool) -> Method:
-    ignoring = (*PLACES, "model.zoo")
+    ignoring = (*PLACES, "model.extractors")
     return configs.load_run(folder.config, trust=how_far(trust), ignoring=ignoring).method
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fedgh import config as configs
 from fedgh.config import PLACES, Config
 from fedgh.core import wire
-from fedgh.core.local import eval_mode, judge
+from fedgh.core.local import eval_mode, evaluate
 from fedgh.core.message import Shapes
 from fedgh.core.method import Method
 from fedgh.core.metrics import accuracy
@@ -34,9 +34,9 @@ from fedgh.files import make_folder, write_atomic
 from fedgh.methods.standalone import Standalone
 from fedgh.models import Extractor, check_extractor, extractor
 from fedgh.runs.folder import RunFolder
-from fedgh.trained.clients import Loaded, TrainedClient
+from fedgh.trained.clients import LoadedClient, TrainedClient
+from fedgh.training.client_spec import ClientSpec
 from fedgh.training.experiment import check_augment
-from fedgh.training.participant import Participant
 from fedgh.trust import how_far
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ OnNewcomerRound = Callable[[int, float, float], None]
 
 
 @dataclass(frozen=True)
-class Joined:
+class NewcomerResult:
     """How a newcomer did on its own test data: entry k is after k rounds, entry 0 before all."""
 
     client: TrainedClient = field(repr=False)  # that learned with the header
@@ -87,12 +87,12 @@ class Joined:
 
 def join(
     run: RunFolder | Path | str,
-    newcomer: Participant,
+    newcomer: ClientSpec,
     rounds: int = NEWCOMER_ROUNDS,
     on_round: OnNewcomerRound = lambda *_: None,
     *,
     trust: bool = False,
-) -> Joined:
+) -> NewcomerResult:
     """Let a newcomer learn for so many rounds, with the global header of a run and without.
 
     `trust` allows the configuration of the run to name a method outside fedgh.
@@ -136,14 +136,14 @@ def join(
         extractor=network.name,
         classes={name: n for name, n in zip(classes, held, strict=True) if n},
     )
-    loaded = Loaded(taught, config.method, folder.identity().fingerprint, rounds)
+    loaded = LoadedClient(taught, config.method, folder.identity().fingerprint, rounds)
     client = TrainedClient(about, classes, scores[0][-1], lambda: loaded)
-    return Joined(client, others, config.local.epochs, *scores)
+    return NewcomerResult(client, others, config.local.epochs, *scores)
 
 
 def newcomer(
     folder: RunFolder, network: str, data: Path, image_size: int, *, trust: bool = False
-) -> Participant:
+) -> ClientSpec:
     """A newcomer with a network that is known by name, and data from a folder or file."""
     config = _config(folder, trust)
     classes = folder.identity().classes
@@ -153,10 +153,10 @@ def newcomer(
     check_extractor(network, make, task)
     with isolated(config.federation.seed, "newcomer"):
         made = make(source.shape, width)
-    return Participant(made, source, name=network)
+    return ClientSpec(made, source, name=network)
 
 
-def keep(joined: Joined, folder: Path) -> list[Path]:
+def keep(joined: NewcomerResult, folder: Path) -> list[Path]:
     """Write the newcomer's model and how it did; returns the files."""
     make_folder(folder)
     model, numbers = folder / "model.safetensors", folder / "newcomer.json"
@@ -178,7 +178,7 @@ def _config(folder: RunFolder, trust: bool) -> Config:
     return configs.load_run(
         folder.config,
         trust=how_far(trust),
-        ignoring=(*PLACES, "model.zoo"),
+        ignoring=(*PLACES, "model.extractors"),
     )
 
 
@@ -209,7 +209,7 @@ def _learn(method: Method, client: Client, round: int, down: Payload) -> Upload:
 
 def _score(method: Method, client: Client) -> float:
     try:
-        return accuracy(judge(client, method.logits, client.data.test))
+        return accuracy(evaluate(client, method.logits, client.data.test))
     except Exception as problem:  # somebody's network may raise anything
         raise RunError(f"the newcomer cannot be judged: {one_line(problem)}") from None
 
@@ -220,7 +220,7 @@ def _broadcast(folder: RunFolder, config: Config, client: Client, sent: list[Upl
     Statistics that are only added up are added here, too: the header is then also the newcomer's.
     """
     method, (_, state) = config.method, folder.committed()
-    if not method.welcomes:
+    if not method.accepts_newcomers:
         raise RunError(
             f"{folder.path}: the server of {method.name} has no global header that a newcomer "
             "could take; those of fedgh, fedgh_plus and lg_fedavg have"

@@ -117,7 +117,7 @@ class Experiment:
         return Privacy(section.protects, section.counts, section.clip, multiplier)
 
     @property
-    def reticent(self) -> bool:
+    def withhold_metrics(self) -> bool:
         """Whether clients keep to themselves what no noise covers, whatever the method."""
         return self.config.privacy.protects != "nothing"
 
@@ -155,8 +155,8 @@ class Experiment:
                 raise MethodError(f"{method.name} declares {message!r}, which is no message")
         if not around.networks and method.own_network_crosses:
             raise MethodError(
-                f"{method.name} sends clients' networks: name the one that all have in model.zoo, "
-                "and the shape of its inputs in data.shape"
+                f"{method.name} sends clients' networks: name the one that all have in "
+                "model.extractors, and the shape of its inputs in data.shape"
             )
         for kind in range(max(1, len(around.networks))):
             shapes = Shapes(self.task, partial(around.network, kind))
@@ -213,15 +213,15 @@ class Experiment:
     def clients(self) -> list[ClientInfo]:
         """Who the clients are: network, classes, samples."""
         counts = self.counts()
-        names, zoo = self.source.class_names, self.config.model.zoo
+        names, extractors = self.source.class_names, self.config.model.extractors
         return [
             ClientInfo(
                 client=client,
                 **({"name": self.names[client]} if any(self.names) else {}),
-                extractor="private" if self.private else zoo[client % len(zoo)],
+                extractor="private" if self.private else extractors[client % len(extractors)],
                 classes={names[label]: count for label, count in enumerate(row) if count},
                 **(_inputs(self.sources[client]) if self.config.data.name == "own" else {}),
-                **dict(zip(("train", "evaluation", "test"), sizes, strict=True)),
+                **dict(zip(("train", "validation", "test"), sizes, strict=True)),
             )
             for client, (row, sizes) in enumerate(
                 zip(counts.tolist(), self.partition.bounds.diff(dim=1).tolist(), strict=True)
@@ -243,8 +243,8 @@ class Experiment:
             global_sample=sample,
             device=find_device(self.config.run.device),
             privacy=self.privacy,
-            reticent=self.reticent,
-            largest_norm=self.config.run.largest_norm,
+            withhold_metrics=self.withhold_metrics,
+            max_norm=self.config.run.max_norm,
             attack=self.config.attack,
             public=self.shared_public,
         )
@@ -277,14 +277,14 @@ def prepare(
     check_named(config)
     source = source or load_source(config.data)
     if extractors is not None:
-        zoo = _names(extractors)
-        config = config.model_copy(update={"model": config.model.model_copy(update={"zoo": zoo})})
+        model = config.model.model_copy(update={"extractors": _names(extractors)})
+        config = config.model_copy(update={"model": model})
     if extractors is not None:
         found = tuple(extractors)
     elif config.data.name == "private" and not source.shape:
         found = ()  # no network is shared, so none need be known here
     else:
-        found = _find_extractors(config.model.zoo)
+        found = _find_extractors(config.model.extractors)
     held = held_out_rows(config, source)
     public = load_public(config, [source], held=held)
     partition = _deal(config, source, held)
@@ -312,8 +312,8 @@ def checked(experiment: Experiment) -> Experiment:
     _check_public(experiment)
     for number, make in enumerate(experiment.extractors):
         task = replace(experiment.task, input_shape=sources[number % len(sources)].shape)
-        with _about("model.zoo"):
-            check_extractor(config.model.zoo[number], make, task)
+        with _about("model.extractors"):
+            check_extractor(config.model.extractors[number], make, task)
     experiment.account()
     experiment.initial_server()
     return experiment
@@ -380,9 +380,9 @@ def _deal(config: Config, source: Source, held: Tensor) -> Partition:
     return replace(dealt, order=torch.from_numpy(rest)[dealt.order])
 
 
-def _find_extractors(zoo: Sequence[str]) -> tuple[Extractor, ...]:
-    with _about("model.zoo"):
-        return tuple(extractor(name) for name in zoo)
+def _find_extractors(names: Sequence[str]) -> tuple[Extractor, ...]:
+    with _about("model.extractors"):
+        return tuple(extractor(name) for name in names)
 
 
 def _names(extractors: Sequence[Extractor]) -> list[str]:

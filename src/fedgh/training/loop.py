@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedgh import config as configs
 from fedgh.config import Config
-from fedgh.core.records import Round, Spent
+from fedgh.core.records import PrivacySpending, Round
 from fedgh.core.server import CLASSES, Engine, Server, ignore
 from fedgh.core.threads import one_thread
 from fedgh.core.types import Payload, part
@@ -199,21 +199,21 @@ def _account(experiment: Experiment, folder: RunFolder, done: int) -> Account | 
     account = experiment.account()
     if account is not None:
         for record in folder.records()[:done]:
-            account.ask(record.participants)
-        account.at_least(folder.asked())
+            account.count_requests(record.participants)
+        account.raise_counts(folder.asked())
     return account
 
 
-def _spent(experiment: Experiment, account: Account | None) -> Spent | None:
+def _spent(experiment: Experiment, account: Account | None) -> PrivacySpending | None:
     """Return the privacy spent so far; None when the run has no privacy."""
     privacy = experiment.privacy
     if privacy is None or account is None:
         return None
-    return Spent(
+    return PrivacySpending(
         protects=privacy.protects,
         delta=experiment.config.privacy.delta,
         noise_multiplier=privacy.noise_multiplier,
-        epsilon=account.highest,
+        epsilon=account.highest_epsilon,
         epsilon_per_client=account.epsilons,
     )
 
@@ -227,11 +227,11 @@ def _server(experiment: Experiment, engine: Engine, state: Payload) -> Server:
         state,
         participation=config.federation.participation,
         eval_every=config.run.eval_every,
-        judge_untrained=config.run.evaluate == "all",
+        evaluate_untrained=config.run.evaluate == "all",
         global_rounds=experiment.global_rounds,
         quorum=config.run.quorum,
         defence=config.defence,
-        largest_norm=config.run.largest_norm,
+        max_norm=config.run.max_norm,
         strikes=config.run.strikes,
         surroundings=experiment.surroundings(),
     )
@@ -283,8 +283,8 @@ class _Rounds:
         picture = album.add if worth_keeping(number, self.experiment.task.rounds) else ignore
         record = self.server.round(number, told.replied, picture)
         if self.account is not None:
-            self.account.ask(record.participants)
-            record = record.model_copy(update={"epsilon": self.account.highest})
+            self.account.count_requests(record.participants)
+            record = record.model_copy(update={"epsilon": self.account.highest_epsilon})
         if not album.empty:
             self.folder.keep_means(number, album.payload())
         return record

@@ -60,7 +60,7 @@ class Live(Callback):
         """Say what runs where."""
         config = experiment.config
         own = config.data.name in ("private", "own")
-        kinds = "their own" if own else len(set(config.model.zoo))
+        kinds = "their own" if own else len(set(config.model.extractors))
         where = f" -> {run.path}" if self.kept else ""
         self.console.print(
             f"{config.method.name} on {experiment.source.name}: "
@@ -112,12 +112,12 @@ class Live(Callback):
                 style="yellow",
                 markup=False,
             )
-        for client in sorted({*record.set_aside} - {*record.forgotten} - self._aside):
+        for client in sorted({*record.excluded} - {*record.forgotten} - self._aside):
             self.console.print(
                 f"round {record.round}: client {client} is set aside: too many of its uploads "
                 "were rejected",
                 style="yellow",
             )
-        self._aside |= set(record.set_aside)
+        self._aside |= set(record.excluded)
         if not self._animated:
             self.console.print(f"round {record.round}: {note}")

@@ -19,8 +19,8 @@ from fedgh.models import Extractor, extractor, is_packaged, parameters_of
 from fedgh.runs.checkpoint import ClientFiles
 from fedgh.runs.folder import RunFolder
 from fedgh.training import experiment as experiments
+from fedgh.training.client_spec import ClientSpec
 from fedgh.training.experiment import Experiment
-from fedgh.training.participant import Participant
 from fedgh.training.public import not_here
 from fedgh.training.run import Run
 from fedgh.training.same import check_same
@@ -84,7 +84,7 @@ def load(folder: RunFolder, *, trust: Trust, forgetting: bool = False) -> Checkp
     _check_models_are_here(folder)
     config = _config(folder, trust, ("run.address", "run.callbacks"))
     if config.data.name == "private":
-        raise RunError("the data are with the participants")
+        raise RunError("the data are with the clients")
     missing = not_here(config)
     if missing is not None:
         raise RunError(f"{missing} is not on this machine (fedgh data fetch {missing})")
@@ -100,19 +100,19 @@ def load_with(folder: RunFolder, experiment: Experiment, *, forgetting: bool = F
 
 
 def load_models(
-    folder: RunFolder, participants: Sequence[Participant] | None = None, *, trust: Trust
+    folder: RunFolder, specs: Sequence[ClientSpec] | None = None, *, trust: Trust
 ) -> Checkpoint:
     """Load the clients of a run from its folder alone: with their models, without data.
 
-    Networks that were given in Python have to be given again, as the participants of then.
+    Networks that were given in Python have to be given again, as the clients of then.
     """
     _check_models_are_here(folder)
     # First without its networks: those of a run from Python have no names to import.
-    config = _config(folder, trust, (*NEEDLESS, "model.zoo"))
+    config = _config(folder, trust, (*NEEDLESS, "model.extractors"))
     if config.data.name == "private":
-        raise RunError("the models are with the participants")
+        raise RunError("the models are with the clients")
     if config.data.name == "own":
-        return _left(folder, _as_brought(folder, config, participants or ()))
+        return _left(folder, _from_specs(folder, config, specs or ()))
     config = _config(folder, trust, NEEDLESS)
     _check_sizes(folder, config, trust)
     return _left(folder, _as_named(folder, config))
@@ -126,7 +126,7 @@ def _check_sizes(folder: RunFolder, config: Config, trust: Trust) -> None:
     shape = tuple(identity.shape)
     trust.limits.check_shape(f"{folder.path / 'data.json'}: shape", shape)
     classes, rep_dim = len(identity.classes), config.model.rep_dim
-    for name in sorted(filter(is_packaged, set(config.model.zoo))):
+    for name in sorted(filter(is_packaged, set(config.model.extractors))):
         size = parameters_of(name, Task(classes, rep_dim, 1, 1, 0, shape))
         if size is None or size > MAX_PARAMETERS:
             raise RunError(
@@ -158,7 +158,7 @@ def _left(folder: RunFolder, experiment: Experiment, *, forgetting: bool = False
 def _check_models_are_here(folder: RunFolder) -> None:
     folder.check_there()
     if (folder.path / "flower.json").exists():
-        raise RunError("the models and their test data are with the participants")
+        raise RunError("the models and their test data are with the clients")
     if not folder.checkpoint.is_dir():
         raise RunError("the run folder has no checkpoint/: its models are not here")
 
@@ -174,26 +174,24 @@ def _as_named(folder: RunFolder, config: Config) -> Experiment:
     """An experiment without samples, with the networks that its configuration names."""
     known = folder.identity()
     source = _no_samples(folder, known.shape, known.dtype, "data.json")
-    networks = tuple(_when_needed(name) for name in config.model.zoo)
+    networks = tuple(_when_needed(name) for name in config.model.extractors)
     return Experiment(config, (source,), partition.nothing(config.federation.clients), networks)
 
 
-def _as_brought(
-    folder: RunFolder, config: Config, participants: Sequence[Participant]
-) -> Experiment:
-    """The same with the networks of these participants."""
+def _from_specs(folder: RunFolder, config: Config, specs: Sequence[ClientSpec]) -> Experiment:
+    """The same with the networks of these clients."""
     about = folder.clients()
-    if len(participants) != len(about):
+    if len(specs) != len(about):
         raise RunError(
             f"the networks of {folder.path} were given in Python; give all {len(about)} again: "
-            "Trained.load(path, participants=[...])"
+            "TrainedFederation.load(path, clients=[...])"
         )
     sources = tuple(
         _no_samples(folder, client.shape, client.dtype, "clients.json") for client in about
     )
     networks = tuple(
-        participant.extractor(source.shape, source.num_classes, config.model.rep_dim)
-        for participant, source in zip(participants, sources, strict=True)
+        spec.extractor(source.shape, source.num_classes, config.model.rep_dim)
+        for spec, source in zip(specs, sources, strict=True)
     )
     return Experiment(config, sources, partition.nothing(len(about)), networks)
 

@@ -9,7 +9,7 @@ from fedgh.training.experiment import Experiment
 class Run(RunFolder):
     """A run folder with its experiment at hand: its data are not loaded and dealt again.
 
-    `fedgh.Trained(run)` has its final clients, `fedgh.write_report(run)` writes its page.
+    `fedgh.TrainedFederation(run)` has its final clients, `fedgh.write_report(run)` writes its page.
     """
 
     def __init__(self, path: Path, experiment: Experiment) -> None:

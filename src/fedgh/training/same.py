@@ -2,6 +2,7 @@
 
 from fedgh import config as configs
 from fedgh.config import PLACES, Config
+from fedgh.core.records import FORMAT_VERSION
 from fedgh.errors import RunError
 from fedgh.runs.folder import RunFolder
 from fedgh.training.experiment import Experiment
@@ -16,7 +17,9 @@ IRRELEVANT = {
 
 def check_same(folder: RunFolder, experiment: Experiment) -> None:
     """Raise RunError for a folder that holds another run, or that was damaged."""
-    known = folder.identity().model_copy(update={"run": "", "versions": {}})
+    known = folder.identity().model_copy(
+        update={"run": "", "versions": {}, "format_version": FORMAT_VERSION}
+    )
     if known.fingerprint != experiment.fingerprint():
         raise RunError(
             f"{folder.path} holds another run: its data, settings, networks or first weights are "

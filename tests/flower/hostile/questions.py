@@ -70,7 +70,9 @@ def questions(network: Path) -> dict[str, Question]:
         "a network of a folder": _network(f"transformers/{network}"),
         "a network of code": _network("evil:make"),
         "a network of Python": _network("os:getcwd"),
-        "networks of code": Question(_foreign("model.zoo"), {"model": {"zoo": ["evil:make"]}}),
+        "networks of code": Question(
+            _foreign("model.extractors"), {"model": {"extractors": ["evil:make"]}}
+        ),
         "a method of code": Question(_foreign("method.name"), {"method": {"name": "evil:make"}}),
         "data in a file": Question(NOT_SAID, {"data": {"name": "npz", "path": "/etc/passwd"}}),
         "data elsewhere": Question(NOT_FETCHED, {"data": {"name": "cifar10"}}),

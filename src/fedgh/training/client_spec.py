@@ -10,12 +10,12 @@ from fedgh.data.own import Data, source_of
 from fedgh.data.sources import Source
 from fedgh.defaults import IMAGE_SIZE
 from fedgh.errors import ConfigError, DataError
-from fedgh.models.adapt import Brought
+from fedgh.models.adapt import NetworkExtractor
 from fedgh.models.body import Transform
 
 
 @dataclass(frozen=True)
-class Participant:
+class ClientSpec:
     """A network and data, for a `Federation` in one program or for one between machines.
 
     A network that classifies gives away its representation: what goes into its last linear layer.
@@ -40,14 +40,14 @@ class Participant:
     def source(self, classes: Sequence[str] | None = None) -> Source:
         """The data as tensors, their labels among `classes`."""
         if self.data is None:
-            raise DataError("data: there are none; say Participant(network, data)")
+            raise DataError("data: there are none; say ClientSpec(network, data)")
         return source_of(self.data, classes, self.image_size)
 
     def extractor(
         self, shape: tuple[int, ...], classes: int, rep_dim: int | None = None
-    ) -> Brought:
+    ) -> NetworkExtractor:
         """The network as an extractor of inputs of that shape."""
-        return Brought(
+        return NetworkExtractor(
             self.network,
             shape,
             self.layer,
