@@ -338,7 +338,7 @@ def test_compare_as_a_user_types_it(
     small = "shared=tests.support.tiny:mlp"
     methods = f"standalone,lg_fedavg,fd,fedproto,fedgh,fml:{small},fedkd:{small}"
     assert inside(monkeypatch, *words, "--methods", methods + ",fedavg") == 2  # named, so refused
-    assert "fedavg averages whole models" in capsys.readouterr().err
+    assert "fedavg needs the same network at all clients" in capsys.readouterr().err
     assert inside(monkeypatch, *words, "--methods", methods) == 0
     out = capsys.readouterr().out
     assert "…" not in out  # every number whole
