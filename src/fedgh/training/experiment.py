@@ -184,7 +184,7 @@ class Experiment:
 
     def fingerprint(self) -> str:
         """The same for two experiments exactly when honest clients would compute the same."""
-        settings = json.dumps(self.config.portable(), sort_keys=True)
+        settings = json.dumps(self.config.hashed(), sort_keys=True)
         digest = hashlib.blake2b(settings.encode(), digest_size=16)
         for source in self.sources:
             digest.update(source.digest)
