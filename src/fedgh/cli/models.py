@@ -82,7 +82,7 @@ def export(
 def audit(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder with its checkpoint.")],
     client: Annotated[
-        int | None, typer.Option(min=0, help="The victim; else the first that took part.")
+        int | None, typer.Option(min=0, help="The target client; else the first that took part.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the attacks, not of the run.")] = 0,
     trust: TrustIt = False,
