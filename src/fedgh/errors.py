@@ -1,6 +1,8 @@
-"""What a person can put right: shown as a message, never as a traceback.
+"""Exceptions that a user can act on, and helpers for their messages.
 
-And how other people's words are shown, what is imported by name, what is not known.
+The command line prints a FedghError as one message, without a traceback. The helpers make the text
+of remote parties safe to print, import objects by name, and suggest a known name for an unknown
+one.
 """
 
 import traceback
@@ -12,25 +14,25 @@ from typing import Any
 
 
 class FedghError(Exception):
-    """Something is wrong with the request or its surroundings; the text says what to do next."""
+    """A problem that the user can solve; the message says what is wrong and what to do next."""
 
 
 class ConfigError(FedghError):
-    """The configuration asks for something unknown, ill-typed or impossible."""
+    """The configuration has an unknown key, a value of the wrong type or an impossible value."""
 
 
 class MethodError(ConfigError):
-    """The method cannot work with these clients."""
+    """The method cannot work with these clients, or its code breaks its own declaration."""
 
 
 class DataError(FedghError):
-    """Data are missing, damaged, or do not allow what was asked of them."""
+    """Data are missing, damaged or unsuitable for the experiment."""
 
 
 class WireError(FedghError):
-    """A message from another party is not what was declared.
+    """A message from a remote party does not match its declaration.
 
-    Its text may quote another party's, so it is made harmless here.
+    The text may quote the remote party, so it is passed through `printable`.
     """
 
     def __init__(self, text: str) -> None:
@@ -38,28 +40,31 @@ class WireError(FedghError):
 
 
 class RunError(FedghError):
-    """A run cannot go on."""
+    """A run cannot start or continue."""
 
 
 MAX_TEXT = 500
-"""Characters of a text from another party that are shown or kept."""
+"""Maximum number of characters of a remote party's text that are shown or stored."""
 
 
 def printable(text: str) -> str:
-    """A text from another party in one line of harmless characters, not too many."""
-    kept = "".join(char if char.isprintable() else " " for char in text[: 2 * MAX_TEXT])
-    return " ".join(kept.split())[:MAX_TEXT]
+    """Return a remote party's text as one line of at most MAX_TEXT printable characters."""
+    characters = "".join(char if char.isprintable() else " " for char in text[: 2 * MAX_TEXT])
+    return " ".join(characters.split())[:MAX_TEXT]
 
 
 def one_line(problem: Exception) -> str:
-    """What happened and where, without a path that tells about the machine."""
-    where = traceback.extract_tb(problem.__traceback__)[-1]
+    """Return an exception's type, text, file name and line, without a path of this machine."""
+    frame = traceback.extract_tb(problem.__traceback__)[-1]
     text = " ".join(str(problem).split())
-    return f"{type(problem).__name__}: {text} ({Path(where.filename).name}:{where.lineno})"
+    return f"{type(problem).__name__}: {text} ({Path(frame.filename).name}:{frame.lineno})"
 
 
 def import_object(name: str) -> Any:
-    """What `package.module:name` names."""
+    """Import and return the object that `package.module:name` names; raise ConfigError if it fails.
+
+    This runs the module's code. Call it only for names that the user trusts.
+    """
     module, _, attribute = name.partition(":")
     try:
         return getattr(import_module(module), attribute)
@@ -68,8 +73,8 @@ def import_object(name: str) -> Any:
 
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> str:
-    """Say that there is no such thing, and what was probably meant."""
+    """Return a message that `given` is not known, with the most similar known name or all names."""
     known = list(known)
-    near = get_close_matches(given, known, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
+    similar = get_close_matches(given, known, n=1, cutoff=0.5)
+    hint = f"did you mean '{similar[0]}'?" if similar else f"known: {', '.join(known)}"
     return f"no {kind} '{given}'; {hint}"

@@ -1,4 +1,4 @@
-"""What the optional packages are, and what to say when they are not there."""
+"""The optional packages of fedgh, and the error when one is not installed."""
 
 from importlib.util import find_spec
 
@@ -12,20 +12,20 @@ PACKAGES = {
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
 }
-"""What an extra of fedgh brings, by the names under which it is imported."""
+"""Packages that each extra of fedgh installs, by the names under which they are imported."""
 
 
 def install(extra: str) -> str:
-    """Say how an extra is installed: from a checkout, since no index has fedgh."""
+    """Return how to install an extra: from a checkout, since fedgh is on no package index."""
     return f"in a checkout of fedgh: pip install '.[{extra}]'"
 
 
 def need(extra: str, what_for: str) -> None:
-    """Refuse what the packages of an extra are needed for, unless they are installed."""
+    """Raise ConfigError if a package of the extra is not installed; `what_for` names its use."""
     if any(find_spec(package) is None for package in PACKAGES[extra]):
         raise ConfigError(f"{what_for} needs more packages; {install(extra)}")
 
 
 def need_report() -> None:
-    """Refuse to make a page where Altair or its converter is not installed."""
+    """Raise ConfigError if a package that reports need is not installed."""
     need("report", "a report")

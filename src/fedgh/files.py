@@ -1,8 +1,8 @@
 """Open, replace and lock files: the only module that does.
 
-Reads take regular files only, up to a size that the caller states. Writes go to a new file with a
-random name, which then takes the place of the old one: a crash or a power cut leaves the old file
-or the new one, and a link is replaced, never followed. Errors say which file they are about.
+Only regular files are read, up to a size that the caller gives. A file is written under a random
+name and then renamed: after a crash or a power cut, either the old or the new content is there, and
+a symbolic link is replaced, never followed. Every OSError names its file.
 """
 
 import errno
@@ -19,40 +19,42 @@ from typing import BinaryIO
 from fedgh.errors import RunError
 
 _PART = re.compile(r"(.+)\.[0-9a-f]{16}\.part")
+"""Names of files that are being written: the final name, a random number, `.part`."""
 
 
 def read_bytes(path: Path, limit: int, *, follow: bool = False) -> bytes:
-    """Return the content of a regular file of at most `limit` bytes; OSError says why not."""
+    """Return the content of a regular file; raise OSError if it has more than `limit` bytes."""
     with open_regular(path, follow=follow) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
             raise OSError(errno.EFBIG, f"it has more than {limit:,} bytes", str(path))
-        return file.read(size)  # what is added meanwhile is for the next reader
+        return file.read(size)  # without bytes that are appended during the read
 
 
 def open_regular(path: Path, *, follow: bool = False) -> BinaryIO:
-    """Open a regular file for reading.
+    """Open a regular file for reading; raise OSError for any other kind of file.
 
-    `follow` allows a symbolic link: for paths that the user names, not for those in a folder that
-    may come from elsewhere.
+    `follow` allows a symbolic link. Set it for paths that the user names, not for paths in a folder
+    that may come from a remote party.
     """
-    _check_regular(path, path.stat(follow_symlinks=follow))  # before: opening acts on devices
+    # Checked before opening as well: opening a device file can already have an effect.
+    _check_regular(path, path.stat(follow_symlinks=follow))
     with ExitStack() as stack:
-        extra = 0 if follow else os.O_NOFOLLOW
-        file = stack.enter_context(open(path, "rb", opener=_opener(extra)))
+        flags = 0 if follow else os.O_NOFOLLOW
+        file = stack.enter_context(open(path, "rb", opener=_opener(flags)))
         _check_regular(path, os.fstat(file.fileno()))
         stack.pop_all()
     return file
 
 
 def write_atomic(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Replace a file in one step that survives a crash or a power cut."""
+    """Replace a file in one step; when this returns, the new content survives a power cut."""
     replace(path, content, mode)
     sync_folder(path.parent)
 
 
 def replace(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Replace a file in one step; it lasts once its folder is synced."""
+    """Replace a file in one step; the change survives a power cut only after `sync_folder`."""
     part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
     with naming(path):
         try:
@@ -63,7 +65,7 @@ def replace(path: Path, content: bytes, mode: int = 0o666) -> None:
             part.replace(path)
         except BaseException:
             with suppress(OSError):
-                part.unlink(missing_ok=True)  # on a full disk it is in the way
+                part.unlink(missing_ok=True)  # it would take up space on a full disk
             raise
 
 
@@ -76,7 +78,7 @@ def append(path: Path, content: bytes) -> None:
 
 
 def open_append(path: Path) -> BinaryIO:
-    """Open a regular file, made if need be, to write at its end."""
+    """Open a regular file to write at its end; create it if it does not exist."""
     with suppress(FileNotFoundError):
         _check_regular(path, path.lstat())
     return open(path, "ab", opener=_opener(os.O_NOFOLLOW))
@@ -84,9 +86,9 @@ def open_append(path: Path) -> BinaryIO:
 
 @contextmanager
 def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold the lock that a file stands for; released even by kill -9.
+    """Hold an exclusive lock on a file; the operating system releases it even after kill -9.
 
-    Raises BlockingIOError when another process holds it, unless `wait` is set.
+    If another process holds the lock, wait for it with `wait`, otherwise raise BlockingIOError.
     """
     with naming(path):
         file = open_append(path)
@@ -97,7 +99,7 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Make a folder, and those that it is in, to survive a power cut; it may be there already."""
+    """Create a folder and its parents so that they survive a power cut; it may exist already."""
     missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
     with naming(path):
         path.mkdir(mode, parents=True, exist_ok=True)
@@ -106,18 +108,18 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
 
 
 def check_no_link(path: Path) -> None:
-    """Raise OSError when a path is a symbolic link: what it holds would be elsewhere."""
+    """Raise OSError if a path is a symbolic link, since its content would be in another place."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, "it is a symbolic link", str(path))
 
 
 def is_part(name: str) -> bool:
-    """Tell whether a file of this name was being written when its process ended."""
+    """Return true for the name of a file whose writing has not finished."""
     return _PART.fullmatch(name) is not None
 
 
 def discard_parts(folder: Path, of: Collection[str] | None = None) -> None:
-    """Delete what a killed process has written in part: of these files, or of any."""
+    """Delete unfinished files of killed processes: those of the names in `of`, or all."""
     for path in folder.iterdir():
         part = _PART.fullmatch(path.name)
         if part and (of is None or part[1] in of):
@@ -125,7 +127,7 @@ def discard_parts(folder: Path, of: Collection[str] | None = None) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make renames in a folder durable."""
+    """Wait until renames and deletions in a folder are on the disk."""
     with naming(path):
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -141,14 +143,14 @@ def _check_regular(path: Path, status: os.stat_result) -> None:
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
-def _opener(extra: int, mode: int = 0o666) -> Callable[[str, int], int]:
-    """Open as Python would, with more flags; never wait for the other end of a pipe."""
-    return lambda path, flags: os.open(path, flags | extra | os.O_NONBLOCK, mode)
+def _opener(extra_flags: int, mode: int = 0o666) -> Callable[[str, int], int]:
+    """Return an opener for `open` with more flags; it never waits for the other end of a pipe."""
+    return lambda path, flags: os.open(path, flags | extra_flags | os.O_NONBLOCK, mode)
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Have an error of the operating system say which file it is about: a full disk does not."""
+    """Add the path to every OSError: on a full disk the operating system does not name the file."""
     try:
         yield
     except OSError as error:
@@ -157,7 +159,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def explaining() -> Iterator[None]:
-    """Say what to do when a file of a run cannot be written."""
+    """Convert every OSError to a RunError that tells the user what to do."""
     try:
         yield
     except OSError as error:
@@ -165,8 +167,8 @@ def explaining() -> Iterator[None]:
 
 
 def cannot_write(error: OSError) -> RunError:
-    """Return what to tell a user when a file of a run cannot be written."""
+    """Return the RunError for a file of a run that cannot be written."""
     return RunError(
-        f"cannot write {error.filename}: {error.strerror}. The last completed round is safe: make "
-        "room, or allow it, and go on with `fedgh resume`"
+        f"cannot write {error.filename}: {error.strerror}. The last completed round is safe: free "
+        "disk space or check the permissions, then continue with `fedgh resume`"
     )

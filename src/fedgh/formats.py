@@ -1,10 +1,11 @@
-"""Short texts of numbers and names."""
+"""Functions that format numbers and lists of names for people."""
 
 MAX_NAMES = 6
+"""Maximum number of names that `few` lists."""
 
 
 def human_bytes(count: float) -> str:
-    """1536 -> '1.5 KB', with 1 KB = 1024 B as in the paper."""
+    """Return a size with its unit: 1536 becomes '1.5 KB'; 1 KB is 1024 B, as in the FedGH paper."""
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1024:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
@@ -13,11 +14,11 @@ def human_bytes(count: float) -> str:
 
 
 def percent(share: float | None) -> str:
-    """0.5 -> '50.0%'; a score nobody has taken is a dash."""
+    """Return a share in percent: 0.5 becomes '50.0%', None (not measured) becomes '-'."""
     return "-" if share is None else f"{100 * share:.1f}%"
 
 
 def few(names: list[str]) -> str:
-    """The first of these names, and how many they are if those are not all."""
+    """Return the first MAX_NAMES names; if there are more, followed by the number of all."""
     more = f", ... ({len(names)})" if len(names) > MAX_NAMES else ""
     return ", ".join(names[:MAX_NAMES]) + more

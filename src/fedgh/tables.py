@@ -1,4 +1,4 @@
-"""A table of results, as Markdown for people and CSV for programs."""
+"""Tables of results, as Markdown for people and as CSV for programs."""
 
 import csv
 import io
@@ -9,44 +9,49 @@ from dataclasses import dataclass
 Cell = str | int | float | None
 
 _FORMULA = re.compile(r"[\t\r]|\s*[=+@-]")
-_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?")  # as labels may be
+"""Start of a text that a spreadsheet program would compute as a formula."""
+
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?")
+"""A number as text, which is harmless although it may begin with + or -; labels can be numbers."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, and how the numbers below it are shown."""
+    """The title of a column, and the format of its numbers."""
 
     title: str
     digits: int = 2
     signed: bool = False
-    significant: bool = False  # the digits are those that count, not those after the point
+    significant: bool = False  # `digits` counts significant digits, not those after the point
 
     def show(self, cell: Cell) -> str:
-        """A cell for a reader; what there is none of is a dash."""
+        """Return a cell as text; a missing value becomes '-'."""
         if cell is None:
             return "-"
         if isinstance(cell, str):
             return cell
         if self.significant:
             return f"{cell:,.{self.digits}g}"
-        rounded = round(cell, self.digits) + 0.0  # no minus before a zero
+        rounded = round(cell, self.digits) + 0.0  # + 0.0 turns -0.0 into 0.0
         return f"{rounded:{'+' if self.signed else ''},.{self.digits}f}"
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """Columns and rows, and what a reader has to know about them."""
+    """A table: columns, rows, a title and a note to the reader."""
 
-    name: str  # the end of its file's name
+    name: str  # the last part of the file name
     title: str
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
     note: str = ""
 
     def markdown(self) -> str:
-        """The table with numbers rounded."""
-        heads = [column.title for column in self.columns]
-        numeric = [all(not isinstance(row[i], str) for row in self.rows) for i in range(len(heads))]
+        """Return the table as Markdown, with rounded numbers."""
+        titles = [column.title for column in self.columns]
+        numeric = [
+            all(not isinstance(row[i], str) for row in self.rows) for i in range(len(titles))
+        ]
         body = [
             [
                 column.show(cell).replace("|", "\\|")
@@ -54,25 +59,26 @@ class Sheet:
             ]
             for row in self.rows
         ]
-        rule = ["--:" if right else "---" for right in numeric]
-        lines = ["| " + " | ".join(line) + " |" for line in [heads, rule, *body]]
+        rule = ["--:" if right_aligned else "---" for right_aligned in numeric]
+        lines = ["| " + " | ".join(line) + " |" for line in [titles, rule, *body]]
         return "\n".join(lines) + "\n" + (f"\n{self.note}\n" if self.note else "")
 
     def csv(self) -> str:
-        """The table with numbers as they are."""
+        """Return the table as CSV, with numbers in full precision."""
         return csv_text([[column.title for column in self.columns], *self.rows])
 
 
 def csv_text(rows: Iterable[Iterable[Cell]]) -> str:
-    """Rows as CSV that UTF-8 can express and in which a spreadsheet program finds no formula."""
+    """Return rows as CSV that is valid UTF-8 and has no formula for a spreadsheet program."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\r\n").writerows(map(_inert, row) for row in rows)
-    lines = text.getvalue().replace("\r\n", "\n")  # only now, so that a lone \r is quoted, too
-    return lines.encode(errors="replace").decode()  # the name of a file may be no text
+    # Replaced after writing: with \n as line end, the writer would not quote a cell with a lone \r.
+    lines = text.getvalue().replace("\r\n", "\n")
+    return lines.encode(errors="replace").decode()  # a file name may not be valid UTF-8
 
 
 def _inert(cell: Cell) -> Cell:
-    """A cell, with a quote before a text that a spreadsheet program would compute."""
+    """Return the cell; a text that a spreadsheet program would compute gets a leading quote."""
     if isinstance(cell, str) and _FORMULA.match(cell) and not _NUMBER.fullmatch(cell):
         return f"'{cell}"
     return cell

@@ -1,10 +1,10 @@
-"""The one decision which names in a configuration may be followed.
+"""The decision which names in a configuration fedgh follows; it is made only here.
 
-A configuration can name code to import, files to open and machines to connect to. In one that the
-user has written they are all meant. One that comes from elsewhere (a run folder, a server) may name
-only what is part of fedgh, and what the user has allowed by name, and ask only for what `limits`
-allows. `core.names` declares field by field what a text names; a field that declares nothing may
-then only have its default.
+A configuration can name code to import, files to open and machines to connect to. In the user's own
+configuration all names are allowed. A configuration from a remote party (in a run folder, from a
+server) may name only parts of fedgh and names that the user has allowed, and its values must keep
+to `limits`. `core.names` declares for each field what its text names; in a configuration from a
+remote party, a field without a declaration must have its default value.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,13 +26,13 @@ PACKAGED: dict[Names, Callable[[str], bool]] = {
     Names.FEATURES: lambda text: text in FEATURES or is_packaged(text),
     Names.PATH: lambda text: text == "",
     Names.MACHINE: lambda text: text == "local",
-    Names.CALLBACK: lambda _: False,  # some of them send numbers to other machines
+    Names.CALLBACK: lambda _: False,  # some callbacks send metrics to other machines
 }
-"""Which texts are allowed in any configuration."""
+"""For each kind of name, the texts that are allowed in every configuration."""
 
 
 class ForeignError(ConfigError):
-    """A configuration from elsewhere names what is not part of fedgh."""
+    """A configuration from a remote party names something that is not part of fedgh."""
 
     def __init__(self, setting: str, what: str) -> None:
         super().__init__(
@@ -44,14 +44,14 @@ class ForeignError(ConfigError):
 
 @dataclass(frozen=True)
 class Trust:
-    """How far the names in a configuration are followed."""
+    """The names and sizes that are allowed in a configuration."""
 
     everything: bool = False
-    names: frozenset[str] = frozenset()  # allowed beside what is part of fedgh
-    limits: Limits | None = field(default_factory=Limits)  # None: an experiment of any size
+    names: frozenset[str] = frozenset()  # allowed in addition to the parts of fedgh
+    limits: Limits | None = field(default_factory=Limits)  # None: no limits
 
     def check(self, key: str, names: Names | None, text: object) -> None:
-        """Raise ForeignError unless what a text names may be imported, opened or reached."""
+        """Raise ForeignError unless the text of a field is allowed; `names` is its declaration."""
         if self.everything or names is Names.NOTHING or text is None:
             return
         packaged = names is not None and PACKAGED[names](str(text))
@@ -60,7 +60,7 @@ class Trust:
             raise ForeignError(f"{key} = '{printable(str(text))}'", what)
 
     def check_all(self, config: BaseModel) -> None:
-        """Raise ForeignError unless all names in a configuration may be followed."""
+        """Raise ForeignError unless all names in a configuration are allowed."""
         if self.everything:
             return
         for key, names, text in _texts(config):
@@ -68,14 +68,14 @@ class Trust:
 
 
 OWN = Trust(everything=True, limits=None)
-"""The configuration is the user's own."""
+"""Trust in the user's own configuration: everything is allowed."""
 
 FOREIGN = Trust()
-"""The configuration comes from elsewhere: only names that are part of fedgh are followed."""
+"""Trust in a configuration from a remote party: only names of parts of fedgh are allowed."""
 
 
 def how_far(trusted: bool) -> Trust:
-    """Return the trust in a configuration that the user calls trusted, or does not."""
+    """Return OWN for a configuration that the user trusts (`--trust`), otherwise FOREIGN."""
     return OWN if trusted else FOREIGN
 
 
@@ -85,19 +85,19 @@ def texts_in(config: BaseModel) -> frozenset[str]:
 
 
 def _texts(config: BaseModel) -> Iterator[tuple[str, Names | None, object]]:
-    """Every text in a configuration: its key, what it is declared to name, itself."""
-    for section in type(config).model_fields:
-        holder = getattr(config, section)
-        for key, names in declarations(type(holder)).items():
-            value = getattr(holder, key)
-            if names is None and value == _default(type(holder), key):
+    """Yield every text in a configuration: its key, its declaration (or None) and the text."""
+    for name in type(config).model_fields:
+        section = getattr(config, name)
+        for key, names in declarations(type(section)).items():
+            value = getattr(section, key)
+            if names is None and value == _default(type(section), key):
                 continue
             for text in value if isinstance(value, list | tuple) else [value]:
-                yield f"{section}.{key}", names, text
+                yield f"{name}.{key}", names, text
 
 
-def _default(section: type[Any], name: str) -> object:
+def _default(section: type[Any], key: str) -> object:
     if hasattr(section, "model_fields"):
-        return section.model_fields[name].get_default(call_default_factory=True)
-    own = next(one for one in fields(section) if one.name == name)
-    return own.default if own.default_factory is MISSING else own.default_factory()
+        return section.model_fields[key].get_default(call_default_factory=True)
+    declared = next(candidate for candidate in fields(section) if candidate.name == key)
+    return declared.default if declared.default_factory is MISSING else declared.default_factory()

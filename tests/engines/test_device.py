@@ -129,7 +129,7 @@ def test_every_method_computes_where_its_client_is(name: str, tmp_path: Path) ->
         replies[device] = [
             host.run(Job(0, round, wire.to_bytes(down), evaluate=True)) for round in (1, 2)
         ]
-        client = host.kept[0]
+        client = host.clients[0]
         assert {p.device for p in client.model.parameters()} == {device}
         assert all(tensor.device == CPU for tensor in client.state().values())
         client.load(client.state())
@@ -144,7 +144,9 @@ def test_every_method_computes_where_its_client_is(name: str, tmp_path: Path) ->
 def test_a_device_that_is_not_there_is_refused_before_anything_runs() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    with pytest.raises(ConfigError, match=r"run\.device: torch finds no 'cuda' device here"):
+    with pytest.raises(
+        ConfigError, match=r"run\.device: torch finds no 'cuda' device on this machine"
+    ):
         quick("run.device=cuda")
     with pytest.raises(ConfigError, match=r"run\.device: should be 'cpu', 'cuda', 'mps' or 'auto'"):
         quick("run.device=gpu")

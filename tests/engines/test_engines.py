@@ -88,14 +88,14 @@ def test_only_as_many_clients_as_there_is_room_for_are_kept(tmp_path: Path) -> N
     host = ClientHost(blueprint, ClientFiles(tmp_path, 0), memory=3 * one)
     for client in (0, 2, 4, 0, 1):  # 1 and 3 have some bytes more: batch norm
         assert host.run(Job(client, 1, down, evaluate=False)).error is None
-    assert list(host.kept) == [0, 1]  # the least recently used have gone
+    assert list(host.clients) == [0, 1]  # the least recently used have gone
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_waiting_client_holds_no_gradients(tmp_path: Path) -> None:
     host = ClientHost(quick().blueprint(), ClientFiles(tmp_path, 0))
     host.run(Job(0, 1, wire.to_bytes(quick().initial_server()), evaluate=True))
-    assert all(p.grad is None for p in host.kept[0].model.parameters())
+    assert all(p.grad is None for p in host.clients[0].model.parameters())
 
 
 @pytest.mark.parametrize("engine", ["serial", "workers"])
@@ -150,8 +150,8 @@ def test_the_longest_jobs_are_shared_out_first_and_done_in_client_order(tmp_path
         down = wire.to_bytes(quick(*settings).initial_server())
         replies = list(engine.run([Job(c, 1, down, evaluate=True) for c in range(4)]))
         order = [reply.client_id for reply in replies]
-        of_worker = [[c for c in order if engine.home[c] == worker] for worker in range(2)]
-        assert engine.home[0] != engine.home[2]
+        of_worker = [[c for c in order if engine.worker_of[c] == worker] for worker in range(2)]
+        assert engine.worker_of[0] != engine.worker_of[2]
         assert all(clients == sorted(clients) for clients in of_worker)
     finally:
         engine.close()
@@ -369,7 +369,7 @@ def test_a_client_that_fails_half_way_is_as_it_was_before(tmp_path: Path) -> Non
     assert reply.error is not None
     assert reply.up is None
     fresh = prepared.blueprint().make(0)
-    kept = host.kept[0]
+    kept = host.clients[0]
     assert all(t.equal(fresh.state()[n]) for n, t in kept.state().items())
     assert reply.metrics["accuracy"] == accuracy(evaluate(fresh, FedGH().logits, fresh.data.test))
     host.save(1)
@@ -436,7 +436,7 @@ def test_who_has_trained_is_judged_on_all_classes(tmp_path: Path) -> None:
     assert counts.min() == counts.max() > 0
     with torch.inference_mode():
         x, y = to_input(prepared.source.x[index]), prepared.source.y[index]
-        right = host.kept[2].model.eval()(x).argmax(1) == y
+        right = host.clients[2].model.eval()(x).argmax(1) == y
     assert trained.metrics.keys() == {"train_loss", "global_accuracy"}
     assert trained.metrics["global_accuracy"] == pytest.approx(float(right.float().mean()))
     again = host.run(Job(2, 2, None, evaluate=True, trained=1, evaluate_globally=True))
@@ -525,7 +525,7 @@ def test_clients_that_are_only_looked_at_are_not_kept(tmp_path: Path) -> None:
     host = ClientHost(quick().blueprint(), ClientFiles(tmp_path, 0))
     for client in range(5):
         host.run(Job(client, 1, None, evaluate=True))
-    assert host.kept == {}
+    assert host.clients == {}
 
 
 def test_extractors_that_look_alike_are_told_apart() -> None:

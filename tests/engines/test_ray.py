@@ -92,19 +92,19 @@ def test_a_run_goes_on_on_a_cluster(straight: RunFolder, tmp_path: Path) -> None
 def test_a_dead_actor_is_replaced_and_its_client_runs_again(
     straight: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedgh.engines.ray import Ray, Seat
+    from fedgh.engines.ray import Ray, Slot
 
     engines: list[Ray] = []
-    started: list[Seat] = []
+    started: list[Slot] = []
     start = Ray.start
 
-    def noted(self: Ray) -> Seat:
+    def noted(self: Ray) -> Slot:
         engines.append(self)
         started.append(start(self))
         return started[-1]
 
     def kill_a_busy_one() -> None:
-        busy = next(place for place in engines[0]._places if place.job is not None)
+        busy = next(slot for slot in engines[0]._slots if slot.job is not None)
         ray.kill(busy.actor)
 
     monkeypatch.setattr(Ray, "start", noted)

@@ -137,12 +137,12 @@ def reasons(name: str, tmp_path: Path, *overrides: str) -> str:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("OneMore", "onemore sends what `up` does not declare: expected tensors"),
-        ("Quiet", "quiet sends what `up` does not declare: expected tensors []"),
-        ("Louder", "louder sends what `up` does not declare: expected tensors"),
+        ("OneMore", "the upload of onemore does not match its declaration `up`: expected tensors"),
+        ("Quiet", "the upload of quiet does not match its declaration `up`: expected tensors []"),
+        ("Louder", "the upload of louder does not match its declaration `up`: expected tensors"),
         ("Infinite", "'memory.kept' of the client is not finite any more"),
         ("Complex", "'memory.kept' of the client is not finite any more"),
-        ("LateModule", "init_client makes them"),
+        ("LateModule", "create all networks in init_client"),
         ("Wordy", "could not convert string to float"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Where clients compute: in this process, in worker processes, on a Ray cluster."""
+"""Engines: they run clients in this process, in worker processes or on a Ray cluster."""

@@ -1,4 +1,4 @@
-"""A host keeps clients and does their jobs: the part that all engines share."""
+"""The host: it creates clients, keeps them in memory and runs their jobs. All engines use it."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -39,37 +39,37 @@ from fedgh.models.cost import forward_flops
 from fedgh.privacy.mechanism import Privacy
 
 PHASES = ("train", "summarise", "evaluate")
-"""Phases of a client's work that every method has."""
+"""Phases of a client's work that every method has, as named in the records of a run."""
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """All that is needed to make any client of the federation."""
+    """Everything that is needed to create any client of the federation."""
 
     task: Task
     method: Method
     local: LocalTraining
-    extractors: tuple[Extractor, ...]  # dealt round-robin
-    sources: tuple[Source, ...]  # dealt round-robin, too: one for all, or each client its own
-    partition: Partition  # of the samples of a client's source
-    global_sample: GlobalSample | None = None  # test data of all clients, if they are here
+    extractors: tuple[Extractor, ...]  # client k has number k modulo their count
+    sources: tuple[Source, ...]  # likewise: one for all clients, or one for each
+    partition: Partition  # assigns the samples of a source to its clients
+    global_sample: GlobalSample | None = None  # test samples of all clients, if available here
     device: torch.device = CPU
     privacy: Privacy | None = None
-    withhold_metrics: bool = False  # of what clients measure, only accuracies are told
-    max_norm: float = math.inf  # of a row in what the server sends
-    attack: Attack = field(default_factory=Attack)  # a rehearsal: some clients lie
-    public: PublicData | None = None  # samples that all clients know
+    withhold_metrics: bool = False  # clients report accuracies and no other metrics
+    max_norm: float = math.inf  # of a row in a download
+    attack: Attack = field(default_factory=Attack)  # malicious clients of a rehearsal
+    public: PublicData | None = None  # samples known to all clients
     _flops: dict[int, int] = field(default_factory=dict, init=False)
     _specs: dict[int, tuple[list[wire.Spec], list[wire.Spec]]] = field(
         default_factory=dict, init=False
     )
 
     def source(self, client_id: int) -> Source:
-        """Where the client's samples are."""
+        """Return the data source that has the client's samples."""
         return self.sources[client_id % len(self.sources)]
 
     def flops(self, client_id: int) -> int:
-        """What one input costs the client."""
+        """Return the floating-point operations of the client's network for one input."""
         kind = self._kind(client_id)
         if kind not in self._flops:
             task = replace(self.task, input_shape=self.source(kind).shape)
@@ -77,11 +77,11 @@ class Blueprint:
         return self._flops[kind]
 
     def _kind(self, client_id: int) -> int:
-        """Return one number for all clients with the same network and shape of inputs."""
+        """Return a number that clients share only if their networks and input shapes are equal."""
         return client_id % math.lcm(len(self.extractors), len(self.sources))
 
     def specs(self, client: Client) -> tuple[list[wire.Spec], list[wire.Spec]]:
-        """Return the specs of downloads and of uploads, worked out once for each network."""
+        """Return the specs of downloads and of uploads, computed once for each kind of client."""
         kind, shapes = self._kind(client.id), Shapes.of(client)
         if kind not in self._specs:
             specs = self.method.download_specs(shapes), self.method.upload_specs(shapes)
@@ -89,17 +89,17 @@ class Blueprint:
         return self._specs[kind]
 
     def cost(self, job: Job) -> float:
-        """About how much there is to compute: good enough to share jobs out evenly."""
+        """Return an estimate of a job's operations, used to distribute jobs evenly."""
         train, validation, test = self.partition.bounds[job.client_id].diff().tolist()
         forward = (validation + test) * job.evaluate
         if job.evaluate_globally and self.global_sample is not None:
             forward += self.global_sample.size
-        if job.down is not None:  # backward costs twice as much as forward, then come the means
+        if job.down is not None:  # forward and backward cost 3 per epoch, the class means 1
             forward += train * (3 * self.local.epochs + 1)
         return float(forward * self.flops(job.client_id))
 
     def make(self, client_id: int) -> Client:
-        """The client as it is before its first round: a function of the seed alone."""
+        """Return a client in its state before its first round, which depends only on the seed."""
         task = self.task
         make_model = partial(split_model, self.extractors[client_id % len(self.extractors)], task)
         with isolated(task.seed, "model", client_id):
@@ -123,20 +123,24 @@ class Blueprint:
 
 
 class Files(Protocol):
-    """Where the states of clients are while they are not in memory."""
+    """Storage for the states of clients that are not in memory."""
 
     def load(self, client: int) -> Payload | None:
-        """The client's last state; None when it never took part."""
+        """Return the client's last state, or None if it was never a participant."""
 
     def write(self, round: int, client: int, state: Payload) -> None:
-        """Keep a client's state after `round`."""
+        """Store a client's state after `round`."""
 
     def seal(self, round: int) -> None:
-        """Make sure of all that was written: `round` is about to be committed."""
+        """Wait until all written states are durable: `round` is about to be committed."""
 
 
 class ClientHost:
-    """Clients made when first needed, kept in memory while there is room, saved on demand."""
+    """Clients that are created when first needed and kept in memory up to `memory` bytes.
+
+    `explain` converts an exception of a client to the error text that the server receives.
+    `released` are statistics that the client sent in an earlier process, see the method `released`.
+    """
 
     def __init__(
         self,
@@ -148,68 +152,69 @@ class ClientHost:
     ) -> None:
         self.blueprint = blueprint
         self.memory = memory  # bytes
-        self._explain = explain or one_line  # what the server is told of a failure
-        self._released = released or {}  # statistics that left the client before, see `released`
+        self._explain = explain or one_line
+        self._released = released or {}
         self._files = files
-        self.kept: dict[int, Client] = {}  # the one used last comes last
+        self.clients: dict[int, Client] = {}  # in memory; the most recently used is last
         self._changed: set[int] = set()
         self._sizes: dict[int, int] = {}
         self._used = 0
         if blueprint.device.type == "cuda":
-            torch.backends.cudnn.deterministic = True  # so that a resumed run repeats itself
+            torch.backends.cudnn.deterministic = True  # a resumed run must give the same bits
 
     def run(self, job: Job) -> Reply:
-        """Train and judge a client, then make room for the next."""
+        """Run a client's job, then move the least recently used clients to files if necessary."""
         reply = self._run(job)
-        client = self.kept.get(job.client_id)
+        client = self.clients.get(job.client_id)
         if client is not None:
             self._used += client.nbytes - self._sizes.get(client.id, 0)
             self._sizes[client.id] = client.nbytes
         while self._used > self.memory:
-            self._leave(next(iter(self.kept)), job.round)
+            self._evict(next(iter(self.clients)), job.round)
         return reply
 
     def release(self, client_id: int, round: int) -> None:
-        """Let go of a client; its state is written if it is nowhere else."""
-        if client_id in self.kept:
-            self._leave(client_id, round)
+        """Remove a client from memory; write its state if the state has changed."""
+        if client_id in self.clients:
+            self._evict(client_id, round)
 
     def holds(self, client_id: int) -> bool:
-        """Whether a client is in memory."""
-        return client_id in self.kept
+        """Return true if a client is in memory."""
+        return client_id in self.clients
 
     def released(self, client_id: int) -> Payload:
-        """Return the statistics that a client sends whenever it is asked, if its method has some.
+        """Return the noisy statistics that a client sends unchanged in every round, or {}.
 
-        They outlive the client's state: drawn again, their noise could be averaged away.
+        They must be stored longer than the client's state: if their noise were drawn again, the
+        server could average it away.
         """
         return part(self._client(client_id, keep=True).memory, RELEASE)
 
     def will_release(self, client_id: int) -> bool:
-        """Tell if the client's next update tells of its data anew."""
+        """Return true if the client's next upload is a new release about its data."""
         return self.blueprint.method.will_release(self._client(client_id, keep=True))
 
     def save(self, round: int) -> None:
-        """Write the clients that have changed since the last time."""
+        """Write the states of the clients that have changed since the last save."""
         for client in sorted(self._changed):
-            self._files.write(round, client, self.kept[client].state())
+            self._files.write(round, client, self.clients[client].state())
         self._changed.clear()
         self._files.seal(round)
 
-    def _leave(self, client_id: int, round: int) -> None:
-        client = self.kept.pop(client_id)
+    def _evict(self, client_id: int, round: int) -> None:
+        client = self.clients.pop(client_id)
         self._used -= self._sizes.pop(client_id, 0)
         if client_id in self._changed:
             self._files.write(round, client_id, client.state())
             self._changed.remove(client_id)
 
     def _run(self, job: Job) -> Reply:
-        """What a client's code raises becomes part of the reply."""
+        """Run a job; an exception in the client's code becomes the error of the reply."""
         try:
             client = self._client(job.client_id, keep=job.down is not None)
-        except RunError:  # its state cannot be read: the machine's trouble, not the client's
+        except RunError:  # the state's file cannot be read: this ends the run, not only the job
             raise
-        except Exception as problem:  # a client's code may raise anything
+        except Exception as problem:  # a client's code may raise any exception
             return Reply(job.client_id, job.round, error=self._explain(problem))
         client.round, client.metrics, client.seconds = job.round, {}, {}
         up: bytes | None = None
@@ -224,7 +229,7 @@ class ClientHost:
                 except Exception as problem:
                     up, client = None, self._restored(client, before)
                     errors.append(self._explain(problem))
-            if self.blueprint.withhold_metrics:  # nothing bounds what these numbers tell
+            if self.blueprint.withhold_metrics:  # no guarantee covers a method's own metrics
                 metrics = {}
             try:
                 if job.evaluate:
@@ -244,27 +249,30 @@ class ClientHost:
         )
 
     def _seconds(self, client: Client) -> dict[str, float]:
-        """Return the seconds of each phase; with privacy only of phases that every method has."""
-        known = PHASES if self.blueprint.withhold_metrics else client.seconds
-        return {phase: client.seconds[phase] for phase in known if phase in client.seconds}
+        """Return the seconds of each phase; if metrics are withheld, only of those in PHASES."""
+        phases = PHASES if self.blueprint.withhold_metrics else client.seconds
+        return {phase: client.seconds[phase] for phase in phases if phase in client.seconds}
 
     def _restored(self, client: Client, before: Payload) -> Client:
         """Return the client in its state before a round that failed."""
         self._changed.discard(client.id)
         try:
             client.load(before)
-        except RuntimeError:  # its method has changed its networks, too
+        except RuntimeError:  # the method replaced the networks, so the old state does not fit
             fresh = self.blueprint.make(client.id)
             fresh.load(before)
             fresh.round, fresh.seconds = client.round, client.seconds
-            client = self.kept[client.id] = fresh
+            client = self.clients[client.id] = fresh
         return client
 
     def _client(self, client_id: int, keep: bool) -> Client:
-        """The client, made or loaded if need be; one that is only looked at is not kept."""
-        if client_id in self.kept:
-            client = self.kept.pop(client_id)
-            self.kept[client_id] = client
+        """Return a client from memory, or else create it and load its state.
+
+        With `keep` it stays in memory; a client that is only evaluated does not.
+        """
+        if client_id in self.clients:
+            client = self.clients.pop(client_id)
+            self.clients[client_id] = client
             return client
         client = self.blueprint.make(client_id)
         state = self._files.load(client_id)
@@ -272,17 +280,18 @@ class ClientHost:
             client.load(state)
         client.memory.update(moved(prefixed(RELEASE, self._released), client.device))
         if keep:
-            self.kept[client_id] = client
+            self.clients[client_id] = client
         return client
 
     def _train(self, client: Client, down: bytes, before: Payload) -> bytes:
+        """Run the method's client update, and return the upload as bytes."""
         blueprint = self.blueprint
-        method, (for_down, for_up) = blueprint.method, blueprint.specs(client)
-        sent = wire.read(down, for_down, blueprint.max_norm)
-        method.down.check(sent)
-        eval_mode(client)  # a client that was just read from its file starts alike
-        upload = moved(method.client_update(client, moved(sent, client.device)), CPU)
-        _check_declared(method, for_up, upload)
+        method, (down_specs, up_specs) = blueprint.method, blueprint.specs(client)
+        download = wire.read(down, down_specs, blueprint.max_norm)
+        method.down.check(download)
+        eval_mode(client)  # so that clients from memory and from files start in the same mode
+        upload = moved(method.client_update(client, moved(download, client.device)), CPU)
+        _check_declared(method, up_specs, upload)
         if blueprint.privacy is not None:
             method.up.check_private(client, upload)
         _check_state(client, before)
@@ -292,9 +301,11 @@ class ClientHost:
 
     def _evaluate(self, client: Client) -> dict[str, float]:
         predict, data = self.blueprint.method.logits, client.data
-        found = scores(evaluate(client, predict, data.test), "test")
-        found |= scores(evaluate(client, predict, data.validation), "validation")
-        return {name: found[name] for name in NEEDED} if self.blueprint.withhold_metrics else found
+        metrics = scores(evaluate(client, predict, data.test), "test")
+        metrics |= scores(evaluate(client, predict, data.validation), "validation")
+        if self.blueprint.withhold_metrics:
+            return {name: metrics[name] for name in NEEDED}
+        return metrics
 
     def _evaluate_globally(self, client: Client) -> dict[str, float]:
         sample = self.blueprint.global_sample
@@ -307,35 +318,39 @@ class ClientHost:
 
 
 def _check_declared(method: Method, specs: list[wire.Spec], upload: Payload) -> None:
-    """Raise unless an upload is as the method declares it: a mistake never leaves the client."""
+    """Raise MethodError if an upload does not match its declaration; it is then not sent."""
     try:
         wire.check_shapes(upload, specs)
     except WireError as error:
-        raise MethodError(f"{method.name} sends what `up` does not declare: {error}") from None
+        raise MethodError(
+            f"the upload of {method.name} does not match its declaration `up`: {error}"
+        ) from None
 
 
 def _check_state(client: Client, before: Payload) -> None:
-    """Raise unless the state after an update can be kept: finite, with the networks it had."""
+    """Raise an error if an update replaced the client's networks or made its state not finite."""
     state = client.live_state()
     networks = [{n for n in each if not n.startswith("memory.")} for each in (before, state)]
     if networks[0] != networks[1]:
-        raise MethodError("the client's networks changed in client_update: init_client makes them")
+        raise MethodError(
+            "client_update changed the client's set of networks; create all networks in init_client"
+        )
     for name, tensor in state.items():
         if not _is_finite(tensor) and (name not in before or _is_finite(before[name])):
             raise FloatingPointError(f"'{name}' of the client is not finite any more")
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Tell if a tensor has neither infinity nor NaN."""
+    """Return true if a tensor has neither infinity nor NaN."""
     return bool(tensor.isfinite().all())
 
 
 def _own_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """A method's own numbers; what an evaluation measures is not for a method to say."""
+    """Return a method's own metrics, without names that are reserved for evaluation."""
     return _finite({name: value for name, value in metrics.items() if name not in METRICS})
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """What can be averaged: a method's own number may be a division by zero."""
+    """Return the finite metrics, which can be averaged; a method's own metric may be NaN."""
     numbers = {name: float(value) for name, value in metrics.items()}
     return {name: value for name, value in numbers.items() if math.isfinite(value)}

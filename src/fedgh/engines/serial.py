@@ -1,4 +1,4 @@
-"""One client after the other in this process: the engine to debug with."""
+"""The engine that runs one client after the other in this process, for debugging."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,21 +9,21 @@ from fedgh.runs.checkpoint import ClientFiles
 
 
 class Serial:
-    """Same bits as every other engine, with all clients within reach of a debugger."""
+    """An engine with all clients in this process; its results have the same bits as any other's."""
 
     def __init__(self, blueprint: Blueprint, files: ClientFiles, memory: int) -> None:
         self._host = ClientHost(blueprint, files, memory)
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
-        """Do the jobs one by one."""
+        """Run the jobs in order, and yield the reply of each."""
         with explaining():
             for job in jobs:
                 yield self._host.run(job)
 
     def save(self, round: int) -> None:
-        """Write the clients that have changed."""
+        """Write the states of the clients that have changed."""
         with explaining():
             self._host.save(round)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: this engine holds no process and no connection."""

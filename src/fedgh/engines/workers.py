@@ -1,9 +1,10 @@
-"""One single-threaded process per core; clients stay where they first worked, or nearly.
+"""The engine that runs clients in single-threaded worker processes, by default one per core.
 
-Data lie in shared memory, one copy per machine. Only messages travel: jobs there, replies back.
-The longest jobs are shared out first, and a client moves when its worker has far more to do than
-another. Each worker keeps to the order of the clients, in which the server wants their replies.
-Which worker does a job cannot change its result, so the number of workers cannot either.
+The data are in shared memory, one copy per machine; only jobs and replies are sent between
+processes. The longest jobs are assigned first. A client stays with its worker, and moves only when
+another worker would finish its job earlier. Each worker runs its jobs in the order of the clients,
+because the server needs the replies in that order. The result of a job does not depend on its
+worker, so the number of workers does not change results.
 """
 
 import ctypes
@@ -30,12 +31,12 @@ from fedgh.errors import ConfigError, RunError
 from fedgh.files import cannot_write
 from fedgh.runs.checkpoint import ClientFiles
 
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # constants of glibc's malloc.h
 SHARED_MEMORY = Path("/dev/shm")
 
 
 class Workers:
-    """The engine for real work on one machine."""
+    """The default engine: worker processes on one machine. `count` 0 means one per core or GPU."""
 
     def __init__(
         self, blueprint: Blueprint, files: ClientFiles, memory: int, count: int = 0
@@ -46,21 +47,26 @@ class Workers:
         self._cost = blueprint.cost
         context = worker_context()
         self._workers: list[tuple[BaseProcess, Connection]] = []
-        self.home: dict[int, int] = {}  # client -> worker
+        self.worker_of: dict[int, int] = {}  # client -> number of its worker
         try:
             with no_interrupts():
                 for index in range(count):
-                    ours, theirs = context.Pipe()
+                    parent_end, worker_end = context.Pipe()
                     device = share_of(blueprint.device, index)
                     process = context.Process(
                         target=_work,
-                        args=(theirs, replace(blueprint, device=device), files, memory // count),
+                        args=(
+                            worker_end,
+                            replace(blueprint, device=device),
+                            files,
+                            memory // count,
+                        ),
                         name=f"fedgh-worker-{index}",
                         daemon=True,
                     )
                     process.start()
-                    theirs.close()
-                    self._workers.append((process, ours))
+                    worker_end.close()
+                    self._workers.append((process, parent_end))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             self.close()
             raise ConfigError(
@@ -69,34 +75,35 @@ class Workers:
             ) from None
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
-        """Hand out all jobs, and yield the replies as they come."""
+        """Send all jobs to the workers, and return an iterator of the replies as they arrive."""
         queues: list[list[Job]] = [[] for _ in self._workers]
         load = [0.0] * len(queues)
         for cost, job in sorted(
             ((self._cost(job), job) for job in jobs), key=lambda item: -item[0]
         ):
             lightest = min(range(len(load)), key=load.__getitem__)
-            worker = self.home.get(job.client_id, lightest)
-            if load[worker] >= load[lightest] + cost:  # elsewhere it would be done by then
+            worker = self.worker_of.get(job.client_id, lightest)
+            # The other worker would finish the job before this one could start it.
+            if load[worker] >= load[lightest] + cost:
                 self.relocate(job.client_id, worker, lightest, job.round)
                 worker = lightest
-            self.home[job.client_id] = worker
+            self.worker_of[job.client_id] = worker
             queues[worker].append(job)
             load[worker] += cost
-        position = {job.client_id: place for place, job in enumerate(jobs)}
+        position = {job.client_id: index for index, job in enumerate(jobs)}
         for worker, queue in enumerate(queues):
             self._send(worker, "run", sorted(queue, key=lambda job: position[job.client_id]))
         return self._answers(len(jobs))
 
     def save(self, round: int) -> None:
-        """Every worker writes its own clients."""
+        """Tell every worker to write the states of its clients, and wait for all of them."""
         for worker in range(len(self._workers)):
             self._send(worker, "save", round)
         for _ in self._answers(len(self._workers)):
             pass
 
     def close(self) -> None:
-        """End the workers at once. What counts is on disk, complete or absent."""
+        """End the workers at once; state files stay valid, since each is written completely."""
         for process, connection in self._workers:
             connection.close()
             process.terminate()
@@ -105,21 +112,21 @@ class Workers:
         self._workers = []
 
     def relocate(self, client: int, origin: int, destination: int, round: int) -> None:
-        """Let a client change its worker, between rounds."""
+        """Move a client from one worker to another, between rounds."""
         self._send(origin, "release", (client, round))
         (path,) = self._answers(1)
         if path is not None:
             self._send(destination, "adopt", (client, path))
 
-    def _send(self, worker: int, what: str, argument: object) -> None:
+    def _send(self, worker: int, command: str, argument: object) -> None:
         process, connection = self._workers[worker]
         try:
-            connection.send((what, argument))
+            connection.send((command, argument))
         except OSError:
             raise _died(process) from None
 
     def _answers(self, count: int) -> Iterator[Any]:
-        """The next `count` answers of the workers, as they come."""
+        """Yield the next `count` answers of the workers, as they arrive."""
         processes = {connection: process for process, connection in self._workers}
         while count > 0:
             for ready in wait(list(processes)):
@@ -137,7 +144,7 @@ class Workers:
 
 
 def _work(connection: Connection, blueprint: Blueprint, files: ClientFiles, memory: int) -> None:
-    """The life of a worker: do what is asked until the other end is gone."""
+    """Run a worker process: execute commands until the parent closes the connection."""
     become_worker()
     host = ClientHost(blueprint, files, memory)
     try:
@@ -148,16 +155,16 @@ def _work(connection: Connection, blueprint: Blueprint, files: ClientFiles, memo
         return
 
 
-def _answer(host: ClientHost, files: ClientFiles, what: str, argument: Any) -> Iterator[Any]:
-    """Do what is asked. What cannot be written or read is an answer, too."""
+def _answer(host: ClientHost, files: ClientFiles, command: str, argument: Any) -> Iterator[Any]:
+    """Execute a command and yield its answers; an OSError or RunError is yielded, too."""
     try:
-        if what == "run":
+        if command == "run":
             yield from map(host.run, argument)
-        elif what == "release":
+        elif command == "release":
             client, round = argument
             host.release(client, round)
             yield files.forget(client)
-        elif what == "adopt":
+        elif command == "adopt":
             files.adopt(*argument)
         else:
             host.save(argument)
@@ -167,10 +174,10 @@ def _answer(host: ClientHost, files: ClientFiles, what: str, argument: Any) -> I
 
 
 def worker_context() -> Any:
-    """How worker processes are made.
+    """Return the multiprocessing context that starts worker processes.
 
-    They are forked from a clean helper process that has imported everything once (the first
-    optimizer imports dynamo): this process may hold threads that do not survive a fork.
+    Workers are forked from a helper process without threads, since threads of this process would
+    not survive a fork. The helper imports everything once (the first optimizer imports dynamo).
     """
     context = torch.multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fedgh.engines.workers", "fedgh.methods", "torch._dynamo"])
@@ -178,16 +185,16 @@ def worker_context() -> Any:
 
 
 def become_worker() -> None:
-    """Set a process up for single-threaded work on many tensors."""
+    """Configure this process for single-threaded computation with many tensors."""
     _keep_memory()
     torch.set_num_threads(1)
 
 
 def _keep_memory() -> None:
-    """Keep glibc from handing memory back after every batch, only to ask for it again.
+    """Keep glibc from returning memory to the operating system after every batch.
 
-    Large tensors then live on the heap, which is never trimmed: fresh pages are slow to get. Other
-    C libraries have no mallopt, and go without.
+    New pages are slow to get. With these settings large tensors are on the heap, which is never
+    trimmed. Other C libraries have no mallopt; there this function does nothing.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -197,8 +204,8 @@ def _keep_memory() -> None:
 
 @contextmanager
 def no_interrupts() -> Iterator[None]:
-    """Hold back Ctrl-C. Processes started meanwhile never get it: it is for the parent."""
-    resource_tracker.ensure_running()  # started later, it would let Ctrl-C through again
+    """Block Ctrl-C; processes that start in this block never receive it: the parent handles it."""
+    resource_tracker.ensure_running()  # started inside the block, it would unblock Ctrl-C
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -207,26 +214,26 @@ def no_interrupts() -> Iterator[None]:
 
 
 def _died(process: BaseProcess) -> RunError:
-    # The run ends rather than going on without these clients: resumed, it gives exactly the
-    # numbers of an undisturbed run, which a machine's hiccup should not change.
+    # The run ends instead of continuing without these clients: a failure of the machine must not
+    # change results, and a resumed run gives exactly those of an uninterrupted one.
     process.join(timeout=5)
     return RunError(
-        f"a worker process ended unexpectedly (exit code {process.exitcode}; -9 is often a lack "
-        "of memory). The last completed round is safe: go on with `fedgh resume`, perhaps with "
-        "fewer workers or less run.memory. A program that starts a run must be a "
-        "file, with `if __name__ == '__main__':` around what it does."
+        f"a worker process ended unexpectedly (exit code {process.exitcode}; -9 often means too "
+        "little memory). The last completed round is safe: continue with `fedgh resume`, perhaps "
+        "with fewer workers or less run.memory. A program that starts a run must be a file, with "
+        "its statements under `if __name__ == '__main__':`"
     )
 
 
 def available_cores() -> int:
-    """The cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _share(blueprint: Blueprint) -> None:
-    """Move the data into shared memory, once."""
+    """Move the data into shared memory; raise RunError if it is too small."""
     tensors = [blueprint.partition.order, blueprint.partition.bounds]
     for source in blueprint.sources:
         tensors += [source.x, source.y]

@@ -31,7 +31,7 @@ from fedgh.choices import Protected
 from fedgh.core.types import NameList
 from fedgh.engines.host import Blueprint
 from fedgh.errors import ConfigError, RunError
-from fedgh.limits import Limits, Whole
+from fedgh.limits import Limits, PositiveInteger
 from fedgh.privacy.ledger import Ledger, OverBoundError
 from fedgh.privacy.mechanism import MIN_DELTA
 
@@ -64,8 +64,8 @@ class Bound(Limits):
     protects: Protected = "nothing"
     allow: NameList = Field(default_factory=list)
     max_seconds: Number = 86_400.0
-    max_experiments: Whole = 1_000
-    max_rounds_kept: Whole = 100
+    max_experiments: PositiveInteger = 1_000
+    max_rounds_kept: PositiveInteger = 100
 
     @property
     def least(self) -> str:
