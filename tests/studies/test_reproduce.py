@@ -111,7 +111,7 @@ def test_settings_of_one_method_and_two_seeds(
     whole = (place / "fedgh,server_lr=0.01-seed0" / "summary.json").read_text(encoding="utf-8")
     (damaged / "summary.json").write_text(whole, encoding="utf-8")
     assert reproduce(monkeypatch, tmp_path, *words, "--no-run") == 1
-    assert "summary.json is not what the rounds say" in capsys.readouterr().err
+    assert "summary.json does not agree with rounds.jsonl" in capsys.readouterr().err
     rounds = (damaged / "rounds.jsonl").read_text(encoding="utf-8")
     for summary, lines in [
         ("{}", rounds),

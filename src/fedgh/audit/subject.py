@@ -104,7 +104,7 @@ def averaged(method: Method, client: Client) -> Callable[[Tensor], Tensor]:
 
 def choose(folder: RunFolder, client: int | None, *, trust: Trust) -> Victim:
     """The victim `client` (else the first that took part) of a run; RunError says why not."""
-    folder.check_there()
+    folder.check_exists()
     if not folder.checkpoint.is_dir():
         raise RunError(f"{folder.path} has no checkpoint/, and the attacks need the models in it")
     left = restore.load(folder, trust=trust)
