@@ -152,7 +152,7 @@ def test_a_study_that_is_stopped_has_a_table(
     assert reproduce(monkeypatch, tmp_path, "overlap") == 130
     said = capsys.readouterr()
     assert "not run: cifar10-hetero-n50-all: standalone, seed 0; " in said.out
-    assert "the same command goes on from here" in said.err
+    assert "the same command resumes here" in said.err
     assert (tmp_path / "smoke" / "overlap.md").exists()
 
 
