@@ -227,7 +227,7 @@ def test_a_rehearsal_that_was_stopped_goes_on(
     part = str(tmp_path / "part")
     monkeypatch.setattr(ClientHost, "run", counting(stop_after=22))  # of 2 methods, 3 rounds, 5
     assert inside(monkeypatch, *words, part) == 130
-    assert capsys.readouterr().err == "\nstopped; the same command goes on from here\n"
+    assert capsys.readouterr().err == "\nstopped; the same command resumes here\n"
     jobs.clear()
     monkeypatch.setattr(ClientHost, "run", counting(stop_after=100))
     assert inside(monkeypatch, *words, part) == 0

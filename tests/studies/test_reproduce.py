@@ -110,7 +110,7 @@ def test_settings_of_one_method_and_two_seeds(
     whole = (place / "fedgh,server_lr=0.01-seed0" / "summary.json").read_text(encoding="utf-8")
     (damaged / "summary.json").write_text(whole, encoding="utf-8")
     assert reproduce(monkeypatch, tmp_path, *words, "--no-run") == 1
-    assert "summary.json is not what the rounds say" in capsys.readouterr().err
+    assert "summary.json does not agree with rounds.jsonl" in capsys.readouterr().err
     rounds = (damaged / "rounds.jsonl").read_text(encoding="utf-8")
     for summary, lines in [
         ("{}", rounds),
@@ -151,7 +151,7 @@ def test_a_study_that_is_stopped_has_a_table(
     assert reproduce(monkeypatch, tmp_path, "overlap") == 130
     said = capsys.readouterr()
     assert "not run: cifar10-hetero-n50-all: standalone, seed 0; " in said.out
-    assert "the same command goes on from here" in said.err
+    assert "the same command resumes here" in said.err
     assert (tmp_path / "smoke" / "overlap.md").exists()
 
 

@@ -151,8 +151,8 @@ def test_a_comparison_of_nothing_is_an_error(
     with RunFolder(folder).locked():
         assert inside(monkeypatch, *words, "--out", str(tmp_path)) == 1
     assert capsys.readouterr().err == (
-        f"error: there is nothing to compare; standalone, seed 0: {folder} is in use by another "
-        "process\n"
+        f"error: no method has a result to compare; standalone, seed 0: {folder} is in use by "
+        "another process\n"
     )
 
 
@@ -389,7 +389,7 @@ def test_tune_chooses_on_the_evaluation_split(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["tune"], "nothing to search"),
+        (["tune"], "no settings to try"),
         (["tune", "--grid", "local.epochs"], "expected section.key=value"),
         (["compare", "--seeds", "one"], "expected whole numbers"),
         (["compare", "--methods", "fedghh"], "did you mean 'fedgh'"),

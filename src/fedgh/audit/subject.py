@@ -113,7 +113,7 @@ def choose_target(folder: RunFolder, client: int | None, *, trust: Trust) -> Tar
 
     Raise RunError or ConfigError if the run or that client cannot be attacked.
     """
-    folder.check_there()
+    folder.check_exists()
     if not folder.checkpoint.is_dir():
         raise RunError(
             f"{folder.path} has no checkpoint/, and the attacks need the models in it; audit a "
