@@ -167,7 +167,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(
     if rounds:
         done = fedgh("resume", str(out))
         assert done.returncode == 0, done.stderr
-        assert "are there already" in done.stdout
+        assert "are already done" in done.stdout
         assert numbers(RunFolder.open(out)) == numbers(straight)
 
 

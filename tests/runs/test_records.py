@@ -133,7 +133,7 @@ def test_a_resume_with_another_torch_says_so(tmp_path: Path) -> None:
 
     loop.resume(tmp_path / "run", [Listener()])
     (text,) = heard
-    assert "was started with torch 2.6.0, here is" in text
+    assert "was started with torch 2.6.0, this is" in text
     assert RunFolder(tmp_path / "run").identity().versions["torch"] != "2.6.0", "said once"
 
 
@@ -172,5 +172,5 @@ def test_what_was_trained_is_used_without_loading_data_again(
 ) -> None:
     made = loop.run(quick(), tmp_path / "run")
     monkeypatch.setattr(experiment, "load_source", None)
-    assert len(TrainedFederation(made).left.took_part) == 5
+    assert len(TrainedFederation(made).checkpoint.took_part) == 5
     assert write_report(made).exists()
