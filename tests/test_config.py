@@ -161,9 +161,9 @@ def test_files_that_are_no_experiment(tmp_path: Path) -> None:
 def test_old_key_names_are_accepted_with_a_warning(tmp_path: Path) -> None:
     file = tmp_path / "old.toml"
     file.write_text('[model]\nzoo = ["cnn5"]\n')
-    with pytest.warns(FutureWarning, match=r"model\.zoo is called model\.extractors now"):
+    with pytest.warns(FutureWarning, match=r"model\.zoo was renamed to model\.extractors"):
         assert config.load(file).model.extractors == ["cnn5"]
-    with pytest.warns(FutureWarning, match=r"run\.largest_norm is called run\.max_norm now"):
+    with pytest.warns(FutureWarning, match=r"run\.largest_norm was renamed to run\.max_norm"):
         assert config.load("demo", ["run.largest_norm=7"]).run.max_norm == 7
 
 

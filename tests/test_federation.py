@@ -91,7 +91,7 @@ def test_the_models_are_used_again_without_the_data(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=r"were given in Python; give all 3 again: Trained"):
             _ = TrainedFederation.load(tmp_path / "run", clients=wrong).clients[0].model
     other = [replace(networks[0], network=net(4, 9)), *networks[1:]]
-    with pytest.raises(RunError, match="does not fit its network as it is now"):
+    with pytest.raises(RunError, match="does not fit its current network"):
         _ = TrainedFederation.load(tmp_path / "run", clients=other).clients[0].model
 
 
@@ -110,14 +110,14 @@ def test_a_callback_may_say_that_it_is_enough(tmp_path: Path) -> None:
 def test_what_was_seen_is_kept_also_between_checkpoints() -> None:
     rare = Federation(three(), settings={"run.checkpoint_every": 5})
     trained = rare.run(9, callbacks=[lambda r: r.round == 4], progress=False)
-    assert trained.left.round == 4
+    assert trained.checkpoint.round == 4
     assert list(trained.history["round"]) == [1, 2, 3, 4]
 
 
 def test_it_says_what_it_found() -> None:
     words = repr(Federation(three())).splitlines()
     assert words[0] == "fedgh, 3 classes, representations of 8"
-    assert words[1] == "  0 north: Sequential, what goes into '1'"
+    assert words[1] == "  0 north: Sequential, the input of '1'"
     assert words[2] == "  1 south: Sequential, its output, projected from 12"
 
 
@@ -216,7 +216,7 @@ def test_a_report_and_an_export(tmp_path: Path) -> None:
         (lambda: ClientSpec(nn.Linear, points(4)), "expected a torch.nn.Module, got <class"),  # type: ignore[arg-type]
         (
             lambda: Federation([*three(), ClientSpec(net(4), points(4, n=2))]),
-            "client 3: 2 samples; 3 are the least",
+            "client 3: 2 samples; at least 3 are needed",
         ),
         (lambda: Federation([ClientSpec(net(5), points(4), name="x")]), r"client 0 \(x\): S"),
         (lambda: Federation([ClientSpec(net(4), (1, 2, 3))]), "client 0: data: expected inp"),
@@ -224,7 +224,7 @@ def test_a_report_and_an_export(tmp_path: Path) -> None:
             lambda: Federation(three(), classes=["a", "b"]),
             r"client 0 \(north\): .*class 'c' i",
         ),
-        (lambda: Federation([three()[0], three()[0]]), "'north' is taken, or a number"),
+        (lambda: Federation([three()[0], three()[0]]), "the name 'north' is taken or is a number"),
         (lambda: Federation(three(), "fedhg"), "no method 'fedhg'; did you mean 'fedgh'"),
         (lambda: Federation(three(), settings={"local.lrr": 1}), "did you mean 'lr'"),
         (lambda: Federation(three(), settings={"data.samples": 9}).run(1), "data.name = 'own'"),
@@ -248,9 +248,9 @@ def test_the_type_of_an_error_stays() -> None:
 def test_after_a_client_is_forgotten_the_models_are_read_again() -> None:
     some = [ClientSpec(net(4, seed=k), points(4, seed=k)) for k in range(3)]
     trained = Federation(some, "fedgh_plus").run(rounds=2, progress=False)
-    before = trained.left.client(1).memory
+    before = trained.checkpoint.client(1).memory
     trained.forget(0)
-    after = trained.left.client(1).memory
+    after = trained.checkpoint.client(1).memory
     changed = [name for name in before if not before[name].equal(after[name])]
     assert changed, "the header is another without the client"
 

@@ -49,7 +49,7 @@ def cifar10_folder() -> bool:
     official = fetch.OFFICIAL["cifar10"]
     return any(
         all((place / official.folder / file).is_file() for file in official.files)
-        for place in fetch.places(None)
+        for place in fetch.data_folders(None)
     )
 
 

@@ -112,12 +112,12 @@ class OtherNetwork(LGFedAvg):
 @pytest.mark.parametrize(
     ("method", "why"),
     [
-        (ChangesDownload, "the client changed what it received"),
-        (ChangesServer, "server_update changed what the server held before"),
+        (ChangesDownload, "client_update changed its download"),
+        (ChangesServer, "server_update changed the server's previous state"),
         (ChangesUploads, "server_update changed an upload"),
-        (BroadcastChanges, "a broadcast changed what the server holds"),
+        (BroadcastChanges, "broadcast changed the server's state"),
         (SendsMore, r"the upload is not as declared: expected tensors \['bias', 'weight'\]"),
-        (SendsLess, "what the server sends is not as declared"),
+        (SendsLess, "the download is not as declared"),
         (KeepsGradients, "in the upload is not a CPU tensor without gradients"),
         (Infinite, "is not finite"),
         (ShortLogits, r"logits have shape \(\d+, 3\), not \(\d+, 10\)"),

@@ -1,4 +1,4 @@
-"""One model of an experiment: TOML in, TOML out, every mistake named in one line."""
+"""The configuration of an experiment: read from TOML, validated, written as TOML."""
 
 import json
 import tomllib
@@ -39,38 +39,37 @@ from fedgh.trust import OWN, ForeignError, Trust, texts_in
 DEFAULT_METHOD = "fedgh"
 
 NOT_TOML = (ValueError, RecursionError)
-"""What tomllib raises: its own error, and Python's for too many digits or brackets."""
+"""Errors of tomllib: its own, and Python's for too many digits or nested brackets."""
 
 MAX_CONFIG = 2**20
-"""Bytes of a configuration file; ten thousand names of classes take a fifth of that."""
+"""Bytes of a configuration file; ten thousand class names take a fifth of that."""
 
 MAX_DOTS = 5000
-"""Dots in a line. The time that tomllib takes for a dotted key is quadratic in its parts: half a
-second for so many."""
+"""Dots in a line. The time of tomllib for a dotted key is quadratic in its parts: half a second for
+this many."""
 
-PLACES = (
+LOCATIONS = (
     *("data.dir", "data.path", "public.dir", "public.path"),
     *("run.address", "run.callbacks"),
 )
-"""Settings that say where things are and who is told, and not what is computed."""
+"""Settings that name files, machines and callbacks; they do not change what is computed."""
 
+NEW_LOCAL_KEYS = ("optimizer", "schedule", "schedule_rounds", "schedule_factor")
+"""Keys of `[local]` that early runs do not have: their defaults are left out of fingerprints."""
 
-LATER = ("optimizer", "schedule", "schedule_rounds", "schedule_factor")
-"""Keys of `[local]` that the first runs do not have: their defaults stay out of fingerprints."""
-
-LATER_IN_METHODS: dict[str, dict[str, object]] = {
+NEW_METHOD_KEYS: dict[str, dict[str, object]] = {
     "fedproto": {"predict": "header"},
     "fedkd": {"weight_constant": True},
 }
-"""Settings of methods that the first runs do not have, with their defaults."""
+"""Settings of methods that early runs do not have, with their defaults."""
 
 
-# What the text in a field names, see `core.names`.
-Word = Annotated[str, Names.NOTHING]
-Words = Annotated[NameList, Names.NOTHING]
-Networks = Annotated[NameList, Names.NETWORK]
-Place = Annotated[Path, Names.PATH]
-Machine = Annotated[str, Names.MACHINE]
+# Types of text fields, each with the kind of thing that its text names (see `core.names`).
+PlainText = Annotated[str, Names.NOTHING]
+TextList = Annotated[NameList, Names.NOTHING]
+NetworkNames = Annotated[NameList, Names.NETWORK]
+FilePath = Annotated[Path, Names.PATH]
+MachineName = Annotated[str, Names.MACHINE]
 CallbackNames = Annotated[NameList, Names.CALLBACK]
 
 
@@ -79,76 +78,95 @@ class _SectionModel(BaseModel):
 
 
 class FederationSection(_SectionModel):
-    """Who takes part, for how long."""
+    """The number of clients and rounds, and the seed."""
 
-    clients: int = Field(10, ge=1)  # in the whole federation
-    rounds: int = Field(10, ge=1, lt=2**31)  # from start to end
-    participation: float = Field(1.0, gt=0, le=1)  # share of the clients in each round
-    seed: int = Field(0, ge=0, lt=2**63)  # of the partition, weights, batches and all else
-    target: float | None = Field(None, gt=0, le=1)  # accuracy whose cost is reported
+    clients: int = Field(10, ge=1)  # number of clients in the federation
+    rounds: int = Field(10, ge=1, lt=2**31)  # number of rounds
+    participation: float = Field(
+        1.0, gt=0, le=1
+    )  # share of the clients that the server selects in each round
+    seed: int = Field(0, ge=0, lt=2**63)  # seed of all random numbers: partition, weights, batches
+    target: float | None = Field(
+        None, gt=0, le=1
+    )  # accuracy; the report shows the cost of reaching it
 
 
 class DataSection(_SectionModel):
-    """Which data, and how they are dealt to the clients."""
+    """The data set, and its partition among the clients."""
 
-    name: Word = "digits"  # one of `fedgh list datasets`
-    dir: Place | None = None  # holds the official files; else $FEDGH_DATA, else the user cache
-    path: Place | None = None  # your own file (npz) or folder (image-folder)
-    image_size: int = Field(IMAGE_SIZE, ge=1)  # what the images of a folder are scaled to
-    partition: Literal["classes", "dirichlet", "iid"] = "classes"  # who gets which samples
-    classes_per_client: int = Field(2, ge=1)  # for "classes"
-    alpha: float = Field(0.5, gt=0)  # for "dirichlet"
-    samples: int | None = Field(None, ge=3)  # a client trains on and evaluates with; else all
-    classes: Words | None = None  # for "private": the names of all classes
-    shape: list[int] | None = None  # for "private": of one input, if a method shares a network
+    name: PlainText = "digits"  # one of `fedgh list datasets`
+    dir: FilePath | None = None  # folder of official files; default: $FEDGH_DATA, else user cache
+    path: FilePath | None = None  # your own file (npz) or folder (image-folder)
+    image_size: int = Field(
+        IMAGE_SIZE, ge=1
+    )  # pixels per side to which images of a folder are scaled
+    partition: Literal["classes", "dirichlet", "iid"] = (
+        "classes"  # how samples are assigned to clients
+    )
+    classes_per_client: int = Field(2, ge=1)  # for "classes": number of classes of each client
+    alpha: float = Field(0.5, gt=0)  # for "dirichlet": parameter; smaller is more uneven
+    samples: int | None = Field(None, ge=3)  # of training and validation per client; default: all
+    classes: TextList | None = None  # for "private": the names of all classes
+    shape: list[int] | None = None  # for "private": shape of one input, if a method sends a network
 
 
 class PublicSection(_SectionModel):
-    """Data known beside the private ones, for methods that need some; see `data.public`."""
+    """Public data, for methods that need them; see `data.public`."""
 
-    name: Word = "none"  # "held-out" takes them out of the data; or one of `fedgh list datasets`
-    samples: int = Field(1000, ge=1)  # how many are drawn
-    dir: Place | None = None  # holds the official files; else as for `data.dir`
-    path: Place | None = None  # your own file (npz) or folder (image-folder)
+    name: PlainText = "none"  # "held-out": taken from the data; or one of `fedgh list datasets`
+    samples: int = Field(1000, ge=1)  # number of public samples
+    dir: FilePath | None = None  # folder of official files; default: as for `data.dir`
+    path: FilePath | None = None  # your own file (npz) or folder (image-folder)
 
 
 class ModelSection(_SectionModel):
-    """The extractors, dealt round-robin over the clients, and the width they share."""
+    """The extractors of the clients, and the width of their representations."""
 
-    extractors: Networks = Field(list(EXTRACTOR_NAMES), min_length=1)  # assigned in turn
-    rep_dim: int = Field(REP_DIM, ge=1)  # numbers in a representation
+    extractors: NetworkNames = Field(list(EXTRACTOR_NAMES), min_length=1)  # assigned in turn
+    rep_dim: int = Field(REP_DIM, ge=1)  # width: numbers in a representation
 
 
 class PrivacySection(_SectionModel):
-    """What uploads may tell about a client's samples; see `privacy.mechanism`."""
+    """Differential privacy of uploads; see `privacy.mechanism`."""
 
-    protects: Protected = "nothing"  # what is hidden among others
-    epsilon: float = Field(8.0, gt=0, le=1000)  # of a client that takes part in every round
-    delta: float = Field(1e-5, ge=MIN_DELTA, lt=1)  # the chance with which ε may not hold
-    clip: float = Field(10.0, gt=0)  # the largest L2 norm of one sample's vector
-    counts: Literal["public", "secret"] = "public"  # the samples of each class, for "sample"
+    protects: Protected = "nothing"  # what the noise hides: one sample, one client, or nothing
+    epsilon: float = Field(8.0, gt=0, le=1000)  # ε of a client that takes part in every round
+    delta: float = Field(1e-5, ge=MIN_DELTA, lt=1)  # probability with which ε may not hold
+    clip: float = Field(
+        10.0, gt=0
+    )  # largest L2 norm of one sample's vector; longer ones are scaled down
+    counts: Literal["public", "secret"] = (
+        "public"  # for "sample": whether numbers of samples per class are hidden
+    )
 
 
 class RunSection(_SectionModel):
-    """How it is computed and looked at. Nothing here changes what honest clients learn.
+    """How the run is executed, evaluated and stored; it does not change what honest clients learn.
 
-    Another device rounds differently, and draws its own dropout. `strikes` and `max_norm`
-    decide who is still listened to, and who misses the `deadline` is not heard.
+    There are exceptions. Another device rounds differently and draws its own dropout masks. With
+    `strikes` and `max_norm` the server rejects uploads and excludes clients, and a client that
+    misses the `deadline` fails in that round.
     """
 
-    engine: EngineName = "workers"  # where the clients run
-    workers: int = Field(0, ge=0)  # processes; 0 = one per core, or per graphics card
-    address: Machine = "local"  # of a Ray cluster; "auto" = the one this machine belongs to
-    device: Literal["cpu", "cuda", "mps", "auto"] = "cpu"  # where their models are
-    memory: float = Field(4.0, gt=0)  # GiB of clients kept in memory; the others wait in files
-    eval_every: int = Field(1, ge=1)  # rounds between evaluations; the last is always evaluated
-    evaluate: Literal["all", "trained"] = "all"  # whose mean: all clients, or those that took part
+    engine: EngineName = "workers"  # where clients run
+    workers: int = Field(0, ge=0)  # number of processes; 0 = one per core, or per graphics card
+    address: MachineName = "local"  # of a Ray cluster; "auto" = the one of this machine
+    device: Literal["cpu", "cuda", "mps", "auto"] = "cpu"  # device of the clients' networks
+    memory: float = Field(
+        4.0, gt=0
+    )  # GiB of clients kept in memory; the others are stored in files
+    eval_every: int = Field(
+        1, ge=1
+    )  # rounds between evaluations; the last round is always evaluated
+    evaluate: Literal["all", "trained"] = "all"  # mean over all clients, or those that trained
     checkpoint_every: int = Field(1, ge=1)  # rounds between checkpoints
-    quorum: float = Field(0.0, ge=0, le=1)  # share of a round's participants that must answer
-    strikes: int = Field(3, ge=0)  # rejected uploads after which a client is set aside; 0 = never
-    max_norm: float = Field(1000.0, gt=0)  # of a row in what is sent, either way
-    deadline: float = Field(600.0, gt=0)  # seconds a participant on another machine may take
-    global_accuracy: GlobalRounds = "last"  # evaluated rounds that judge clients on all classes
+    quorum: float = Field(
+        0.0, ge=0, le=1
+    )  # share of the participants whose uploads are needed, or the run ends
+    strikes: int = Field(3, ge=0)  # rejected uploads after which a client is excluded; 0 = never
+    max_norm: float = Field(1000.0, gt=0)  # largest L2 norm of a row in uploads and downloads
+    deadline: float = Field(600.0, gt=0)  # seconds for a round of a client on another machine
+    global_accuracy: GlobalRounds = "last"  # evaluated rounds that measure it
     callbacks: CallbackNames = []  # tensorboard, wandb, mlflow, or your own: package.module:name
 
 
@@ -165,26 +183,27 @@ class _Sections(_SectionModel):
 
 
 class Config(_Sections):
-    """A whole experiment: the sections that all methods share, and the method itself."""
+    """A complete configuration: the sections that all methods share, and the method."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     method: Method = METHODS[DEFAULT_METHOD]()
 
     def to_table(self) -> dict[str, Any]:
-        """Plain values, section by section; what is None is left out."""
+        """Return plain values by section and key; keys without a value are left out."""
         sections = self.model_dump(mode="json", exclude={"method"}, exclude_none=True)
         return {**sections, "method": {"name": self.method_name, **asdict(self.method)}}
 
     @property
     def method_name(self) -> str:
-        """The name by which a configuration names its method."""
+        """The value of `method.name`."""
         return name_of(self.method)
 
     def portable(self) -> dict[str, Any]:
-        """The same without what is one machine's affair: how it is run, where files are.
+        """Return the settings that determine the result, without those of one machine.
 
-        Sections that are not used are left out: their settings change nothing.
+        Left out are `[run]`, locations of files, and sections that are not used, since their
+        settings change nothing.
         """
         table = self.to_table()
         del table["run"]
@@ -196,14 +215,14 @@ class Config(_Sections):
         }
         for section in (name for name, is_used in used.items() if not is_used):
             del table[section]
-        for place in PLACES:
-            section, _, key = place.partition(".")
+        for setting in LOCATIONS:
+            section, _, key = setting.partition(".")
             table.get(section, {}).pop(key, None)
-        usual = asdict(LocalTraining())
-        for key in LATER:
-            if table["local"][key] == usual[key]:
+        defaults = asdict(LocalTraining())
+        for key in NEW_LOCAL_KEYS:
+            if table["local"][key] == defaults[key]:
                 del table["local"][key]
-        for key, value in LATER_IN_METHODS.get(self.method.name, {}).items():
+        for key, value in NEW_METHOD_KEYS.get(self.method.name, {}).items():
             if table["method"].get(key) == value:
                 del table["method"][key]
         return table
@@ -218,14 +237,15 @@ class Config(_Sections):
         return table
 
     def to_toml(self) -> str:
-        """TOML from which `parse` makes the same experiment."""
+        """Return TOML from which `parse` makes the same configuration."""
         return tomli_w.dumps(self.to_table())
 
 
 def parse(table: Mapping[str, Any], trust: Trust = OWN) -> Config:
-    """An experiment from plain values; ConfigError names each mistake and the nearest key.
+    """Return a configuration from plain values.
 
-    What the values name is imported, and later opened, only as far as `trust` goes.
+    Raise ConfigError with a line for each mistake, and the nearest valid key. Code and files that
+    the values name are imported, and later opened, only as far as `trust` allows.
     """
     table = _with_current_names(table)
     problems: list[str] = []
@@ -243,8 +263,8 @@ def parse(table: Mapping[str, Any], trust: Trust = OWN) -> Config:
         if sections.data.name not in SOURCES:
             problems.append("data.name: " + unknown("data set", sections.data.name, SOURCES))
         if sections.public.name not in KNOWN_NAMES:
-            known = unknown("data set", sections.public.name, KNOWN_NAMES)
-            problems.append(f"public.name: {known}")
+            text = unknown("data set", sections.public.name, KNOWN_NAMES)
+            problems.append(f"public.name: {text}")
     if problems:
         raise ConfigError("\n".join(problems))
     config = Config(**dict(sections), method=method)
@@ -266,32 +286,35 @@ def _with_current_names(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _warn_of_old_names(table: Mapping[str, Any], overrides: Iterable[str]) -> None:
-    """Warn the user of keys that have another name now."""
+    """Warn about keys that were renamed."""
     given = {text.partition("=")[0].strip() for text in overrides}
     for old, new in SETTINGS.items():
         section, _, key = old.partition(".")
         values = table.get(section)
         if old in given or (isinstance(values, dict) and key in values):
-            warnings.warn(f"{old} is called {new} now; change it", FutureWarning, stacklevel=3)
+            warnings.warn(f"{old} was renamed to {new}; change it", FutureWarning, stacklevel=3)
 
 
 def load(
     experiment: str | Path | Config, overrides: Iterable[str] = (), data_dir: Path | None = None
 ) -> Config:
-    """The user's own experiment: a named one or a TOML file, with `section.key=value` overrides."""
-    where = [("data", "dir", str(data_dir))] if data_dir is not None else []
+    """Load the user's own experiment, by name or from a TOML file, with overrides.
+
+    An override is `section.key=value`.
+    """
+    folder = [("data", "dir", str(data_dir))] if data_dir is not None else []
     table = experiment.to_table() if isinstance(experiment, Config) else _read(experiment)
     overrides = list(overrides)
     _warn_of_old_names(table, overrides)
-    return _with_overrides(table, [*map(_parse_override, overrides), *where], OWN)
+    return _with_overrides(table, [*map(_parse_override, overrides), *folder], OWN)
 
 
 def load_run(
     path: Path, overrides: Iterable[str] = (), *, trust: Trust, ignoring: Iterable[str] = ()
 ) -> Config:
-    """The configuration in a run folder, which may come from elsewhere.
+    """Load the configuration of a run folder, which may come from a remote party.
 
-    The keys (`section.key`) that are ignored have their defaults, whatever the file says.
+    The keys (`section.key`) in `ignoring` have their defaults, whatever the file contains.
     """
     table = _with_current_names(read_toml(path))
     for key in ignoring:
@@ -305,7 +328,7 @@ def load_run(
 
 
 def check_limits(config: Config, limits: Limits) -> None:
-    """Raise LimitError when a configuration asks for more than the limits allow."""
+    """Raise LimitError if a configuration exceeds the limits."""
     limits.check("federation.clients", config.federation.clients, "max_clients")
     if config.public.name != "none":
         limits.check("public.samples", config.public.samples, "max_public")
@@ -320,9 +343,9 @@ def check_limits(config: Config, limits: Limits) -> None:
 
 
 def names_in(config: Config) -> Trust:
-    """Trust that allows what this configuration names, and nothing else from outside fedgh.
+    """Return trust in the names of this configuration, and in no other from outside fedgh.
 
-    For a comparison of settings, so of any size: nothing is made of them.
+    It has no limits on sizes: it is for comparing settings, and nothing is created from them.
     """
     return Trust(names=texts_in(config) | {config.method_name}, limits=None)
 
@@ -331,33 +354,33 @@ def _with_overrides(
     table: dict[str, Any], overrides: list[tuple[str, str, Any]], trust: Trust
 ) -> Config:
     table = _with_current_names(table)
-    # A method's name first: another method has other fields.
+    # The method's name comes first, because another method has other fields.
     for section, name, value in sorted(overrides, key=lambda item: item[:2] != ("method", "name")):
         _override(table, section, name, value)
     config = parse(table, trust)
-    places = {"data": _absolute(config.data), "public": _absolute(config.public)}
-    return config.model_copy(update=places)
+    sections = {"data": _absolute(config.data), "public": _absolute(config.public)}
+    return config.model_copy(update=sections)
 
 
 def _absolute(section: DataSection | PublicSection) -> DataSection | PublicSection:
-    """Return the section with the same places, wherever the run is resumed from."""
-    places = {"dir": section.dir, "path": section.path}
+    """Return the section with absolute paths, so that a run can be resumed from any folder."""
+    paths = {"dir": section.dir, "path": section.path}
     return section.model_copy(
-        update={key: place and expanded(place).absolute() for key, place in places.items()}
+        update={key: path and expanded(path).absolute() for key, path in paths.items()}
     )
 
 
 def experiments() -> dict[str, str]:
-    """The named experiments of the package, and the first line of each."""
+    """Return the named experiments of the package, each with the first line of its file."""
     folder = resources.files("fedgh") / "experiments"
-    found = {
+    texts = {
         item.name.removesuffix(".toml"): item.read_text(encoding="utf-8")
         for item in folder.iterdir()
         if item.name.endswith(".toml")
     }
     return {
-        name: found[name].splitlines()[0].lstrip("# ") if found[name] else ""
-        for name in sorted(found, key=lambda name: (name != "demo", name))
+        name: texts[name].splitlines()[0].lstrip("# ") if texts[name] else ""
+        for name in sorted(texts, key=lambda name: (name != "demo", name))
     }
 
 
@@ -372,24 +395,28 @@ def _read(experiment: str | Path) -> dict[str, Any]:
 
 
 def read_toml(path: Path, *, follow: bool = False) -> dict[str, Any]:
-    """The tables of a TOML file that may come from elsewhere; ConfigError says why not."""
+    """Read an untrusted TOML file; return its tables. Raise ConfigError if it is not valid."""
     return parse_toml(config_text(path, follow=follow), path)
 
 
 def config_text(path: Path, *, follow: bool = False) -> str:
-    """The text of a configuration file; `follow` allows a symbolic link."""
+    """Return the text of a configuration file; `follow` allows a symbolic link.
+
+    Raise ConfigError if it cannot be read.
+    """
     try:
         return read_bytes(path, MAX_CONFIG, follow=follow).decode()
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be read ({error.strerror}); allow it, or put it back from a copy"
+            f"{path} cannot be read ({error.strerror}); check its permissions, or "
+            "restore it from a copy"
         ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
 
 
 def parse_toml(text: str, path: Path) -> dict[str, Any]:
-    """The tables in the text of the file `path`."""
+    """Parse the text of the file `path`; return its tables. Raise ConfigError if it is invalid."""
     if sum(line.count(".") ** 2 for line in text.split("\n")) > MAX_DOTS**2:
         raise ConfigError(f"{path}: too many dots in a line; break it into several")
     try:
@@ -406,7 +433,7 @@ def _parse_override(text: str) -> tuple[str, str, Any]:
     try:
         return section, name, tomllib.loads(f"value = {value}")["value"]
     except NOT_TOML:
-        return section, name, value.strip()  # a bare word is a string
+        return section, name, value.strip()  # a word without quotes is a string
 
 
 def _override(table: dict[str, Any], section: str, name: str, value: object) -> None:
@@ -437,15 +464,17 @@ def _parse_method(table: object, trust: Trust) -> Method:
 
 
 def _as_json(table: object) -> str:
-    """JSON, where pydantic's strict mode takes a table for a section but no "5" for a 5."""
+    """Return JSON: for it, pydantic's strict mode accepts a table as a section, but no "5" as 5."""
     try:
         return json.dumps(table, default=str)
     except RecursionError:
-        raise ConfigError("tables within tables within tables: there are only sections") from None
+        raise ConfigError(
+            "tables are nested too deeply; a configuration has only sections and keys"
+        ) from None
 
 
 def _explain(error: ValidationError, model: Any, prefix: tuple[str, ...] = ()) -> list[str]:
-    """One line for each mistake: where, what, and the nearest valid name."""
+    """Return a line for each mistake: the key, what is wrong, and the nearest valid name."""
     lines = []
     for item in error.errors(include_url=False):
         loc = [*prefix, *(str(part) for part in item["loc"])]
@@ -461,7 +490,7 @@ def _explain(error: ValidationError, model: Any, prefix: tuple[str, ...] = ()) -
 
 
 def _keys(model: Any, loc: tuple[int | str, ...]) -> list[str]:
-    """The valid keys of the section at `loc`."""
+    """Return the valid keys of the section at `loc`."""
     for part in loc:
         model = model.model_fields[part].annotation
     if hasattr(model, "model_fields"):

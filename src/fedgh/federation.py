@@ -1,4 +1,4 @@
-"""A federation as a Python object: clients in, trained models out."""
+"""The Python interface of a federation: from clients to trained models."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,46 +13,47 @@ from fedgh.choices import EngineName
 from fedgh.config import DEFAULT_METHOD, Config, parse
 from fedgh.core.method import Method
 from fedgh.data import own
-from fedgh.data.partition import SMALLEST, each_its_own
+from fedgh.data.partition import MIN_SAMPLES, separate
 from fedgh.data.public import KNOWN_NAMES
 from fedgh.data.sources import Source
 from fedgh.errors import ConfigError, DataError
 from fedgh.trained.clients import TrainedFederation
 from fedgh.training.callbacks import Callback, OnRound
 from fedgh.training.client_spec import ClientSpec
-from fedgh.training.experiment import Experiment, checked
+from fedgh.training.experiment import Experiment, validated
 from fedgh.training.loop import run_or_resume
 from fedgh.training.progress import Live
-from fedgh.training.public import check_named, load_public
+from fedgh.training.public import check_public_section, load_public
 
-USUAL = Config()
-"""The defaults of a configuration, which are those of a federation from Python."""
+DEFAULTS = Config()
+"""The defaults of a configuration, which also apply in Python."""
 
 
 class Federation:
-    """Clients that learn from one another.
+    """Clients that learn together.
 
     federation = Federation([ClientSpec(net_a, (xa, ya)), ClientSpec(net_b, (xb, yb))])
     trained = federation.run(rounds=10)
     trained.history                    # a DataFrame
     trained.clients[0].predict(x)      # names of classes
 
-    The samples of each client are split 8:1:1, to train, to choose settings, to judge.
+    The samples of each client are split 8:1:1 into training, validation and test split.
 
     Args:
         clients: the members of the federation.
         method: its name (`fedgh list methods`), or an object, `FedGH(server_lr=0.1)`.
-        classes: the names of all classes; else those that occur.
-        rep_dim: the width of the representations; else the smallest among the networks.
-        epochs: of local training in each round, by SGD with `batch_size`, `lr` and `momentum`.
-        public: data that a method needs beside those of the clients, as a client gives its
-            own, `public=(x, y)`, or the name of a data set, `public="digits"`. Their labels
-            count only where the method reads them.
-        participation: the share of the clients that train in a round.
-        seed: of all that is drawn here; networks start from the weights that they have.
-        engine: "workers" computes on all cores, in processes of their own: then networks must be
+        classes: the names of all classes; by default those that occur in the data.
+        rep_dim: the width of representations; by default the smallest width of the networks.
+        epochs: epochs of local training in each round, by SGD with `batch_size`, `lr` and
+            `momentum`.
+        public: public data for methods that need them, in a form that a client's data may have,
+            `public=(x, y)`, or the name of a data set, `public="digits"`. Their labels matter only
+            if the method reads them.
+        participation: the share of the clients that the server selects in a round.
+        seed: the seed of all random numbers; networks start from the weights that they have.
+        engine: "workers" computes on all cores, in separate processes: networks must then be
             importable, and the program guarded by `if __name__ == "__main__":`.
-        settings: anything else of a configuration, {"privacy.protects": "client"}.
+        settings: other settings of a configuration, {"privacy.protects": "client"}.
     """
 
     def __init__(
@@ -63,12 +64,12 @@ class Federation:
         classes: Sequence[str] | None = None,
         public: own.Data | None = None,
         rep_dim: int | None = None,
-        epochs: int = USUAL.local.epochs,
-        batch_size: int = USUAL.local.batch_size,
-        lr: float = USUAL.local.lr,
-        momentum: float = USUAL.local.momentum,
-        participation: float = USUAL.federation.participation,
-        seed: int = USUAL.federation.seed,
+        epochs: int = DEFAULTS.local.epochs,
+        batch_size: int = DEFAULTS.local.batch_size,
+        lr: float = DEFAULTS.local.lr,
+        momentum: float = DEFAULTS.local.momentum,
+        participation: float = DEFAULTS.federation.participation,
+        seed: int = DEFAULTS.federation.seed,
         engine: EngineName = "serial",
         settings: Mapping[str, Any] | None = None,
     ) -> None:
@@ -79,10 +80,10 @@ class Federation:
         for number, client in enumerate(self.clients):
             with _about(number, client):
                 source = client.source(classes)
-                if len(source) < SMALLEST:
+                if len(source) < MIN_SAMPLES:
                     raise DataError(
-                        f"{len(source)} samples; {SMALLEST} are the least: one to train on, one to "
-                        "evaluate, one to test"
+                        f"{len(source)} samples; at least {MIN_SAMPLES} are needed: one each for "
+                        "training, validation and test"
                     )
                 sources.append(source)
         self.classes = own.all_classes(sources) if classes is None else tuple(map(str, classes))
@@ -122,10 +123,10 @@ class Federation:
             self._public = self._public_source(public)
             samples = {"name": "own", "samples": len(self._public)}
             table["public"] = {**samples, **table.get("public", {})}
-        self.config = self._config(USUAL.federation.rounds)
+        self.config = self._config(DEFAULTS.federation.rounds)
 
     def __repr__(self) -> str:
-        """Who takes part, and where each network's representation was found."""
+        """Return the clients, with the place of the representation in each network."""
         width = self.config.model.rep_dim
         lines = [
             f"{self.config.method.name}, {len(self.classes)} classes, representations of {width}"
@@ -133,21 +134,22 @@ class Federation:
         for number, (client, network) in enumerate(zip(self.clients, self._networks, strict=True)):
             name = f"{number} {client.name}".strip()
             projected = "" if network.width == width else f", projected from {network.width}"
-            lines.append(f"  {name}: {network.name}, {network.found}{projected}")
+            lines.append(f"  {name}: {network.name}, {network.representation}{projected}")
         return "\n".join(lines)
 
     def run(
         self,
-        rounds: int = USUAL.federation.rounds,
+        rounds: int = DEFAULTS.federation.rounds,
         *,
         out: Path | str | None = None,
         callbacks: Iterable[Callback | OnRound] = (),
         progress: bool = True,
     ) -> TrainedFederation:
-        """Train, and return what everybody has learned.
+        """Train, and return the trained clients.
 
-        With `out` everything is kept in that run folder, as `fedgh run` does, and a program that
-        was stopped goes on there when it is run again. Without, it is gone with the result.
+        With `out`, the run is stored in that run folder, as with `fedgh run`; a program that was
+        stopped resumes it when it is started again. Without `out`, the run is deleted together with
+        the returned object.
         """
         experiment = self.experiment(rounds)
         scratch = TemporaryDirectory(prefix="fedgh-") if out is None else None
@@ -159,16 +161,16 @@ class Federation:
             finalize(trained, scratch.cleanup)
         return trained
 
-    def experiment(self, rounds: int = USUAL.federation.rounds) -> Experiment:
-        """What `run` trains, checked: the same object that `fedgh.prepare` makes of a file."""
+    def experiment(self, rounds: int = DEFAULTS.federation.rounds) -> Experiment:
+        """Return the validated experiment that `run` trains, like `fedgh.prepare` for a file."""
         labels = [source.y.numpy() for source in self._sources]
         config = self._config(rounds)
-        check_named(config)
-        return checked(
+        check_public_section(config)
+        return validated(
             Experiment(
                 config=config,
                 sources=self._sources,
-                partition=each_its_own(labels, self.config.federation.seed),
+                partition=separate(labels, self.config.federation.seed),
                 extractors=self._networks,
                 names=tuple(client.name for client in self.clients),
                 weights=b"".join(network.digest for network in self._networks),
@@ -177,11 +179,11 @@ class Federation:
         )
 
     def _public_source(self, data: own.Data) -> Source:
-        """Public data as tensors; their labels are places among the classes if they are read."""
-        usual = self._config(USUAL.federation.rounds)
-        classes = self.classes if usual.method.public_labels else None
+        """Return public data as tensors; labels are positions in `classes` if they are read."""
+        config = self._config(DEFAULTS.federation.rounds)
+        classes = self.classes if config.method.public_labels else None
         try:
-            return own.source_of(data, classes, usual.data.image_size)
+            return own.source_of(data, classes, config.data.image_size)
         except DataError as error:
             raise DataError(f"public: {error}") from None
 
@@ -200,20 +202,20 @@ def _checked(clients: object) -> tuple[ClientSpec, ...]:
     for number, one in enumerate(clients):
         if not isinstance(one, ClientSpec):
             raise ConfigError(
-                f"client {number} is a {type(one).__name__}; say ClientSpec(network, data)"
+                f"client {number} is a {type(one).__name__}; write ClientSpec(network, data)"
             )
         if one.name.isdecimal() or one.name in [
             other.name for other in clients[:number] if other.name
         ]:
             raise ConfigError(
-                f"client {number}: '{one.name}' is taken, or a number; give another name"
+                f"client {number}: the name '{one.name}' is taken or is a number; give another name"
             )
     return tuple(clients)
 
 
 @contextmanager
 def _about(number: int, client: ClientSpec) -> Iterator[None]:
-    """Say whose network or data a mistake is about."""
+    """Add the client's number and name to the message of an error."""
     try:
         yield
     except (ConfigError, DataError) as error:

@@ -167,7 +167,7 @@ def test_ctrl_c_ends_all_processes_and_prints_how_to_resume(
     if rounds:
         done = fedgh("resume", str(out))
         assert done.returncode == 0, done.stderr
-        assert "are there already" in done.stdout
+        assert "are already done" in done.stdout
         assert numbers(RunFolder.open(out)) == numbers(uninterrupted)
 
 

@@ -134,13 +134,13 @@ def test_rows_of_probabilities_add_up_to_one(message: Message) -> None:
 
 @pytest.mark.parametrize(("name", "now"), [("predict", "logits"), ("summarised", "averaged")])
 def test_hooks_of_earlier_versions_are_refused(name: str, now: str) -> None:
-    with pytest.raises(TypeError, match=f"Old.{name} is called {now} now"):
+    with pytest.raises(TypeError, match=f"Old.{name} was renamed to {now}"):
         type("Old", (Teacher,), {name: lambda *_: None, "__module__": __name__})
 
 
 @pytest.mark.parametrize("name", ["shares", "upload_specs", "download_specs"])
 def test_what_follows_from_a_declaration_cannot_be_defined_beside_it(name: str) -> None:
-    with pytest.raises(TypeError, match=f"Sly.{name} follows from what the method declares"):
+    with pytest.raises(TypeError, match=f"Sly.{name} follows from the declarations"):
         type("Sly", (Teacher,), {name: None, "__module__": __name__})
 
 
@@ -186,7 +186,7 @@ def test_a_misspelt_declaration_is_refused(kind: Callable[[str], Message]) -> No
 def test_outputs_of_public_samples_need_such_samples() -> None:
     for task in (replace(TASK, public_size=0), replace(TASK, public_size=1)):
         message = api.PublicOutputs(samples="samples")
-        with pytest.raises(MethodError, match="sends outputs of 2 public samples, and"):
+        with pytest.raises(MethodError, match="sends outputs of 2 public samples, but"):
             sizes(message, shapes_of(task))
 
 

@@ -38,7 +38,7 @@ def test_preparing_an_experiment_does_not_change_the_global_generator() -> None:
     for method in ("fedgh", "fml", "fedkd", *FAMILIES):
         torch.manual_seed(0)
         prepared = quick(f"method.name={method}", *FAMILIES.get(method, []))
-        prepared.surroundings().network(0)
+        prepared.server_resources().network(0)
         drawn = torch.rand(1)
         torch.manual_seed(0)
         assert drawn.equal(torch.rand(1)), method

@@ -160,7 +160,7 @@ def test_another_takes_the_place_of_one_who_is_set_aside() -> None:
 def test_when_all_are_set_aside_the_run_ends() -> None:
     fed = federation(Scripted(), strikes=1)
     fed.strikes[:] = 1
-    with pytest.raises(RunError, match="no client is left to ask"):
+    with pytest.raises(RunError, match="no client is left to select"):
         fed.round(1)
 
 
@@ -185,7 +185,9 @@ def test_a_weight_of_nothing_is_rejected() -> None:
 
     fed = federation(Scripted(answer))
     fed.method = Weighed()
-    assert fed.round(1).rejected == [Problem(client=1, reason="a weight of -5 samples")]
+    assert fed.round(1).rejected == [
+        Problem(client=1, reason="the upload has a weight of -5 samples")
+    ]
 
 
 def test_the_norm_of_what_is_sent_has_a_bound() -> None:
@@ -245,13 +247,13 @@ def test_a_run_in_which_nobody_can_be_judged_ends() -> None:
     def answer(job: Job) -> Reply:
         return replace(Scripted.usual(job), metrics={}, error="ValueError: no logits")
 
-    with pytest.raises(RunError, match="no client could be judged"):
+    with pytest.raises(RunError, match="no client could be evaluated"):
         federation(Scripted(answer)).round(1)
 
 
 def test_a_server_that_is_not_finite_any_more_is_not_committed() -> None:
     fed = federation(Scripted(lambda job: Scripted.usual(job, value=3e38)))
-    with pytest.raises(RunError, match="'total' is not finite"):
+    with pytest.raises(RunError, match="'total' is no longer finite"):
         fed.round(1)
 
 

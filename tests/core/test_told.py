@@ -8,7 +8,7 @@ from torch import nn
 
 from fedgh.core import wire
 from fedgh.core.defence import Defence
-from fedgh.core.server import Server, Surroundings
+from fedgh.core.server import Server, ServerResources
 from fedgh.core.types import Job, Payload, Recipient, Reply, SplitModel, Task
 from fedgh.errors import RunError
 from fedgh.methods import api
@@ -155,9 +155,9 @@ def sent_network(job: Job) -> Reply:
 
 
 def test_clients_with_the_same_network_are_a_group_and_each_has_its_own_spec() -> None:
-    around = Surroundings([lambda: network(2), lambda: network(5), lambda: network(2)])
+    around = ServerResources([lambda: network(2), lambda: network(5), lambda: network(2)])
     method = Whole()
-    server = server_of(method, Scripted(sent_network), surroundings=around)
+    server = server_of(method, Scripted(sent_network), resources=around)
     assert server.round(1).rejected == []
     assert [to.group for to in method.told] == [0, 1, 0, 0]
     assert method.told[1].sizes["extractor.weight"] == (5, 3)
@@ -165,13 +165,13 @@ def test_clients_with_the_same_network_are_a_group_and_each_has_its_own_spec() -
 
 
 def test_a_network_that_is_not_the_clients_own_is_rejected() -> None:
-    around = Surroundings([lambda: network(2), lambda: network(2)])
+    around = ServerResources([lambda: network(2), lambda: network(2)])
 
     class Any(Whole):
         def server_update(self, server: Payload, uploads: Uploads) -> Payload:
             return server | {"total": torch.tensor(float(len(list(uploads))))}
 
-    strict = server_of(Any(), Scripted(sent_network), surroundings=around)
+    strict = server_of(Any(), Scripted(sent_network), resources=around)
     record = strict.round(1)
     assert [problem.client for problem in record.rejected] == [1]
     assert "declared (2, 3)" in record.rejected[0].reason

@@ -21,7 +21,7 @@ from torch import nn
 from fedgh.data import arrays, fetch, images, sources
 from fedgh.data.arrays import read_npy, read_npz
 from fedgh.data.images import read_image
-from fedgh.data.sources import SOURCES, Where
+from fedgh.data.sources import SOURCES, DataLocation
 from fedgh.errors import ConfigError, DataError, FedghError
 from fedgh.models import weights
 from fedgh.models.weights import load_weights
@@ -46,7 +46,7 @@ def npy(array: Any) -> bytes:
 X = stored(b"x.npy", npy(np.zeros((4, 3), np.float32)))
 Y = stored(b"y.npy", npy(np.arange(4)))
 VAST = npy_header("|u1", (2**59, 2)) + bytes(2**15)
-TAKES = "does not take the .* bytes that are there"
+TAKES = "does not match its size of .* bytes"
 
 
 # What is no file
@@ -70,7 +70,7 @@ def read_names(path: Path) -> object:
 @pytest.mark.parametrize(
     ("ending", "read"),
     [
-        (".npz", lambda path: SOURCES["npz"](Where(path=path))),
+        (".npz", lambda path: SOURCES["npz"](DataLocation(path=path))),
         (".npy", read_npy),
         (".png", lambda path: read_image(path, (3, 8, 8))),
         (".gz", lambda path: sources.read_idx(path, (3, 4))),
@@ -115,9 +115,12 @@ def test_images_in_a_folder_may_be_links_to_images(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     (tmp_path / "photo").write_bytes(hostile.png(8, 8, bytes(72)))
     (tmp_path / "cat" / "a.png").symlink_to(tmp_path / "photo")
-    assert len(SOURCES["image-folder"](Where(path=tmp_path))) == 1
+    assert len(SOURCES["image-folder"](DataLocation(path=tmp_path))) == 1
     (tmp_path / "cat" / "b.png").symlink_to("/dev/zero")
-    refused(lambda: SOURCES["image-folder"](Where(path=tmp_path)), r"b\.png .* not a regular file")
+    refused(
+        lambda: SOURCES["image-folder"](DataLocation(path=tmp_path)),
+        r"b\.png .* not a regular file",
+    )
 
 
 @pytest.mark.parametrize("name", fetch.OFFICIAL)
@@ -193,7 +196,7 @@ NPZ: dict[str, tuple[Callable[[], bytes], str]] = {
         "structured",
     ),
     "encrypted": (lambda: zip_of(replace(X, flags=1), Y), "it is encrypted; save it again"),
-    "twice": (lambda: zip_of(X, Y, X), "a name is there twice; save it again"),
+    "twice": (lambda: zip_of(X, Y, X), "it has two entries of one name; save it again"),
     "a folder": (
         lambda: zip_of(X, Y, stored(b"more/", b"")),
         "there is a folder in it; save it again",
@@ -207,7 +210,7 @@ NPZ: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: zip_of(replace(X, size=2 * X.size), Y),
         TAKES,
     ),
-    "no x": (lambda: zip_of(Y), r"must hold x and y; it has y\.npy; save it again"),
+    "no x": (lambda: zip_of(Y), r"must contain x and y; it has y\.npy; save it again"),
 }
 
 
@@ -215,7 +218,9 @@ NPZ: dict[str, tuple[Callable[[], bytes], str]] = {
 def test_a_hostile_npz_file(name: str, tmp_path: Path) -> None:
     make, says = NPZ[name]
     path = at(tmp_path / "mine.npz", make())
-    refused(lambda: SOURCES["npz"](Where(path=path)), rf"mine\.npz is not a readable.*{says}")
+    refused(
+        lambda: SOURCES["npz"](DataLocation(path=path)), rf"mine\.npz is not a readable.*{says}"
+    )
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
@@ -224,14 +229,14 @@ def test_only_the_compression_of_numpy_is_unpacked(method: int, tmp_path: Path) 
     with zipfile.ZipFile(path, "w", method) as archive:
         archive.writestr("x.npy", npy_header("|u1", (64, 1, 1024, 1024)) + bytes(64 * MIB))
         archive.writestr("y.npy", npy(np.zeros(64, int)))
-    refused(lambda: SOURCES["npz"](Where(path=path)), "in a way that numpy does not use")
+    refused(lambda: SOURCES["npz"](DataLocation(path=path)), "in a way that numpy does not use")
 
 
 def test_what_is_not_asked_for_is_not_unpacked(tmp_path: Path) -> None:
     bomb = zeros(b"z.npy", npy_header("|u1", (1100 * MIB,)), 1100)
     path = at(tmp_path / "mine.npz", zip_of(X, Y, bomb))
     with cheap():
-        assert len(SOURCES["npz"](Where(path=path))) == 4
+        assert len(SOURCES["npz"](DataLocation(path=path))) == 4
     path = at(tmp_path / "mine.npz", zip_of(X, replace(bomb, name=b"y.npy")))
     with cheap():
         assert len(read_npz(path, "x")[0]) == 4
@@ -243,7 +248,7 @@ def test_the_largest_that_a_small_file_may_unpack_to_is_cheap(tmp_path: Path) ->
     y = stored(b"y.npy", npy(np.zeros(mebibytes * 1024, np.int8)))
     path = at(tmp_path / "mine.npz", zip_of(x, y))
     with cheap():
-        assert len(SOURCES["npz"](Where(path=path))) == mebibytes * 1024
+        assert len(SOURCES["npz"](DataLocation(path=path))) == mebibytes * 1024
 
 
 def test_large_data_are_read_if_their_file_is_large(
@@ -253,11 +258,13 @@ def test_large_data_are_read_if_their_file_is_large(
     path = tmp_path / "mine.npz"
     many = np.zeros((5_000, 2, 2), np.int8)
     np.savez_compressed(path, x=many, y=np.zeros(5_000, np.int8))
-    refused(lambda: SOURCES["npz"](Where(path=path)), "only from a file that is not compressed")
+    refused(
+        lambda: SOURCES["npz"](DataLocation(path=path)), "only from a file that is not compressed"
+    )
     np.savez(path, x=many, y=np.zeros(5_000, np.int8))
-    assert len(SOURCES["npz"](Where(path=path))) == 5_000
+    assert len(SOURCES["npz"](DataLocation(path=path))) == 5_000
     np.savez_compressed(path, x=np.random.default_rng(0).random((500, 2)), y=np.zeros(500, int))
-    assert len(SOURCES["npz"](Where(path=path))) == 500
+    assert len(SOURCES["npz"](DataLocation(path=path))) == 500
 
 
 @pytest.mark.parametrize(
@@ -397,7 +404,7 @@ def test_official_files_are_read_up_to_their_size(tmp_path: Path) -> None:
         file.truncate(2**36)  # takes no room on the disk
     refused(lambda: sources.read_cifar([path], [3], 1, classes=10), "more than 9,219 bytes")
     refused(lambda: sources.read_idx(path, (3, 4)), "more than 65,560 bytes")
-    refused(lambda: read_names(path), "more than 65,536 bytes.*fetch it again")
+    refused(lambda: read_names(path), "more than 65,536 bytes.*download it again")
 
 
 def test_the_list_of_class_names_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,7 +413,7 @@ def test_the_list_of_class_names_is_short(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sources, "read_cifar", lambda *_, **__: some)
     with (tmp_path / "fine_label_names.txt").open("wb") as file:
         file.truncate(2**36)
-    refused(lambda: SOURCES["cifar100"](Where()), "fine_label_names.txt cannot be read")
+    refused(lambda: SOURCES["cifar100"](DataLocation()), "fine_label_names.txt cannot be read")
 
 
 def test_an_idx_file_is_unpacked_as_far_as_it_should_go(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_table_of_pandas() -> None:
     source = source_of((table[["a", "b"]], table["kind"]))
     assert source.x.tolist() == [[1.5, 4], [2, 5], [3, 6]]
     assert (source.y.tolist(), source.class_names) == ([0, 1, 0], ("x", "y"))
-    with pytest.raises(DataError, match="of a table give columns"):
+    with pytest.raises(DataError, match="give columns of a table"):
         source_of(table)
 
 
@@ -76,7 +76,7 @@ def test_a_picture_of_sixteen_bits_is_not_cut_off(tmp_path: Path) -> None:
     deep = image.fromarray(np.full((4, 4), 0x4080, np.uint16))
     assert deep.mode.startswith("I;16")
     assert source_of([(deep, "a")], image_size=4).x.eq(0x40).all()
-    with pytest.raises(DataError, match="32 bits has no scale"):
+    with pytest.raises(DataError, match="range of a 32-bit image is unknown"):
         source_of([(image.new("F", (4, 4)), "a")], image_size=4)
 
 
@@ -144,29 +144,29 @@ def test_the_classes_of_several_are_put_in_order() -> None:
     sources = [source_of((X[:2], labels)) for labels in ([10, 2], [2, -1])]
     assert all_classes(sources) == ("-1", "2", "10")
     assert with_classes(sources[0], all_classes(sources)).y.tolist() == [2, 1]
-    with pytest.raises(DataError, match="some have numbers for classes, others words"):
+    with pytest.raises(DataError, match="some clients have numbers as classes, others words"):
         all_classes([source_of((X[:2], ["b", "a"])), sources[0]])
-    with pytest.raises(DataError, match="a name is there twice"):
+    with pytest.raises(DataError, match="a name occurs twice"):
         source_of((X, Y), ["a", "a", "b"])
 
 
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (lambda: 7, "a int is not understood"),
-        (lambda: (X, Y, Y), "expected inputs and labels, got 3 things"),
+        (lambda: 7, "a int is not supported"),
+        (lambda: (X, Y, Y), "expected inputs and labels, got 3 values"),
         (lambda: (X, Y[:5]), "6 inputs and 5 labels"),
-        (lambda: (X, Y + 0.5), "one whole number or word per input, got float64"),
-        (lambda: (X, X), "one whole number or word per input"),
+        (lambda: (X, Y + 0.5), "one integer or string per input, got float64"),
+        (lambda: (X, X), "one integer or string per input"),
         (lambda: (Y, Y), r"inputs should be \[samples, ...\]"),
         (lambda: (WORDS[:, None], Y), "inputs should be numbers"),
         (lambda: ([X[0], X[1, :2]], Y[:2]), "inputs have different shapes"),
         (lambda: (X * np.nan, Y), "some inputs are not finite"),
         (lambda: [X[0]], "every item of a data set should be an input and its label"),
         (lambda: "nowhere", "nowhere does not exist"),
-        (lambda: [(X[0], torch.tensor(0.5))], "one whole number or word per input"),
+        (lambda: [(X[0], torch.tensor(0.5))], "one integer or string per input"),
         (lambda: (X[:2], np.array(["cat", None], object)), "some labels are missing"),
-        (lambda: (np.array([[2**24 + 1]]), [0]), "whole numbers above 16777216 lose digits"),
+        (lambda: (np.array([[2**24 + 1]]), [0]), "integers above 16777216 lose digits"),
         (lambda: (torch.zeros(2, 3, dtype=torch.complex64), [0, 1]), "inputs should be numbers"),
         (lambda: (IMAGES[..., 0], Y), r"are bytes of shape \(6, 5, 4\) images"),
     ],

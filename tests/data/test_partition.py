@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgh.data.partition import (
-    SMALLEST,
+    MIN_SAMPLES,
     Indices,
     Partition,
     assemble,
@@ -106,7 +106,7 @@ def test_dirichlet_partition(clients: int, alpha: float, seed: int) -> None:
         return
     partition = assemble(parts, y, seed)
     check_exact(partition, len(y))
-    assert min(map(len, parts)) >= SMALLEST
+    assert min(map(len, parts)) >= MIN_SAMPLES
     assert assemble(by_dirichlet(y, 5, clients, alpha, seed), y, seed).order.equal(partition.order)
 
 
@@ -128,7 +128,7 @@ def test_small_alpha_is_uneven_and_large_alpha_even() -> None:
 def test_iid_partition(n: int, clients: int, seed: int) -> None:
     y = np.zeros(n, np.int64)
     parts = iid(y, clients, seed)
-    if n // clients < SMALLEST:
+    if n // clients < MIN_SAMPLES:
         with pytest.raises(ConfigError, match=r"lower federation\.clients"):
             assemble(parts, y, seed)
         return

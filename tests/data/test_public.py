@@ -9,7 +9,7 @@ import torch
 
 from fedgh import config
 from fedgh.data.public import PublicData, draw, hold_out, publish
-from fedgh.data.sources import SOURCES, Source, Where
+from fedgh.data.sources import SOURCES, DataLocation, Source
 from fedgh.errors import ConfigError, FedghError, MethodError
 from fedgh.report.run_page import run_page
 from fedgh.report.terminal import closing_lines
@@ -51,7 +51,7 @@ def test_held_out_samples_are_balanced_and_no_clients_own() -> None:
 
 @pytest.mark.parametrize("samples", [1, 9, 10, 13, 20])
 def test_a_remainder_is_shared_out(samples: int) -> None:
-    source = SOURCES["digits"](Where())
+    source = SOURCES["digits"](DataLocation())
     counts = source.y[hold_out(source, samples, 0)].bincount(minlength=10)
     assert int(counts.sum()) == samples
     assert int(counts.max() - counts.min()) <= 1
@@ -70,7 +70,7 @@ def test_what_is_there_twice_is_not_held_out() -> None:
 
 
 def test_the_seed_decides() -> None:
-    source = SOURCES["digits"](Where())
+    source = SOURCES["digits"](DataLocation())
     apart = Source("other", torch.zeros(1, 1, 32, 32), torch.zeros(1), ("0",))
     for choose in (hold_out, partial(draw, private=[apart])):
         assert choose(source, 50, 1).tolist() == choose(source, 50, 1).tolist()
@@ -153,7 +153,7 @@ def test_other_content_is_another_experiment(tmp_path: Path) -> None:
 
 def test_impossible_public_data_are_refused(tmp_path: Path) -> None:
     file, chorus = tmp_path / "p.npz", f"method.name={CHORUS}"
-    digits = SOURCES["digits"](Where()).x.numpy()
+    digits = SOURCES["digits"](DataLocation()).x.numpy()
     for settings, says in (
         ([], r"^chorus needs public data, but public.name = 'none'; .* 'held-out' takes"),
         (["public.name=nowhere"], r"^public.name: no data set 'nowhere'; did you mean 'none'"),
@@ -162,7 +162,7 @@ def test_impossible_public_data_are_refused(tmp_path: Path) -> None:
         (["public.name=npz"], r"^public.path: public.name = 'npz' needs it"),
         (["public.name=npz", f"public.path={tmp_path / 'no.npz'}"], r"^public.path: .* not exist"),
         (["public.name=image-folder", f"public.path={__file__}"], r"^public.path: .* should be a"),
-        (["public.name=own"], r"^public.name = 'own': these data were given in Python"),
+        (["public.name=own"], r"^public.name = 'own': the data were given in Python"),
         (["public.name=held-out", "public.samples=0"], "public.samples: should be greater than or"),
         (["public.name=held-out", "public.samples=1790"], "has 1797 samples, of which 17.0 can be"),
         (
@@ -203,7 +203,7 @@ def test_the_file_of_the_data_is_not_public(tmp_path: Path) -> None:
 
 
 def test_labels_take_bytes_only_where_they_are_read() -> None:
-    source = SOURCES["digits"](Where())
+    source = SOURCES["digits"](DataLocation())
     hidden = publish(source, torch.arange(7), "p", labels=False)
     told = publish(source, torch.arange(7), "p", labels=True)
     assert hidden.nbytes == 7 * 1024

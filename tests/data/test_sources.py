@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from fedgh.core.batches import to_input
 from fedgh.data import fetch, sources
-from fedgh.data.sources import SOURCES, Source, Where
+from fedgh.data.sources import SOURCES, DataLocation, Source
 from fedgh.errors import ConfigError, DataError
 
 
 def test_digits_are_enlarged_digits() -> None:
-    source = SOURCES["digits"](Where())
+    source = SOURCES["digits"](DataLocation())
     assert source.x.shape == (1797, 1, 32, 32)
     assert source.x.dtype == torch.uint8
     assert source.num_classes == 10
@@ -53,7 +53,7 @@ def fake_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_cifar10_binary_layout(fake_cifar: Path) -> None:
-    source = SOURCES["cifar10"](Where())
+    source = SOURCES["cifar10"](DataLocation())
     assert source.x.shape == (60_000, 3, 32, 32)
     raw = (fake_cifar / "cifar-10-batches-bin" / "test_batch.bin").read_bytes()
     assert source.y[50_007] == raw[7 * 3073]
@@ -61,7 +61,7 @@ def test_cifar10_binary_layout(fake_cifar: Path) -> None:
 
 
 def test_cifar100_binary_layout(fake_cifar: Path) -> None:
-    source = SOURCES["cifar100"](Where())
+    source = SOURCES["cifar100"](DataLocation())
     assert source.num_classes == 100
     raw = (fake_cifar / "cifar-100-binary" / "train.bin").read_bytes()
     assert source.y[3] == raw[3 * 3074 + 1]  # the fine label is the second byte
@@ -72,7 +72,7 @@ def test_a_truncated_cifar_file_is_named(fake_cifar: Path) -> None:
     path = fake_cifar / "cifar-10-batches-bin" / "data_batch_3.bin"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(DataError, match=r"data_batch_3\.bin has 30,729,900 bytes"):
-        SOURCES["cifar10"](Where())
+        SOURCES["cifar10"](DataLocation())
 
 
 def test_a_label_out_of_range_is_named(fake_cifar: Path) -> None:
@@ -80,17 +80,17 @@ def test_a_label_out_of_range_is_named(fake_cifar: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[0] = 99
     path.write_bytes(raw)
-    with pytest.raises(DataError, match=r"data_batch_3\.bin has a label 99, of 0 to 9"):
-        SOURCES["cifar10"](Where())
+    with pytest.raises(DataError, match=r"data_batch_3\.bin has a label 99 outside 0 to 9"):
+        SOURCES["cifar10"](DataLocation())
 
 
 def test_a_given_folder_comes_before_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDGH_DATA", str(tmp_path / "env"))
-    assert fetch.places(tmp_path / "given")[:2] == [tmp_path / "given", tmp_path / "env"]
+    assert fetch.data_folders(tmp_path / "given")[:2] == [tmp_path / "given", tmp_path / "env"]
     monkeypatch.delenv("FEDGH_DATA")
-    assert len(fetch.places(None)) == 1
+    assert len(fetch.data_folders(None)) == 1
 
 
 def idx(values: NDArray[np.uint8]) -> bytes:
@@ -112,7 +112,7 @@ def fake_fashion(tmp_path: Path) -> Path:
 
 
 def test_fashion_mnist_idx_files_are_padded_to_32(fake_fashion: Path) -> None:
-    source = SOURCES["fashion-mnist"](Where(dir=fake_fashion))
+    source = SOURCES["fashion-mnist"](DataLocation(dir=fake_fashion))
     assert source.x.shape == (70_000, 1, 32, 32)
     assert source.x[:, 0, 2:30, 2:30].amin((1, 2)).equal(source.y.to(torch.uint8))
     assert source.x[:, :, :2].eq(0).all()
@@ -122,7 +122,7 @@ def test_fashion_mnist_idx_files_are_padded_to_32(fake_fashion: Path) -> None:
 def test_a_damaged_idx_file_is_named(fake_fashion: Path, damage: bytes) -> None:
     (fake_fashion / "fashion-mnist" / "t10k-labels-idx1-ubyte.gz").write_bytes(damage)
     with pytest.raises(DataError, match="t10k-labels-idx1"):
-        SOURCES["fashion-mnist"](Where(dir=fake_fashion))
+        SOURCES["fashion-mnist"](DataLocation(dir=fake_fashion))
 
 
 @pytest.mark.parametrize("name", fetch.OFFICIAL)
@@ -136,7 +136,7 @@ def test_without_network_one_paragraph_says_what_to_put_where(
     monkeypatch.setattr(pooch, "os_cache", lambda _: tmp_path / "cache")
     monkeypatch.setattr(pooch, "retrieve", no_network)
     with pytest.raises(DataError) as error:
-        SOURCES[name](Where(dir=tmp_path))
+        SOURCES[name](DataLocation(dir=tmp_path))
     text = str(error.value)
     official = fetch.OFFICIAL[name]
     assert "\n" not in text
@@ -194,36 +194,36 @@ def test_an_image_folder(tmp_path: Path) -> None:
             image.new("RGB", (50, 40), colour).save(tmp_path / name / f"{i}.png")
     (tmp_path / "cat" / "notes.txt").write_text("not an image")
     (tmp_path / "cat" / "._0.png").write_text("what macOS puts beside each file of an archive")
-    source = SOURCES["image-folder"](Where(path=tmp_path))
+    source = SOURCES["image-folder"](DataLocation(path=tmp_path))
     assert source.class_names == ("cat", "dog")
     assert source.x.shape == (6, 3, 32, 32)
     assert source.y.tolist() == [0, 0, 0, 1, 1, 1]
     assert source.x[0, :, 5, 5].tolist() == [255, 0, 0]
     (tmp_path / "dog" / "broken.png").write_bytes(b"broken")
     with pytest.raises(DataError, match=r"broken\.png is not a readable image"):
-        SOURCES["image-folder"](Where(path=tmp_path))
+        SOURCES["image-folder"](DataLocation(path=tmp_path))
 
 
 def test_an_empty_image_folder_says_what_is_expected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no sub-folders with images"):
-        SOURCES["image-folder"](Where(path=tmp_path))
+        SOURCES["image-folder"](DataLocation(path=tmp_path))
     (tmp_path / "cat").mkdir()
     with pytest.raises(DataError, match="cat has no images"):
-        SOURCES["image-folder"](Where(path=tmp_path))
+        SOURCES["image-folder"](DataLocation(path=tmp_path))
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="should be a folder"):
-        SOURCES["image-folder"](Where(path=tmp_path / "file"))
+        SOURCES["image-folder"](DataLocation(path=tmp_path / "file"))
 
 
 def test_npz_images_and_tables(tmp_path: Path) -> None:
     path = tmp_path / "mine.npz"
     np.savez(path, x=np.zeros((4, 32, 32, 3), np.uint8), y=np.array(["b", "a", "b", "a"]))
-    source = SOURCES["npz"](Where(path=path))
+    source = SOURCES["npz"](DataLocation(path=path))
     assert source.x.shape == (4, 3, 32, 32)
     assert source.class_names == ("a", "b")
     assert source.y.tolist() == [1, 0, 1, 0]
     np.savez(path, x=np.arange(8.0).reshape(4, 2), y=np.array([7, 3, 7, 9]))
-    source = SOURCES["npz"](Where(path=path))
+    source = SOURCES["npz"](DataLocation(path=path))
     assert source.x.dtype == torch.float32
     assert source.class_names == ("3", "7", "9")
 
@@ -231,7 +231,7 @@ def test_npz_images_and_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [
-        ({"x": np.zeros((3, 2))}, "must hold x and y"),
+        ({"x": np.zeros((3, 2))}, "must contain x and y"),
         ({"x": np.zeros((3, 2)), "y": np.zeros(3)}, "integer or string"),
         ({"x": np.zeros((3, 2)), "y": np.zeros(4, int)}, "3 inputs and 4 labels"),
         ({"x": np.full((3, 2), np.nan), "y": np.zeros(3, int)}, "not finite"),
@@ -242,20 +242,20 @@ def test_npz_images_and_tables(tmp_path: Path) -> None:
 def test_a_bad_npz_says_why(arrays: dict[str, Any], says: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "bad.npz", **arrays)
     with pytest.raises(DataError, match=says):
-        SOURCES["npz"](Where(path=tmp_path / "bad.npz"))
+        SOURCES["npz"](DataLocation(path=tmp_path / "bad.npz"))
 
 
 def test_a_file_that_is_no_npz(tmp_path: Path) -> None:
     (tmp_path / "bad.npz").write_bytes(b"PK\x03\x04 garbage")
     with pytest.raises(DataError, match="not a readable"):
-        SOURCES["npz"](Where(path=tmp_path / "bad.npz"))
+        SOURCES["npz"](DataLocation(path=tmp_path / "bad.npz"))
     np.save(tmp_path / "array.npy", np.zeros(3))
     with pytest.raises(DataError, match="not a readable"):
-        SOURCES["npz"](Where(path=tmp_path / "array.npy"))
+        SOURCES["npz"](DataLocation(path=tmp_path / "array.npy"))
     with pytest.raises(DataError, match="does not exist"):
-        SOURCES["npz"](Where(path=tmp_path / "none.npz"))
+        SOURCES["npz"](DataLocation(path=tmp_path / "none.npz"))
     with pytest.raises(ConfigError, match=r"data\.path: data\.name = 'npz' needs it"):
-        SOURCES["npz"](Where())
+        SOURCES["npz"](DataLocation())
 
 
 def test_a_source_checks_itself() -> None:

@@ -117,7 +117,7 @@ def test_a_killed_superlink_costs_no_round(tmp_path: Path) -> None:
     with up(folder) as process:
         pass
     assert process.returncode == 0, said(process)
-    assert f"rounds 1 to {done} are there already" in said(process)
+    assert f"rounds 1 to {done} are already done" in said(process)
     assert_same(folder, straight)
 
 

@@ -265,14 +265,16 @@ named = client_app(bring)
 
 
 def test_private_data_are_nowhere_else(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the data are with the participants"):
+    with pytest.raises(ConfigError, match="the data are on the clients' machines"):
         loop.run(quick(*PRIVATE), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match=r"data\.classes"):
         quick("data.name=private")
     with pytest.raises(ConfigError, match=r"run\.global_accuracy = 'every' needs the data of all"):
         quick(*PRIVATE, "run.global_accuracy=every")
-    with pytest.raises(ConfigError, match=r"data\.samples is about data that are dealt here"):
+    with pytest.raises(
+        ConfigError, match=r"data\.samples applies to data that are partitioned here"
+    ):
         quick(*PRIVATE, "data.samples=9")
     for method in ("fedavg", "fml"):
         with pytest.raises(ConfigError, match=r"data\.shape"):

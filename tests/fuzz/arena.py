@@ -13,7 +13,7 @@ from fedgh.core.method import Method
 from fedgh.core.metrics import own_metrics
 from fedgh.core.moments import Moments
 from fedgh.core.rng import isolated, stream
-from fedgh.core.server import Server, Surroundings
+from fedgh.core.server import Server, ServerResources
 from fedgh.core.types import Job, Payload, Recipient, Reply, SplitModel, Task, Upload
 from fedgh.methods import METHODS
 from fedgh.models import split_model
@@ -83,7 +83,7 @@ def play(
         defence=defence,
         max_norm=NORM,
         strikes=3,
-        surroundings=SURROUNDINGS,
+        resources=SURROUNDINGS,
     )
     accepted: dict[int, Upload] = {}
     record = federation.round(
@@ -99,7 +99,7 @@ def _network() -> SplitModel:
         return split_model(mlp, TASK)
 
 
-SURROUNDINGS = Surroundings(networks=(_network,))
+SURROUNDINGS = ServerResources(networks=(_network,))
 
 
 @cache
@@ -114,7 +114,7 @@ def start(name: str) -> Payload:
     server = init_server(name)
     before = Server.initial_state(TASK, server)
     sent = _sent(name, spec_of(name))
-    federation = Server(TASK, method_of(name), Answers(sent, {}), before, surroundings=SURROUNDINGS)
+    federation = Server(TASK, method_of(name), Answers(sent, {}), before, resources=SURROUNDINGS)
     federation.round(1)
     return federation.state()
 

@@ -76,7 +76,7 @@ def _garbage_to_report(place: Path) -> list[str]:
         (_short_cifar, 1, "data_batch_1.bin has 3,073 bytes instead of"),
         (_broken_fashion, 1, "train-images-idx3-ubyte.gz cannot be read"),
         (_pickled_npz, 1, "mine.npz is not a readable .npz file"),
-        (_npz_without_arrays, 1, "mine.npz is not a readable .npz file: it must hold x and y"),
+        (_npz_without_arrays, 1, "mine.npz is not a readable .npz file: it must contain x and y"),
         (_garbage_to_resume, 1, "data.json cannot be read"),
         (_garbage_to_report, 1, "cannot be read"),
     ],

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from fedgh.data import sources
 from fedgh.data.arrays import read_npy, read_npz
 from fedgh.data.images import IMAGE_ENDINGS, MAX_PIXELS, read_image
-from fedgh.data.sources import SOURCES, Source, Where
+from fedgh.data.sources import SOURCES, DataLocation, Source
 from fedgh.errors import DataError
 from tests.fuzz.budget import fuzz
 from tests.fuzz.payloads import tampered
@@ -108,7 +108,7 @@ def test_the_class_names_of_cifar100(
     monkeypatch.setattr(sources, "read_cifar", lambda *_, **__: some)
     path = place / "fine_label_names.txt"
     path.write_bytes(names)
-    found = read(lambda: SOURCES["cifar100"](Where()), path)
+    found = read(lambda: SOURCES["cifar100"](DataLocation()), path)
     assert found is None or found.num_classes == 100
 
 
@@ -294,7 +294,7 @@ def test_what_is_read_of_an_archive_is_there(place: Path, content: bytes) -> Non
 def test_npz_files(place: Path, content: bytes) -> None:
     path = place / "mine.npz"
     path.write_bytes(content)
-    found = read(lambda: SOURCES["npz"](Where(path=path)), path)
+    found = read(lambda: SOURCES["npz"](DataLocation(path=path)), path)
     if found is not None:
         assert len(found.x) == len(found.y)
         assert found.x.dtype == torch.uint8 or bool(found.x.isfinite().all())
@@ -329,7 +329,7 @@ def test_image_folders(place: Path, drawn: tuple[str, bytes]) -> None:
     (root / "cat").mkdir(parents=True, exist_ok=True)
     path = root / "cat" / f"one.{ending}"
     path.write_bytes(content)
-    found = read(lambda: SOURCES["image-folder"](Where(path=root)), path)
+    found = read(lambda: SOURCES["image-folder"](DataLocation(path=root)), path)
     assert found is None or found.x.shape == (1, 3, 32, 32)
 
 
@@ -371,7 +371,7 @@ def test_images_that_claim_a_size(place: Path, drawn: tuple[int, int, bytes]) ->
 
 READERS: dict[str, Callable[[Path], object]] = {
     ".npy": read_npy,
-    ".npz": lambda path: SOURCES["npz"](Where(path=path)),
+    ".npz": lambda path: SOURCES["npz"](DataLocation(path=path)),
     ".gz": lambda path: sources.read_idx(path, SHAPE),
     ".bin": lambda path: sources.read_cifar([path], [IMAGES], 1, classes=10),
     **dict.fromkeys(sorted(IMAGE_ENDINGS), lambda path: read_image(path, (3, 8, 8))),

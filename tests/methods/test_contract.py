@@ -10,7 +10,7 @@ from torch.nn import functional
 from fedgh.core import wire
 from fedgh.core.low_rank import LEFT, RIGHT
 from fedgh.core.method import Method
-from fedgh.core.server import Surroundings
+from fedgh.core.server import ServerResources
 from fedgh.core.types import Payload, Recipient, Task, Upload
 from fedgh.core.uploads import Uploads
 from fedgh.methods import METHODS
@@ -39,7 +39,7 @@ def federation(name: str, *overrides: str) -> Experiment:
     return quick(*words, *SETTINGS.get(name, []), *overrides)
 
 
-def recipient(around: Surroundings, client: int, last_round: int = 0) -> Recipient:
+def recipient(around: ServerResources, client: int, last_round: int = 0) -> Recipient:
     """A client that has not shown its classes."""
     group, sizes = around.architecture(client)
     return Recipient(client, None, last_round, group, sizes)
@@ -59,7 +59,7 @@ def test_a_round_without_uploads_leaves_the_server_usable(name: str) -> None:
     prepared = federation(name)
     method = prepared.config.method
     server = prepared.initial_server()
-    around, task = prepared.surroundings(), prepared.task
+    around, task = prepared.server_resources(), prepared.task
     none = Uploads([], task, 1, around.device, around.public, around.network)
     again = method.server_update(server, none)
     to = recipient(around, 0)
@@ -94,7 +94,7 @@ def test_a_client_learns_more_than_its_header(name: str) -> None:
     client.round = 1
     before = client.state()
     method = prepared.config.method
-    to = recipient(prepared.surroundings(), 0)
+    to = recipient(prepared.server_resources(), 0)
     method.client_update(client, method.broadcast(prepared.initial_server(), to))
     weights = [n for n in before if n.startswith("model.extractor") and n.endswith("weight")]
     assert all(not client.state()[name].equal(before[name]) for name in weights)

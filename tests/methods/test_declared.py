@@ -154,7 +154,7 @@ def test_what_is_not_declared_does_not_leave_the_client(
 
 @pytest.mark.parametrize("name", ["Homemade", "Twice", "Wider", "SwitchedOff"])
 def test_with_privacy_only_what_the_mechanism_made_is_sent(name: str, tmp_path: Path) -> None:
-    assert "what is computed otherwise has no noise" in reasons(name, tmp_path, *PRIVATE)
+    assert "other values have no noise" in reasons(name, tmp_path, *PRIVATE)
 
 
 @pytest.mark.parametrize("name", ["Homemade", "Twice"])
@@ -236,7 +236,7 @@ def test_what_follows_from_a_declaration_comes_from_no_mixin_either() -> None:
     class Says:
         shares = "class means"
 
-    with pytest.raises(TypeError, match="shares follows from what the method declares"):
+    with pytest.raises(TypeError, match="shares follows from the declarations"):
         type("Mixed", (Says, FedGH), {"__module__": __name__})
 
 

@@ -164,7 +164,7 @@ def _never_with(client: int, experiment: Experiment, path: Path) -> RunFolder:
         def started(self, *_: object) -> None:
             raise RuntimeError("before the first round")
 
-    with pytest.raises(RunError, match="the callback Stopping has failed: RuntimeError: before"):
+    with pytest.raises(RunError, match="the callback Stopping failed: RuntimeError: before"):
         loop.run(experiment, path, [Stopping()])
     forget(path, client, trust=True)
     return loop.resume(path)
@@ -253,11 +253,11 @@ def test_an_interrupted_forget_is_finished_by_the_same_command(
         patched.setattr(FedGHPlus, "refresh", failing)
         with pytest.raises(KeyboardInterrupt):
             forget(run, 4, trust=True)
-    words = "a client is being forgotten; finish that first: fedgh forget .* --client 4"
+    words = "`fedgh forget` was interrupted.*: fedgh forget .* --client 4"
     with pytest.raises(RunError, match=words):
         loop.resume(run.path)
     with pytest.raises(RunError, match=words):
-        _ = TrainedFederation.load(run.path, trust=True).left
+        _ = TrainedFederation.load(run.path, trust=True).checkpoint
     with pytest.raises(RunError, match=words):
         forget(run, 3, trust=True)
     forget(run, 4, trust=True)
@@ -358,7 +358,9 @@ def test_another_map_is_refused(tmp_path: Path) -> None:
     client = experiment.blueprint().make(0)
     down = method.broadcast(experiment.initial_server(), recipient(0))
     down["map"] = down["map"] ^ 1
-    with pytest.raises(ConfigError, match="the map on this client is not the server's"):
+    with pytest.raises(
+        ConfigError, match="the feature map of this client differs from the server's"
+    ):
         method.client_update(client, down)
 
 

@@ -55,7 +55,7 @@ def test_it_writes_to_a_folder_that_is_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["half_way.py", "test_half_way.py"])
 def test_an_existing_file_is_not_replaced(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("mine")
-    with pytest.raises(ConfigError, match=f"{name} is there already"):
+    with pytest.raises(ConfigError, match=f"{name} exists already"):
         new_method("half_way", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "mine"
@@ -122,13 +122,13 @@ def test_in_a_checkout_the_method_is_built_in(checkout: Path) -> None:
     listing = (checkout / "src/fedgh/methods/__init__.py").read_text()
     imports = re.findall(r"^from fedgh\.methods\.\w+ import \w+$", listing, re.MULTILINE)
     assert imports == sorted(imports)
-    with pytest.raises(ConfigError, match=r"half_way\.py is there already"):
+    with pytest.raises(ConfigError, match=r"half_way\.py exists already"):
         new_method("half_way", here=checkout)
 
 
 def test_a_checkout_whose_list_is_elsewhere_is_left_alone(checkout: Path) -> None:
     listing = checkout / "src/fedgh/methods/__init__.py"
     listing.write_text("METHODS = {}\n")
-    with pytest.raises(ConfigError, match="the list of methods is not where it was expected"):
+    with pytest.raises(ConfigError, match="the list of methods was not found"):
         new_method("half_way", here=checkout)
     assert not (checkout / "src/fedgh/methods/half_way.py").exists()

@@ -203,7 +203,7 @@ class Auxiliary(nn.Module):
 def test_a_head_with_two_names_is_taken_off_under_both() -> None:
     found = NetworkExtractor(Alias(), SHAPE)
     assert (found.head, found.width) == ("fc", 20)
-    assert "what goes into 'fc'" in found.found
+    assert "the input of 'fc'" in found.representation
 
 
 def test_a_network_may_give_more_while_it_trains() -> None:
@@ -213,11 +213,11 @@ def test_a_network_may_give_more_while_it_trains() -> None:
 @pytest.mark.parametrize(
     ("network", "shape", "problem"),
     [
-        (Twice(), SHAPE, "uses its last layer 'fc' elsewhere, too; say by `layer`"),
+        (Twice(), SHAPE, "uses its last layer 'fc' more than once; name in `layer`"),
         (
             nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.LogSoftmax(1)),
             SHAPE,
-            "gives a number for each class; say by `layer`",
+            "returns one number per class; name in `layer`",
         ),
         (nn.Conv1d(4, 16, 3), (4, 50), r"gives \(2, 16, 48\): which of it is the vector"),
         (nn.LSTM(4, 16), (7, 4), "mixes the samples of a batch"),

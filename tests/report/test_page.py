@@ -178,7 +178,7 @@ def test_a_page_says_why_a_chart_is_missing(folders: list[Path], tmp_path: Path)
     file = next((path / "means").iterdir())
     file.write_bytes(b"nonsense")
     made = run_page(name_runs([path]), partial(confusion.measure, trust=OWN)).content()
-    assert "has no checkpoint/: its models are not here" in made["main"]
+    assert "has no checkpoint/, so its models are missing" in made["main"]
     assert f"means/{file.name} cannot be read" in made["main"]
 
     def own_code(_: object) -> None:

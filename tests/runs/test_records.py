@@ -134,7 +134,7 @@ def test_a_resume_with_another_version_of_torch_warns_once(tmp_path: Path) -> No
 
     loop.resume(tmp_path / "run", [Listener()])
     (text,) = warnings
-    assert "was started with torch 2.6.0, here is" in text
+    assert "was started with torch 2.6.0, this is" in text
     assert RunFolder(tmp_path / "run").identity().versions["torch"] != "2.6.0", "warned once"
 
 
@@ -173,5 +173,5 @@ def test_trained_models_and_reports_do_not_load_the_data_again(
 ) -> None:
     run = loop.run(quick(), tmp_path / "run")
     monkeypatch.setattr(experiment, "load_source", None)
-    assert len(TrainedFederation(run).left.took_part) == 5
+    assert len(TrainedFederation(run).checkpoint.took_part) == 5
     assert write_report(run).exists()

@@ -85,7 +85,7 @@ def test_what_is_missing_is_said(
     run = RunFolder.open(tmp_path / "smoke" / "cifar10-hetero" / "standalone-seed0")
     assert run.summary().data == "digits"
     assert reproduce(monkeypatch, tmp_path, *words, "--set", "local.lr=0.5") == 1
-    assert "holds another run: local.lr is 0.01 there, 0.5 asked for" in capsys.readouterr().err
+    assert "holds another run: local.lr is 0.01 there, 0.5 requested" in capsys.readouterr().err
 
 
 def test_settings_of_one_method_and_two_seeds(

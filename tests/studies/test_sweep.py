@@ -109,7 +109,7 @@ def test_a_sweep_runs_what_is_missing_resumes_what_was_stopped_and_skips_the_res
 
 def test_other_settings_are_not_mixed_into_an_old_sweep(tmp_path: Path) -> None:
     run_trials(plan("standalone", (0,)), tmp_path)
-    with pytest.raises(RunError, match=r"local\.lr is 0\.01 there, 0\.5 asked for"):
+    with pytest.raises(RunError, match=r"local\.lr is 0\.01 there, 0\.5 requested"):
         run_trials(plan("standalone", (0,), "local.lr=0.5"), tmp_path)
     # How it is computed is another matter, and so is what else is measured.
     run_trials(plan("standalone", (0,), "run.workers=1"), tmp_path)
@@ -140,7 +140,7 @@ def test_other_settings_are_not_mixed_into_a_run_that_was_begun_meanwhile(tmp_pa
         yield Callback()
 
     outcome = run_trials(plan("standalone", (0,)), tmp_path, begin_it_first)
-    assert "run.eval_every is 3 there, 1 asked for" in outcome.missing["standalone, seed 0"]
+    assert "run.eval_every is 3 there, 1 requested" in outcome.missing["standalone, seed 0"]
 
 
 def test_a_comparison_of_nothing_is_an_error(

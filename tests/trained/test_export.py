@@ -64,7 +64,7 @@ def run_torch(path: Path, x: Tensor) -> tuple[Tensor, str]:
 
 def test_safetensors_are_the_weights_to_the_bit(run: Path, tmp_path: Path) -> None:
     trained = TrainedFederation.load(run, data=True, trust=True)
-    number = trained.left.took_part[0]
+    number = trained.checkpoint.took_part[0]
     done = trained.clients[number].export(tmp_path / "new" / "model.safetensors", "safetensors")
     assert (done.difference, done.own, done.samples) == (0.0, True, 6)
     weights = safetensors.torch.load_file(done.path)
@@ -181,7 +181,7 @@ def test_a_file_that_says_something_else_is_not_written(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: float
 ) -> None:
     trained = TrainedFederation.load(run, trust=True)
-    client = trained.clients[trained.left.took_part[0]]
+    client = trained.clients[trained.checkpoint.took_part[0]]
     kind = export.FORMATS["safetensors"]
 
     def read(trained: TrainedClient, content: bytes) -> export.Compute:
@@ -209,7 +209,7 @@ def test_what_is_missing_or_misspelt(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained = TrainedFederation.load(run, trust=True)
-    client = trained.clients[trained.left.took_part[0]]
+    client = trained.clients[trained.checkpoint.took_part[0]]
     with pytest.raises(FedghError, match="no format 'onx'; did you mean 'onnx'"):
         client.export(tmp_path / "model", "onx")  # type: ignore[arg-type]
     monkeypatch.setattr(extras, "find_spec", lambda _: None)
@@ -227,7 +227,7 @@ def test_the_command(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    number = str(TrainedFederation.load(run, trust=True).left.took_part[0])
+    number = str(TrainedFederation.load(run, trust=True).checkpoint.took_part[0])
     path = copied(run, tmp_path / "alone")
     words = ["export", str(path), "--client", number, "--format", "safetensors", "--trust"]
     assert inside(monkeypatch, *words) == 0

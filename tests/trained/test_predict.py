@@ -25,7 +25,7 @@ from tests.trained.parts import as_if_trained, copied, images
 @pytest.fixture
 def client(run: Path) -> TrainedClient:
     trained = TrainedFederation.load(run, trust=True)
-    return trained.clients[trained.left.took_part[0]]
+    return trained.clients[trained.checkpoint.took_part[0]]
 
 
 def write_images(folder: Path, count: int) -> list[Path]:
@@ -112,7 +112,7 @@ def test_files_of_other_inputs_are_named(
     ):
         predict(client, [tmp_path / "a.npy"])
     np.savez(tmp_path / "b.npz", y=np.zeros(3))
-    with pytest.raises(DataError, match=r"b.npz .*must hold x; it has y.npy"):
+    with pytest.raises(DataError, match=r"b.npz .*must contain x; it has y.npy"):
         predict(client, [tmp_path / "b.npz"])
     np.save(tmp_path / "c.npy", np.array([{}]))  # a pickle
     with pytest.raises(DataError, match=r"c.npy is not a readable .npy file: Object arrays"):
@@ -133,7 +133,7 @@ def test_the_predict_command(
 ) -> None:
     path = copied(run, tmp_path / "alone")
     np.save(tmp_path / "x.npy", images(250).x.numpy())
-    number = TrainedFederation.load(run, trust=True).left.took_part[0]
+    number = TrainedFederation.load(run, trust=True).checkpoint.took_part[0]
     words = ["predict", str(path), "--client", str(number), "--trust", str(tmp_path / "x.npy")]
     assert inside(monkeypatch, *words, "--csv", str(tmp_path / "said.csv")) == 0
     said = capsys.readouterr().out

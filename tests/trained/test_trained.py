@@ -28,7 +28,7 @@ def took_part(run: Path) -> list[int]:
 def test_predictions_are_as_good_as_the_run_says(run: Path) -> None:
     trained = TrainedFederation.load(run, data=True, trust=True)
     scores = RunFolder(run).records()[-1].accuracies
-    assert trained.left.took_part == took_part(run)
+    assert trained.checkpoint.took_part == took_part(run)
     for number in took_part(run):
         client = trained.clients[number]
         test = client.loaded.client.data.test
@@ -156,8 +156,8 @@ def test_history_is_what_the_rounds_recorded(run: Path) -> None:
         ({"dtype": "int7"}, "not what a run writes"),
         ({"shape": [1, -8, 8]}, "not what a run writes"),
         ({"dtype": ""}, "not what a run writes"),
-        ({"shape": [1, 9, 9]}, "does not fit its network as it is now"),
-        ({"classes": ["cat"]}, "does not fit its network as it is now"),
+        ({"shape": [1, 9, 9]}, "does not fit its current network"),
+        ({"classes": ["cat"]}, "does not fit its current network"),
     ],
 )
 def test_a_folder_that_was_changed_is_refused(
@@ -210,7 +210,7 @@ def test_a_run_with_objects_is_loaded_with_them(tmp_path: Path) -> None:
     ("what", "reason"),
     [
         ("flower.json", "with the clients"),
-        ("checkpoint", "has no checkpoint/: its models are not here"),
+        ("checkpoint", "has no checkpoint/, so its models are missing"),
         ("config.toml", "is not a run folder"),
         ("private", "with the clients"),
     ],

@@ -124,7 +124,7 @@ def test_a_callback_that_fails_is_named_and_the_run_goes_on_later(
     words = ["run", *SET, "--set", f"run.callbacks={__name__}:broken"]
     assert inside(monkeypatch, *words, "--out", str(tmp_path / "run")) == 1
     err = capsys.readouterr().err
-    assert err.startswith("error: the callback broken has failed: ZeroDivisionError: by zero")
+    assert err.startswith("error: the callback broken failed: ZeroDivisionError: by zero")
     assert "Traceback" not in err
     resumed = loop.resume(tmp_path / "run", overrides=["run.callbacks=[]"])
     assert numbers(resumed) == numbers(loop.run(quick(), tmp_path / "straight"))
@@ -141,9 +141,9 @@ class Unclosable(Callback):
 
 def test_a_callback_that_fails_is_named(tmp_path: Path) -> None:
     name = f"{__name__}:Demanding"
-    with pytest.raises(ConfigError, match=r"run\.callbacks: Demanding\(\) has failed.*argument"):
+    with pytest.raises(ConfigError, match=r"run\.callbacks: Demanding\(\) failed.*argument"):
         loop.run(quick(f"run.callbacks={name}"), tmp_path / "run")
-    with pytest.raises(RunError, match="the callback Unclosable has failed: OSError: no room"):
+    with pytest.raises(RunError, match="the callback Unclosable failed: OSError: no room"):
         loop.run(quick(), tmp_path / "run", [Unclosable()])
     assert RunFolder(tmp_path / "run").finished
 

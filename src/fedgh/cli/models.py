@@ -182,6 +182,6 @@ def newcomer(
             lambda round, *_: status.update(f"round {round} of {rounds}"),
             trust=trust,
         )
-        files = newcomer.keep(found, out) if out is not None else []
+        files = newcomer.save(found, out) if out is not None else []
     print_whole(console, sheet(curve(found)))
     say(console, "\n".join([verdict(found), *(f"written    {file}" for file in files)]))

@@ -1,11 +1,12 @@
-"""Declarations of what crosses between a client and the server.
+"""Declarations of the messages between a client and the server.
 
 A method declares its upload and its download as class attributes:
 
     up, down = PerClass("representation", counts=True), PerClass("representation")
 
-All else follows from the declaration: the tensors that are accepted, the size of the largest
-message, and what an upload tells of a client's data, so whether privacy, defences and audits apply.
+The declaration determines everything else: the tensors that are accepted, the size of the largest
+message, and what an upload reveals of a client's data, and therefore whether privacy, defences and
+audits apply.
 """
 
 import math
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from fedgh.core.method import Method
 
 Sharing = Literal["nothing", "class means", "moments", "more"]
-"""Kinds of knowledge about a client's data in an upload, the least first."""
+"""What an upload reveals of a client's data, from least to most."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +36,16 @@ class Shapes:
     """The task and the network that determine the shapes of a client's messages."""
 
     task: Task
-    network: Callable[[], SplitModel]  # one of the client's architecture
+    network: Callable[[], SplitModel]  # returns a network of the client's architecture
 
     @classmethod
     def of(cls, client: Client) -> "Shapes":
-        """Return the shapes of a client that is here."""
+        """Return the shapes of a client in this process."""
         return cls(client.task, lambda: client.model)
 
 
 class Message(ABC):
-    """The content of a message, declared. `A + B` is one message with the tensors of both."""
+    """The declaration of a message. `A + B` declares one message with the tensors of both."""
 
     @property
     def text(self) -> str:
@@ -53,12 +54,12 @@ class Message(ABC):
 
     @property
     def shares(self) -> Sharing:
-        """The kind of knowledge about the client's data in such an upload."""
+        """What such an upload reveals of the client's data."""
         return "more"
 
     @property
     def max_norm(self) -> float:
-        """A length that no averaged vector exceeds, whatever the network and the data."""
+        """An upper bound of the norms of averaged vectors, for any network and data."""
         return math.inf
 
     @property
@@ -68,26 +69,26 @@ class Message(ABC):
 
     @property
     def holds_own_network(self) -> bool:
-        """True if it carries the client's own network, or a part of it other than the header."""
+        """True if it contains the client's own network, or a part of it other than the header."""
         return False
 
     @property
     def keeps_release(self) -> bool:
-        """True if a private upload is made once and repeated: see `Method.releases_once`."""
+        """True if a private upload is computed once, then repeated: see `Method.releases_once`."""
         return False
 
     @abstractmethod
     def specs(self, method: "Method", shapes: Shapes) -> list[wire.Spec]:
-        """Return the tensors of the message; several specs where it has one of several forms."""
+        """Return the specs of the message: one, or several if it has one of several forms."""
 
     def check(self, payload: Payload) -> None:  # noqa: B027
-        """Raise WireError for values that fit the spec and that no honest sender has."""
+        """Raise WireError for values that fit the spec but that no honest sender can have."""
 
     def check_private(self, client: Client, payload: Payload) -> None:  # noqa: B027
-        """Raise MethodError for an upload that the privacy mechanism has not made."""
+        """Raise MethodError for an upload that does not come from the privacy mechanism."""
 
     def averaged(self, client: Client) -> Callable[[Tensor], Tensor] | None:
-        """Return the function of inputs whose means are sent; None where no means are."""
+        """Return the function of inputs whose means are sent; None if no means are sent."""
         return None
 
     def __add__(self, other: "Message") -> "Message":
@@ -112,14 +113,14 @@ class Nothing(Message):
 
 @dataclass(frozen=True)
 class PerClass(Message):
-    """`classes` [s], and for each of them a row of `means` [s, width] and perhaps of `counts` [s].
+    """`classes` [s], and for each class a row of `means` [s, width] and optionally of `counts` [s].
 
-    Rows are means of representations, or of outputs: those are probabilities and add up to one.
-    Made by `class_means`, `class_statistics` or `class_outputs`.
+    A row is a mean of representations, or of outputs, which are probabilities with the sum 1.
+    `class_means`, `class_statistics` and `class_outputs` compute such payloads.
     """
 
     of: Literal["representation", "output"]
-    counts: bool = False  # the samples behind each mean
+    counts: bool = False  # numbers of samples of the means
 
     def __post_init__(self) -> None:
         _check_choice(self.of, "representation", "output")
@@ -161,11 +162,11 @@ class PerClass(Message):
 
     def check_private(self, client: Client, payload: Payload) -> None:
         release = client.release
-        made = release.payload if release and release.round == client.round else {}
-        if not all(name in made and made[name].equal(payload[name]) for name in payload):
+        released = release.payload if release and release.round == client.round else {}
+        if not all(name in released and released[name].equal(payload[name]) for name in payload):
             raise MethodError(
-                "with privacy, class means are sent as class_means, class_statistics or "
-                "class_outputs return them: what is computed otherwise has no noise"
+                "with privacy, send class means exactly as class_means, class_statistics or "
+                "class_outputs return them: other values have no noise"
             )
 
     def averaged(self, client: Client) -> Callable[[Tensor], Tensor]:
@@ -190,12 +191,12 @@ class Header(Message):
 class Network(Message):
     """Weights and running statistics of a network, or of a part of it.
 
-    `own` is the network of the client, so every client may have other shapes; `shared` is what the
-    method's `shared_network` makes, alike for all.
+    `own` is the client's network, so shapes may differ between clients; `shared` is the network
+    that the method's `shared_network` makes, the same for all clients.
     """
 
     whose: Literal["own", "shared"] = "own"
-    part: str = ""  # a module by its path, such as "extractor"; the whole network if empty
+    part: str = ""  # path of a module, such as "extractor"; empty: the whole network
 
     @property
     def text(self) -> str:
@@ -214,10 +215,10 @@ class Network(Message):
 
 @dataclass(frozen=True)
 class PublicOutputs(Message):
-    """A row for each public sample that a round is about: `logits` or `probabilities`."""
+    """A row of `logits` or `probabilities` for each public sample that a round uses."""
 
     kind: Literal["logits", "probabilities"] = "logits"
-    samples: str = ""  # the method's field that says how many; all public samples if empty
+    samples: str = ""  # the method's field with their number; empty: all public samples
 
     def __post_init__(self) -> None:
         _check_choice(self.kind, "logits", "probabilities")
@@ -231,8 +232,8 @@ class PublicOutputs(Message):
         rows = int(getattr(method, self.samples)) if self.samples else task.public_size
         if not 0 < rows <= task.public_size:
             raise MethodError(
-                f"{method.name} sends outputs of {rows} public samples, and {task.public_size} are "
-                "known: declare public_for, and see public.samples"
+                f"{method.name} sends outputs of {rows} public samples, but there are "
+                f"{task.public_size}; declare public_for, and set public.samples"
             )
         return [{self.kind: _outputs(task, (rows,), probabilities=self.kind == "probabilities")}]
 
@@ -243,10 +244,10 @@ class PublicOutputs(Message):
 
 @dataclass(frozen=True)
 class Own(Message):
-    """A message that a function specifies: for all that the other declarations do not cover.
+    """A message whose spec a function returns, for tensors that no other declaration covers.
 
-    `own_network` declares that it carries the client's network: only then may the function look at
-    that network's shapes.
+    `own_network` declares that it contains the client's network: only then may the function use
+    `shapes.network`.
     """
 
     spec: Callable[["Method", Shapes], wire.Spec]
@@ -262,12 +263,16 @@ class Own(Message):
         return self.own_network
 
     def specs(self, method: "Method", shapes: Shapes) -> list[wire.Spec]:
-        return [self.spec(method, shapes if self.own_network else replace(shapes, network=_secret))]
+        return [
+            self.spec(
+                method, shapes if self.own_network else replace(shapes, network=_undeclared_network)
+            )
+        ]
 
 
 @dataclass(frozen=True)
 class Named(Message):
-    """A message whose tensors have a prefix, to tell it from others in one `A + B`."""
+    """A message whose tensors have a prefix, to distinguish it from others in `A + B`."""
 
     prefix: str
     inner: Message
@@ -292,7 +297,7 @@ class Named(Message):
 
 @dataclass(frozen=True)
 class Combined(Message):
-    """One message with the tensors of several; what it shares is what the worst of them does."""
+    """One message with the tensors of several; it shares "more" if these share different kinds."""
 
     parts: tuple[Message, ...]
 
@@ -302,8 +307,8 @@ class Combined(Message):
 
     @property
     def shares(self) -> Sharing:
-        shared = {each.shares for each in self.parts} - {"nothing"}
-        return shared.pop() if len(shared) == 1 else "more" if shared else "nothing"
+        kinds = {each.shares for each in self.parts} - {"nothing"}
+        return kinds.pop() if len(kinds) == 1 else "more" if kinds else "nothing"
 
     @property
     def max_norm(self) -> float:
@@ -319,10 +324,10 @@ class Combined(Message):
         return any(each.holds_own_network for each in self.parts)
 
     def specs(self, method: "Method", shapes: Shapes) -> list[wire.Spec]:
-        found: list[wire.Spec] = [{}]
+        specs: list[wire.Spec] = [{}]
         for each in self.parts:
-            found = [_joined(one, more) for one in found for more in each.specs(method, shapes)]
-        return found
+            specs = [_merged(one, more) for one in specs for more in each.specs(method, shapes)]
+        return specs
 
     def check(self, payload: Payload) -> None:
         for each in self.parts:
@@ -339,9 +344,9 @@ class Combined(Message):
 
 @dataclass(frozen=True, init=False)
 class OneOf(Message):
-    """One of several messages, told apart by the names of their tensors.
+    """One of several messages, distinguished by the names of their tensors.
 
-    As an upload it shares "more": privacy, defences and audits need to know what comes.
+    As an upload it shares "more", because privacy, defences and audits need to know its form.
     """
 
     forms: tuple[Message, ...]
@@ -358,13 +363,13 @@ class OneOf(Message):
         return any(form.holds_own_network for form in self.forms)
 
     def specs(self, method: "Method", shapes: Shapes) -> list[wire.Spec]:
-        found = [spec for form in self.forms for spec in form.specs(method, shapes)]
-        if len({frozenset(spec) for spec in found}) < len(found):
+        specs = [spec for form in self.forms for spec in form.specs(method, shapes)]
+        if len({frozenset(spec) for spec in specs}) < len(specs):
             raise MethodError(
                 "two forms of one message have tensors of the same names; give one of them a "
                 "prefix: Named(prefix, message)"
             )
-        return found
+        return specs
 
     def check(self, payload: Payload) -> None:
         for form in self.forms:
@@ -383,24 +388,24 @@ def _check_choice(value: str, *known: str) -> None:
         raise TypeError(f"'{value}': expected one of {', '.join(known)}")
 
 
-def _secret() -> SplitModel:
+def _undeclared_network() -> SplitModel:
     raise MethodError(
-        "the shapes of a message are those of the client's network: declare "
+        "the shapes of this message depend on the client's network; declare "
         "Own(function, own_network=True)"
     )
 
 
-def _joined(one: wire.Spec, more: wire.Spec) -> wire.Spec:
-    if both := sorted(one.keys() & more.keys()):
+def _merged(one: wire.Spec, more: wire.Spec) -> wire.Spec:
+    if shared := sorted(one.keys() & more.keys()):
         raise MethodError(
-            f"two parts of one message have tensors {', '.join(both)}; give one of them a prefix: "
-            "Named(prefix, message)"
+            f"two parts of one message have tensors {', '.join(shared)}; give one of them a "
+            "prefix: Named(prefix, message)"
         )
     return {**one, **more}
 
 
 def _outputs(task: Task, rows: tuple[int, ...], *, probabilities: bool) -> wire.Field:
-    """A number for each class; probabilities lie between 0 and 1, with room for rounding."""
+    """Return the field of outputs, one per class; probabilities may leave 0..1 by rounding."""
     shape = (*rows, task.num_classes)
     if not probabilities:
         return wire.Field(torch.float32, shape)
@@ -408,16 +413,16 @@ def _outputs(task: Task, rows: tuple[int, ...], *, probabilities: bool) -> wire.
 
 
 def _check_sums(name: str, rows: Tensor) -> None:
-    """Raise WireError unless each row of probabilities adds up to one."""
-    off = (rows.double().sum(1) - 1).abs()
-    if bool((off > 0.01).any()):
-        raise WireError(f"'{name}' has a row whose sum differs from 1 by {float(off.max()):.3g}")
+    """Raise WireError unless each row of probabilities has the sum 1."""
+    error = (rows.double().sum(1) - 1).abs()
+    if bool((error > 0.01).any()):
+        raise WireError(f"'{name}' has a row whose sum differs from 1 by {float(error.max()):.3g}")
 
 
 def for_each_class(task: Task, **fields: wire.Field) -> wire.Spec:
-    """Return the spec of some classes, and for each of them what `fields` declare."""
-    some = wire.Dim("classes", task.num_classes)
+    """Return the spec of `classes`, and of `fields` with one row for each class."""
+    size = wire.Dim("classes", task.num_classes)
     return {
-        "classes": wire.Field(torch.int32, (some,), classes=task.num_classes),
-        **{name: replace(each, shape=(some, *each.shape)) for name, each in fields.items()},
+        "classes": wire.Field(torch.int32, (size,), classes=task.num_classes),
+        **{name: replace(each, shape=(size, *each.shape)) for name, each in fields.items()},
     }

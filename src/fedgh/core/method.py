@@ -1,8 +1,8 @@
-"""A federated method: declarations of what crosses, and two functions over messages.
+"""The base class of methods: declarations of messages, a client's and the server's update.
 
-The fields of a method are its hyper-parameters. A method sees one client at a time on the one side
-and a stream of uploads on the other; never a file, a process or the clock. Nothing it receives is
-changed in place. `fedgh.methods.api` has all that the author of a method needs.
+The fields of a method are its settings. On the client's side a method handles one client at a time,
+on the server's side a stream of uploads. It never accesses a file, a process or the clock, and does
+not change received tensors in place. `fedgh.methods.api` has all that the author of a method needs.
 """
 
 import inspect
@@ -49,13 +49,13 @@ FAMILIES = (
 """Groups of methods by what they exchange, in the order of lists and tables."""
 
 Models = Sequence[SplitModel]
-"""One fresh model of each architecture; that of client k is models[k % len(models)]."""
+"""One new model of each architecture; that of client k is models[k % len(models)]."""
 
 RELEASE = "release."
-"""Names in a client's memory of what it sends whenever it is asked, with the noise it was given."""
+"""Prefix, in a client's memory, of the private upload that it computed once and sends again."""
 
 DERIVED = ("shares", "upload_specs", "download_specs", "own_network_crosses")
-"""Attributes that follow from `up` and `down`, and may not be defined beside them."""
+"""Attributes that follow from `up` and `down`; a method must not define them."""
 
 DECLARED = ("name", "up", "down")
 """Class attributes without a default."""
@@ -68,15 +68,15 @@ RENAMED = {
     "longest": "up",
     "welcomes": "accepts_newcomers",
 }
-"""Hooks of earlier versions: a method that still defines one would find it ignored."""
+"""Hooks of earlier versions, with their new names; a method that defines one is rejected."""
 
 
 @dataclass_transform(frozen_default=True)
 @dataclass(frozen=True)
 class Method(ABC):
-    """Base class. `client_update` and `server_update` are the algorithm.
+    """The base class of methods. `client_update` and `server_update` are the algorithm.
 
-    A subclass becomes a frozen dataclass by itself.
+    Every subclass is automatically a frozen dataclass.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
@@ -84,30 +84,30 @@ class Method(ABC):
     )
 
     name: ClassVar[str]
-    """In messages and tables; by default the name of the class in lower case."""
+    """The name in messages and tables; by default the name of the class in lower case."""
     up: ClassVar[Message]
     """The declaration of a client's upload: see `core.message`."""
     down: ClassVar[Message]
-    """The declaration of the server's message to a client."""
+    """The declaration of a client's download."""
     family: ClassVar[str] = "other methods"
     """One of `FAMILIES`."""
     about: ClassVar[str] = ""
     """The idea of the method in one line, for lists and tables."""
     same_part: ClassVar[SamePart] = "none"
-    """The part of the clients' networks that needs the same architecture at all clients. A
-    federation whose clients differ there is refused before anything runs."""
+    """The part of the networks that needs the same architecture at all clients. An experiment
+    whose clients differ there is refused before it runs."""
     weighs_by_examples: ClassVar[bool] = False
-    """Whether the server learns how many training samples each client has."""
+    """True if clients tell the server how many training samples they have."""
     accepts_newcomers: ClassVar[bool] = False
-    """Whether the server has a header for a client that comes after the last round."""
+    """True if the server has a header for a client that joins after training has started."""
     releases_once: ClassVar[bool] = False
-    """True if a client tells of its data once, and repeats that when it is asked again. Privacy
-    counts one release only if the message keeps what was released (`Message.keeps_release`)."""
+    """True if a client releases its data once, and later uploads repeat that release. Privacy
+    counts a single release only if the message keeps it (`Message.keeps_release`)."""
     public_for: ClassVar[PublicFor] = "none"
-    """The parties that need public data (`[public]`): the server alone, or all clients, which then
-    find them in `client.public`. Without such data the method is refused before anything runs."""
+    """The parties that need public data (`[public]`): none, the server, or the server and all
+    clients (in `client.public`). Without such data an experiment is refused before it runs."""
     public_labels: ClassVar[bool] = False
-    """True if the method reads the labels of public data; else these are -1."""
+    """True if the method reads the labels of public data; otherwise all labels are -1."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -116,8 +116,8 @@ class Method(ABC):
         for name in DERIVED:
             if getattr(cls, name) is not getattr(Method, name):
                 raise TypeError(
-                    f"{cls.__name__}.{name} follows from what the method declares as `up` and "
-                    "`down` (fedgh.methods.api): change the declaration"
+                    f"{cls.__name__}.{name} follows from the declarations `up` and `down` "
+                    "(fedgh.methods.api): change these instead"
                 )
         for name, kind in inspect.get_annotations(cls).items():
             declared = hasattr(Method, name) or name in DECLARED
@@ -127,73 +127,76 @@ class Method(ABC):
                 )
         for name, now in RENAMED.items():
             if callable(cls.__dict__.get(name)) or (name == "welcomes" and name in cls.__dict__):
-                raise TypeError(f"{cls.__name__}.{name} is called {now} now; see the changelog")
+                raise TypeError(f"{cls.__name__}.{name} was renamed to {now}; see the changelog")
         dataclass(frozen=True)(cls)
 
     @property
     def shares(self) -> Sharing:
-        """The kind of knowledge about a client's data in its uploads.
+        """What uploads reveal of a client's data.
 
-        Only nothing, class means and moments can be bounded by `privacy`.
+        Privacy is possible only for "nothing", "class means" and "moments".
         """
         return self.up.shares
 
     @property
     def own_network_crosses(self) -> bool:
-        """True if messages carry a client's own network, or more of it than the header."""
+        """True if messages contain a client's own network, or more of it than the header."""
         return self.up.holds_own_network or self.down.holds_own_network
 
     def upload_specs(self, shapes: Shapes) -> list[Spec]:
-        """The tensors of an upload; anything else is rejected."""
+        """Return the specs of an upload; the server rejects anything else."""
         return self.up.specs(self, shapes)
 
     def download_specs(self, shapes: Shapes) -> list[Spec]:
-        """The tensors that a client may be sent: those of one of these specs."""
+        """Return the specs of a download; it must match one of them."""
         return self.down.specs(self, shapes)
 
     def shared_network(self, task: Task) -> nn.Module:
-        """Return the network that the method shares beside the clients' own, at its start.
+        """Return the initial shared network, which the method uses beside the clients' own.
 
-        All parties make the same one: from the seed, by `fedgh.models.shared_model`.
+        The server and all clients make the same one from the seed, with
+        `fedgh.models.shared_model`.
         """
-        raise MethodError(f"{self.name} declares a shared network: define shared_network")
+        raise MethodError(
+            f"{self.name} declares a shared network, so it must define shared_network"
+        )
 
     def init_server(self, task: Task, models: Models, rng: torch.Generator) -> Payload:
-        """Return what the server holds before the first round.
+        """Return the server's state before the first round.
 
-        A method that cannot work with these models raises ConfigError here, before anything runs.
+        Raise ConfigError if the method cannot work with these models.
         """
         return {}
 
     def init_client(self, client: Client) -> None:  # noqa: B027
-        """Give a new client what it needs beside its model."""
+        """Add networks and tensors that a new client needs beside its model."""
 
     def broadcast(self, server: Payload, to: Recipient) -> Payload:
-        """Return what the server sends to this participant."""
+        """Return the download of this participant."""
         return server
 
     def sendable(self, server: Payload) -> Payload:
-        """Return all that `broadcast` may ever send: no row of it may exceed `run.max_norm`.
+        """Return all tensors that `broadcast` may send; no row of them may exceed `run.max_norm`.
 
-        By default all that the server holds; less, where it keeps some of that to itself.
+        By default the whole state. Override it if the server never sends some of its tensors.
         """
         return server
 
     @abstractmethod
     def client_update(self, client: Client, down: Payload) -> Payload:
-        """Learn from `down` and the local data; return the upload."""
+        """Train with the download and the client's data; return the upload."""
 
     @abstractmethod
     def server_update(self, server: Payload, uploads: Uploads) -> Payload:
-        """Consume uploads in client order, as they come; return what the server holds next."""
+        """Process the uploads, in client order; return the server's next state."""
 
     def check_upload(  # noqa: B027
         self, task: Task, payload: Payload, max_norm: float
     ) -> None:
-        """Raise WireError for an upload that is as declared, and yet impossible."""
+        """Raise WireError for an upload that is as declared but impossible."""
 
     def logits(self, client: Client, x: Tensor) -> Tensor:
-        """Return the logits by which the client is evaluated on its own data."""
+        """Return the logits that are evaluated on the client's own data."""
         out: Tensor = client.model(x)
         return out
 
@@ -202,31 +205,31 @@ class Method(ABC):
         return self.logits(client, x)
 
     def averaged(self, client: Client) -> Callable[[Tensor], Tensor] | None:
-        """Return the function of inputs whose class means or moments are sent; None: none are.
+        """Return the function of inputs whose class means or moments are sent; None if none are.
 
-        It follows from `up`. A method that sends means of something else says so here, or an audit
-        attacks what is not sent.
+        It follows from `up`. Override it in a method that sends means of something else, because an
+        audit attacks the means of this function.
         """
         return self.up.averaged(client)
 
     def will_release(self, client: Client) -> bool:
-        """Tell if the client's next update tells of its data anew."""
+        """Return True if the client's next upload is a new release of its data."""
         return True
 
     def refresh(self, client: Client, down: Payload) -> Payload:
-        """Take over what the server has sent, without training; return what goes back."""
+        """Apply a download without training; return the upload."""
         raise self._cannot_forget()
 
     def forget(self, server: Payload, client_id: int) -> Payload:
-        """Return the server as it would be if the client had never sent anything."""
+        """Return the server's state as if the client had never sent an upload."""
         raise self._cannot_forget()
 
     def enlarged(self, server: Payload) -> Payload:
-        """Return the server with room for one more client."""
+        """Return the server's state with room for one more client."""
         return server
 
     def _cannot_forget(self) -> MethodError:
         return MethodError(
-            f"{self.name} cannot forget a client: what it sent is mixed with what the others "
-            "learned from it; fedgh_plus can"
+            f"{self.name} cannot forget a client: its uploads have influenced the other clients' "
+            "networks; fedgh_plus can"
         )

@@ -1,4 +1,4 @@
-"""Declarations of what the text in a field of a configuration names, in its annotation.
+"""Declarations, in the annotation of a text field of a configuration, of what its text names.
 
 shared: Annotated[str, Names.NETWORK] = "cnn5"
 """
@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 
 class Names(Enum):
-    """The kinds of things that a text may name; using it imports, opens or connects to one."""
+    """Kinds of things that a text may name and that are imported, opened or connected to."""
 
     METHOD = "a method"
     NETWORK = "a network"
@@ -19,11 +19,11 @@ class Names(Enum):
     PATH = "a file or folder"
     MACHINE = "another machine"
     CALLBACK = "a callback"
-    NOTHING = "nothing"  # it is shown, or compared with names that fedgh knows
+    NOTHING = "nothing"  # the text is only displayed, or compared with names that fedgh knows
 
 
 def declarations(section: type[Any]) -> dict[str, Names | None]:
-    """Return what the text fields of a section declare; None for one that declares nothing."""
+    """Return the kinds that the text fields of a section declare; None for an undeclared field."""
     if is_dataclass(section):
         names = [field.name for field in fields(section)]
     else:
@@ -34,15 +34,15 @@ def declarations(section: type[Any]) -> dict[str, Names | None]:
 
 
 def _declared(hint: Any) -> Names | None:
-    """The first declaration in a type, however deep: of `Place | None` that of `Place`."""
+    """Return the first declaration in a type, at any depth, such as in `FilePath | None`."""
     if isinstance(hint, Names):
         return hint
-    found = (_declared(part) for part in (*getattr(hint, "__metadata__", ()), *get_args(hint)))
-    return next((names for names in found if names is not None), None)
+    nested = (_declared(part) for part in (*getattr(hint, "__metadata__", ()), *get_args(hint)))
+    return next((names for names in nested if names is not None), None)
 
 
 def _holds_text(hint: Any) -> bool:
-    """Tell if a type can hold anything but numbers, truth values and words that it lists."""
+    """Return True if a type can hold text other than the values of a Literal."""
     if get_origin(hint) is Literal or hint in (bool, int, float, type(None)):
         return False
     if get_origin(hint) is Annotated:

@@ -1,4 +1,4 @@
-"""The round, top to bottom: sample, broadcast, train, receive, update, evaluate, record."""
+"""The server: each round it selects participants, sends, receives, updates and records."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,36 +39,35 @@ from fedgh.core.uploads import Uploads
 from fedgh.errors import MethodError, RunError, WireError
 
 MAX_EMPTY_ROUNDS = 3
-"""Rounds in a row whose few participants all fail; a client's bad day should not end a run."""
-
+"""Rounds in a row in which all of a few participants fail; one such round does not end a run."""
 
 CLASSES = "classes"
-"""The name, in the server's state, of the classes that each client has shown to have."""
+"""The name, in the server's state, of the class masks of all clients."""
 
 GLOBAL = "global_accuracy"
-"""How they are judged on all classes."""
+"""The name of the metric on test samples of all clients."""
 
 
 def ignore(_: object) -> None:
-    """Somebody who does not want to know."""
+    """Do nothing (the default callback)."""
 
 
 class Engine(Protocol):
-    """Where clients live and work."""
+    """The part that runs clients."""
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
-        """One reply for each job, as they come. A client that failed is a reply with an error."""
+        """Yield a reply for each job as clients finish; that of a failed client has an error."""
 
     def save(self, round: int) -> None:
-        """Write the state of every client that has changed since the last time."""
+        """Write the state of every client that has changed since the last call."""
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Stop all processes and free all resources."""
 
 
 @dataclass
-class Received:
-    """What a round has brought in so far."""
+class RoundTotals:
+    """The totals of a round so far: uploads, bytes, metrics, failures."""
 
     uploads: int = 0
     bytes_up: int = 0
@@ -79,34 +78,36 @@ class Received:
     failed: list[Problem] = field(default_factory=list)
     rejected: list[Problem] = field(default_factory=list)
     dropped: OutlierLog = field(default_factory=OutlierLog)
-    discarded: str | None = None  # why the server is as it was before the round
+    discarded: str | None = None  # why the round does not change the server's state
     seconds: dict[str, float] = field(
         default_factory=lambda: {"train": 0.0, "summarise": 0.0, "evaluate": 0.0}
     )
 
     def means(self) -> dict[str, float]:
-        """Return the mean of each of a method's own numbers over those that reported it."""
+        """Return the mean of each metric of the method over the clients that reported it."""
         return {name: _mean(values) for name, values in self.method_metrics.items()}
 
     def first_problem(self) -> str:
-        """Who had trouble, and which, for the end of a sentence."""
+        """Return the first failed or rejected client and why, to be appended to a message."""
         problems = self.failed + self.rejected
         return f"; client {problems[0].client}: {problems[0].reason}" if problems else ""
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """The server's means beside its state: the clients' architectures, public data, a device."""
+class ServerResources:
+    """What the server uses beside its state: architectures, public data, a device."""
 
-    networks: Sequence[Callable[[], SplitModel]] = ()  # dealt in turn; none where they are secret
+    networks: Sequence[
+        Callable[[], SplitModel]
+    ] = ()  # assigned in turn; empty if unknown to the server
     public: Examples | None = None
     device: torch.device = CPU
 
     def network(self, client_id: int) -> SplitModel:
-        """Return a fresh network of a client's architecture."""
+        """Return a new network of a client's architecture."""
         if not self.networks:
             raise MethodError(
-                "the clients' networks are not known here (model.extractors, data.shape)"
+                "the server does not know clients' networks; set model.extractors and data.shape"
             )
         return self.networks[client_id % len(self.networks)]()
 
@@ -116,13 +117,13 @@ class Surroundings:
 
     @cached_property
     def _architectures(self) -> list[tuple[int, Sizes]]:
-        made = [make() for make in self.networks]
-        sizes = [sizes_of(network_state(model)) for model in made]
-        return list(zip(group_numbers(made), sizes, strict=True)) or [(0, {})]
+        models = [make() for make in self.networks]
+        sizes = [sizes_of(network_state(model)) for model in models]
+        return list(zip(group_numbers(models), sizes, strict=True)) or [(0, {})]
 
 
 class Server:
-    """A server, the engine that reaches its clients, and what is known of them."""
+    """A server: its state, its knowledge of the clients, and the engine that runs them."""
 
     def __init__(
         self,
@@ -139,41 +140,41 @@ class Server:
         defence: Defence | None = None,
         max_norm: float = inf,
         strikes: int = 0,
-        surroundings: Surroundings | None = None,
+        resources: ServerResources | None = None,
     ) -> None:
         self.task = task
         self.method = method
         self.engine = engine
         self.per_round = max(1, round(participation * task.num_clients))
         self.eval_every = eval_every
-        self.evaluate_untrained = evaluate_untrained  # else only those that have taken part
-        self.global_rounds = global_rounds  # in which clients are judged on all classes
-        self.quorum = quorum  # the share of a round's participants that must answer
+        self.evaluate_untrained = evaluate_untrained  # False: only clients that have trained
+        self.global_rounds = global_rounds  # rounds with evaluation on all classes
+        self.quorum = quorum  # share of the participants whose uploads are needed
         self.defence = defence or Defence()
-        self.max_norm = max_norm  # of a row in an upload
-        self.max_strikes = strikes  # rejected uploads after which a client is set aside; 0 = never
+        self.max_norm = max_norm  # largest norm of a row in an upload
+        self.max_strikes = strikes  # rejected uploads until exclusion; 0 = no limit
         self.server = part(state, "server.")
         self.bytes_total = int(state["bytes_total"])
         self._scores = {name: state[f"scores.{name}"].clone() for name in own_metrics()}
-        self._stale = state["stale"].clone()  # whose model has changed since they were taken
-        self._trained = state["trained"].clone()  # the last round in which each client trained
-        # On all classes, by the model that a client has now; unknown where that was not judged.
+        self._stale = state["stale"].clone()  # clients whose model changed after evaluation
+        self._trained = state["trained"].clone()  # last round in which each client trained
+        # Global accuracy of each client's current model; NaN if that was not evaluated.
         self._global = state.get(GLOBAL, _unknown(task)).clone()
-        self._empty_rounds = int(state["empty_rounds"])  # in a row, without a single upload
+        self._empty_rounds = int(state["empty_rounds"])  # in a row, without an upload
         none = torch.zeros(task.num_clients, dtype=torch.int64)
-        self.strikes = state.get("strikes", none).clone()  # each client's rejected uploads
-        self._forgotten = state.get("forgotten", none.bool())  # clients taken out of the run
-        # Classes that each client has shown to have, where the server answers class by class.
+        self.strikes = state.get("strikes", none).clone()  # rejected uploads of each client
+        self._forgotten = state.get("forgotten", none.bool())  # clients removed by `fedgh forget`
+        # Class masks of the clients' uploads, if uploads and downloads have rows per class.
         self._per_class = method.up.names_classes and method.down.names_classes
         classes = task.num_classes if self._per_class else 0
-        unshown = torch.zeros(task.num_clients, classes, dtype=torch.bool)
-        self._classes = state.get(CLASSES, unshown).clone()
-        self._surroundings = surroundings or Surroundings()
-        self._specs: dict[int, list[wire.Spec]] = {}  # of uploads, for each architecture
+        no_classes = torch.zeros(task.num_clients, classes, dtype=torch.bool)
+        self._classes = state.get(CLASSES, no_classes).clone()
+        self._resources = resources or ServerResources()
+        self._specs: dict[int, list[wire.Spec]] = {}  # of uploads, by architecture
 
     @staticmethod
     def initial_state(task: Task, server: Payload) -> Payload:
-        """The state before the first round."""
+        """Return the state before the first round."""
         return {
             **prefixed("server.", server),
             **{f"scores.{name}": _unknown(task) for name in own_metrics()},
@@ -185,18 +186,18 @@ class Server:
         }
 
     def participants(self, number: int) -> list[int]:
-        """The clients of a round, in the order in which they are absorbed."""
+        """Return the participants of a round, in the order in which uploads are processed."""
         rng = stream(self.task.seed, "participants", round=number)
         order = torch.randperm(self.task.num_clients, generator=rng)
         return sorted(order[~self._excluded()[order]][: self.per_round].tolist())
 
     @property
     def _global_too(self) -> bool:
-        """Whether there is a round in which clients are judged on all classes."""
+        """True if global accuracy is measured in some round."""
         return self.global_rounds != "never"
 
     def _excluded(self) -> Tensor:
-        """Mask of clients that are not asked any more: forgotten, or rejected too often."""
+        """Return the mask of excluded clients: forgotten, or with too many rejected uploads."""
         return (self.strikes >= (self.max_strikes or inf)) | self._forgotten
 
     def round(
@@ -205,67 +206,68 @@ class Server:
         on_reply: Callable[[Reply], None] = ignore,
         on_upload: Callable[[Upload], None] = ignore,
     ) -> Round:
-        """Play one round and return its record.
+        """Run one round and return its record.
 
-        Replies are shown as they come, accepted uploads in the order in which they are absorbed.
+        `on_reply` receives replies as clients finish, `on_upload` accepted uploads in client order.
+        Raise RunError if the run cannot continue.
         """
         start = time.perf_counter()
         participants = self.participants(number)
         if not participants:
             raise RunError(
-                f"round {number}: no client is left to ask: all were forgotten, or set aside after "
-                f"{self.max_strikes} rejected uploads each; rounds.jsonl says why, run.strikes "
-                "allows more"
+                f"round {number}: no client is left to select: all were forgotten, or excluded "
+                f"after {self.max_strikes} rejected uploads each; see rounds.jsonl for the "
+                "reasons, or raise run.strikes"
             )
         last = number == self.task.rounds
         evaluate = last or number % self.eval_every == 0
         globally = evaluate and {"every": True, "last": last, "never": False}[self.global_rounds]
         jobs, bytes_down = self._jobs(number, participants, evaluate, globally)
 
-        received = Received()
+        totals = RoundTotals()
         uploads = self.defence.apply(
-            self._receive(jobs, received, on_reply, on_upload), received.dropped
+            self._receive(jobs, totals, on_reply, on_upload), totals.dropped
         )
         update = time.perf_counter()
-        before, shown = self.server, self._classes.clone()
-        self._update(number, uploads, received)
-        server_seconds = time.perf_counter() - update - received.waited
+        before, classes_before = self.server, self._classes.clone()
+        self._update(number, uploads, totals)
+        server_seconds = time.perf_counter() - update - totals.waited
 
-        received.discarded = self._too_large()
-        self._check_health(number, len(participants), received, evaluate)
-        if received.discarded is not None:
-            self.server, self._classes = before, shown
-        self.bytes_total += received.bytes_up + bytes_down
+        totals.discarded = self._too_large()
+        self._check_health(number, len(participants), totals, evaluate)
+        if totals.discarded is not None:
+            self.server, self._classes = before, classes_before
+        self.bytes_total += totals.bytes_up + bytes_down
         scores, per_client = self._evaluation(evaluate, globally)
         return Round(
             round=number,
             participants=participants,
             scores=scores,
             per_client=per_client,
-            train_loss=_mean(received.losses) if received.losses else None,
-            method_metrics=received.means(),
-            bytes_up=received.bytes_up,
+            train_loss=_mean(totals.losses) if totals.losses else None,
+            method_metrics=totals.means(),
+            bytes_up=totals.bytes_up,
             bytes_down=bytes_down,
             bytes_total=self.bytes_total,
-            wire_bytes=received.wire_bytes,
-            rejected=received.rejected,
-            discarded=received.discarded,
+            wire_bytes=totals.wire_bytes,
+            rejected=totals.rejected,
+            discarded=totals.discarded,
             dropped=[
                 DroppedMeans(client=client, classes=classes)
-                for client, classes in received.dropped.classes.items()
+                for client, classes in totals.dropped.classes.items()
             ],
             excluded=self._excluded().nonzero().flatten().tolist(),
             forgotten=self._forgotten.nonzero().flatten().tolist(),
-            failed=received.failed,
+            failed=totals.failed,
             seconds={
-                **received.seconds,
+                **totals.seconds,
                 "server": server_seconds,
                 "total": time.perf_counter() - start,
             },
         )
 
     def state(self) -> Payload:
-        """All that a later round depends on, beside the clients themselves."""
+        """Return the server's state: all that later rounds depend on, except the clients."""
         return {
             **prefixed("server.", self.server),
             **prefixed("scores.", self._scores),
@@ -279,80 +281,85 @@ class Server:
             **({CLASSES: self._classes} if self._per_class else {}),
         }
 
-    def _update(self, number: int, uploads: Iterator[Upload], received: Received) -> None:
-        """Let the method learn from the uploads of a round."""
-        around = self._surroundings
-        told = Uploads(
+    def _update(self, number: int, uploads: Iterator[Upload], totals: RoundTotals) -> None:
+        """Let the method update the server's state from the uploads of a round."""
+        resources = self._resources
+        accepted = Uploads(
             self._noting_classes(uploads),
             task=self.task,
             round=number,
-            device=around.device,
-            public_examples=around.public,
-            make_network=around.network,
+            device=resources.device,
+            public_examples=resources.public,
+            make_network=resources.network,
         )
         try:
-            # Layers and dropout on the server draw from the global generator.
+            # Layers and dropout on the server draw from PyTorch's global generator.
             with isolated(self.task.seed, "server-round", round=number):
-                self.server = moved(self.method.server_update(self.server, told), CPU)
+                self.server = moved(self.method.server_update(self.server, accepted), CPU)
         except FloatingPointError as error:
             raise RunError(f"round {number}: {error}; the last completed round is safe") from None
-        for _ in told:  # a method need not listen to all participants, but all of them finish
+        for _ in accepted:  # a method may stop early, but all participants must finish
             pass
-        for name, value in told.metrics.items():
+        for name, value in accepted.metrics.items():
             if name not in METRICS and isfinite(value):
-                received.method_metrics[name] = [float(value)]
+                totals.method_metrics[name] = [float(value)]
 
     def _noting_classes(self, uploads: Iterator[Upload]) -> Iterator[Upload]:
-        """Pass uploads on, after the defence: classes that it left out are not remembered."""
+        """Yield the uploads, and record their classes, except those that the defence dropped."""
         for upload in uploads:
             if self._per_class:
                 self._classes[upload.client_id, upload.payload["classes"].long()] = True
             yield upload
 
     def recipient(self, client: int) -> Recipient:
-        """Return what is known of a client that is about to be sent something."""
-        shown, (group, sizes) = self._classes[client], self._architecture(client)
+        """Return the server's knowledge of a client that receives a download."""
+        classes, (group, sizes) = self._classes[client], self._architecture(client)
         return Recipient(
             id=client,
-            classes=shown if bool(shown.any()) else None,
+            classes=classes if bool(classes.any()) else None,
             last_round=int(self._trained[client]),
             group=group,
             sizes=sizes,
         )
 
     def _architecture(self, client: int) -> tuple[int, Sizes]:
-        """The group and sizes of a client's network; the same for all where no network crosses."""
+        """Return the group and sizes of a client's network; equal for all if no network is sent."""
         if not self.method.own_network_crosses:
             return 0, {}
-        return self._surroundings.architecture(client)
+        return self._resources.architecture(client)
 
     def _upload_specs(self, client: int) -> list[wire.Spec]:
-        """Return the specs of this client's uploads: they depend on its architecture alone."""
-        kind = client % max(1, len(self._surroundings.networks))
+        """Return the specs of this client's uploads, which depend on its architecture alone."""
+        kind = client % max(1, len(self._resources.networks))
         if kind not in self._specs:
-            shapes = Shapes(self.task, lambda: self._surroundings.network(client))
+            shapes = Shapes(self.task, lambda: self._resources.network(client))
             self._specs[kind] = self.method.upload_specs(shapes)
         return self._specs[kind]
 
     def _jobs(
         self, number: int, participants: list[int], evaluate: bool, globally: bool
     ) -> tuple[list[Job], int]:
-        """Train the participants; then judge all others whose scores are out of date."""
+        """Return jobs that train the participants and evaluate others with outdated scores.
+
+        Return the bytes of all downloads, too.
+        """
         jobs = []
         bytes_down = 0
         last: tuple[Payload, bytes] | None = None
         for client in participants:
             down = self.method.broadcast(self.server, self.recipient(client))
-            if last is None or down is not last[0]:  # one message serves all who get the same
+            if (
+                last is None or down is not last[0]
+            ):  # serialise a payload once for all its recipients
                 last = (down, wire.to_bytes(down))
             trained = int(self._trained[client])
             max_upload = max(map(wire.max_bytes, self._upload_specs(client)))
             jobs.append(Job(client, number, last[1], evaluate, trained, max_upload, globally))
             bytes_down += wire.nbytes(down)
         stale, unknown = self._out_of_date(evaluate, globally)
-        asked = set(participants)
+        selected = set(participants)
         for client in (stale | unknown).nonzero().flatten().tolist():
-            if client not in asked:
+            if client not in selected:
                 jobs.append(
                     Job(
                         client_id=client,
@@ -366,108 +373,110 @@ class Server:
         return jobs, bytes_down
 
     def _out_of_date(self, evaluate: bool, globally: bool) -> tuple[Tensor, Tensor]:
-        """Whose scores on their own data are to be taken again, and whose on all classes."""
-        trained, heard = self._trained > 0, ~self._excluded()
-        stale = self._stale & heard & evaluate
+        """Return masks of clients to evaluate: on their own data, and on all classes."""
+        trained, included = self._trained > 0, ~self._excluded()
+        stale = self._stale & included & evaluate
         if not self.evaluate_untrained:
             stale &= trained
-        return stale, self._global.isnan() & trained & heard & globally
+        return stale, self._global.isnan() & trained & included & globally
 
     def _receive(
         self,
         jobs: list[Job],
-        received: Received,
+        totals: RoundTotals,
         on_reply: Callable[[Reply], None],
         on_upload: Callable[[Upload], None],
     ) -> Iterator[Upload]:
-        """Accepted uploads in client order, as they come; everything else is noted down."""
-        handed_out = time.perf_counter()  # the engine's work, not the server's
+        """Yield accepted uploads in client order; record rejected uploads and failures."""
+        started = time.perf_counter()  # this time counts as the engine's, not the server's
         replies = _in_order(jobs, self.engine.run(jobs), on_reply)
-        received.waited += time.perf_counter() - handed_out
+        totals.waited += time.perf_counter() - started
         while True:
-            asked = time.perf_counter()
+            before = time.perf_counter()
             reply = next(replies, None)
-            received.waited += time.perf_counter() - asked
+            totals.waited += time.perf_counter() - before
             if reply is None:
                 return
-            self._note(reply, received)
+            self._record_reply(reply, totals)
             try:
                 upload = self._read(reply)
             except WireError as error:
-                received.rejected.append(Problem(client=reply.client_id, reason=str(error)))
+                totals.rejected.append(Problem(client=reply.client_id, reason=str(error)))
                 self.strikes[reply.client_id] += 1
                 continue
-            self._note_numbers(reply, received)
+            self._record_metrics(reply, totals)
             if upload is not None:
                 self._trained[reply.client_id] = reply.round
-                received.uploads += 1
-                received.bytes_up += wire.nbytes(upload.payload)
+                totals.uploads += 1
+                totals.bytes_up += wire.nbytes(upload.payload)
                 on_upload(upload)
                 yield upload
 
     def _read(self, reply: Reply) -> Upload | None:
-        """The upload in a reply, if there is one; WireError when it is not what was declared."""
+        """Return the upload in a reply, or None. Raise WireError if it is not as declared."""
         if reply.invalid is not None:
             raise WireError(reply.invalid)
         if reply.up is None:
             return None
         if self.method.weighs_by_examples and reply.num_examples < 1:
-            raise WireError(f"a weight of {reply.num_examples} samples")
+            raise WireError(f"the upload has a weight of {reply.num_examples} samples")
         payload = wire.read(reply.up, self._upload_specs(reply.client_id), self.max_norm)
         self.method.up.check(payload)
         self.method.check_upload(self.task, payload, self.max_norm)
         group, _ = self._architecture(reply.client_id)
         return Upload(reply.client_id, reply.num_examples, payload, group)
 
-    def _note(self, reply: Reply, received: Received) -> None:
+    def _record_reply(self, reply: Reply, totals: RoundTotals) -> None:
         """Record what holds even if the upload is rejected."""
         if reply.error is not None:
-            received.failed.append(Problem(client=reply.client_id, reason=reply.error))
+            totals.failed.append(Problem(client=reply.client_id, reason=reply.error))
         if reply.up is not None:
             self._stale[reply.client_id] = True
             self._global[reply.client_id] = torch.nan
-        received.wire_bytes += reply.wire_bytes
+        totals.wire_bytes += reply.wire_bytes
 
-    def _note_numbers(self, reply: Reply, received: Received) -> None:
-        """What a client says of itself, if nothing that it sent was rejected."""
+    def _record_metrics(self, reply: Reply, totals: RoundTotals) -> None:
+        """Record the metrics that a client reported; not called if its upload was rejected."""
         if reply.metrics.keys() >= set(NEEDED):
             self._stale[reply.client_id] = False
             for name, scores in self._scores.items():
                 scores[reply.client_id] = reply.metrics.get(name, torch.nan)
         if GLOBAL in reply.metrics and (reply.up is not None or self._trained[reply.client_id]):
             self._global[reply.client_id] = reply.metrics[GLOBAL]
-        measured = reply.metrics if reply.up is not None else {}  # else nothing was trained
-        for name, value in measured.items():
+        training_metrics = (
+            reply.metrics if reply.up is not None else {}
+        )  # otherwise the client did not train
+        for name, value in training_metrics.items():
             if name == "train_loss":
-                received.losses.append(value)
+                totals.losses.append(value)
             elif name not in METRICS:
-                received.method_metrics.setdefault(name, []).append(value)
+                totals.method_metrics.setdefault(name, []).append(value)
         for phase, seconds in reply.seconds.items():
-            received.seconds[phase] = received.seconds.get(phase, 0.0) + seconds
+            totals.seconds[phase] = totals.seconds.get(phase, 0.0) + seconds
 
     def _evaluation(
         self, evaluated: bool, globally: bool
     ) -> tuple[dict[str, float | None], dict[str, list[float | None] | None]]:
-        """For each metric the mean over all judged clients, and every client's own."""
+        """Return, for each metric, the mean over evaluated clients and the value of each client."""
         metrics = [(name, scores, evaluated) for name, scores in self._scores.items()]
         if self._global_too:
             metrics.append((GLOBAL, self._global, globally))
         means: dict[str, float | None] = {}
         per_client: dict[str, list[float | None] | None] = {}
-        for name, scores, judged in metrics:
-            scores[self._excluded()] = torch.nan  # what is not believed any more
-            known = judged and not bool(scores.isnan().all())
+        for name, scores, current in metrics:
+            scores[self._excluded()] = torch.nan  # reports of excluded clients do not count
+            known = current and not bool(scores.isnan().all())
             means[name] = float(scores.nanmean()) if known else None
-            per_client[name] = _numbers(scores) if judged else None
+            per_client[name] = _numbers(scores) if current else None
         if evaluated:
             means |= {f"accuracy_{key}": n for key, n in spread(self._scores["accuracy"]).items()}
         return means, per_client
 
     def _too_large(self) -> str | None:
-        """Why no client would accept what the server now has to send; None if one would.
+        """Return why clients would reject the server's next download; None if they accept it.
 
-        Uploads that are fine one by one may add up to that. A liar should not end the run: the
-        round then changes nothing.
+        Uploads that are valid one by one may add up to a row that is too large. A malicious client
+        must not end the run in this way, so such a round does not change the server's state.
         """
         for name, tensor in self.method.sendable(self.server).items():
             if tensor.is_floating_point():
@@ -477,35 +486,36 @@ class Server:
         return None
 
     def _check_health(
-        self, number: int, participants: int, received: Received, evaluated: bool
+        self, number: int, participants: int, totals: RoundTotals, evaluated: bool
     ) -> None:
-        """End a run that cannot get anywhere, before its round is committed."""
-        useful = received.uploads > 0 and received.discarded is None
+        """Raise RunError if the run cannot continue, before the round is committed."""
+        useful = totals.uploads > 0 and totals.discarded is None
         self._empty_rounds = 0 if useful else self._empty_rounds + 1
         often = self._empty_rounds >= MAX_EMPTY_ROUNDS
         again = f", for the {MAX_EMPTY_ROUNDS}rd time in a row" if often else ""
-        everybody = participants >= int((~self._excluded()).sum())
-        if not received.uploads and (everybody or often):
+        all_clients = participants >= int((~self._excluded()).sum())
+        if not totals.uploads and (all_clients or often):
             raise RunError(
                 f"round {number}: all {participants} participants failed{again}"
-                + received.first_problem()
+                + totals.first_problem()
             )
-        if received.discarded is not None and often:
+        if totals.discarded is not None and often:
             raise RunError(
-                f"round {number}: {received.discarded}{again}; lower the server's learning rate, "
+                f"round {number}: {totals.discarded}{again}; lower the server's learning rate, "
                 "or raise run.max_norm"
             )
-        if received.uploads < self.quorum * participants:
+        if totals.uploads < self.quorum * participants:
             raise RunError(
-                f"round {number}: {received.uploads} of {participants} participants answered, "
-                f"run.quorum = {self.quorum:g} asks for more; the last completed round is safe"
+                f"round {number}: {totals.uploads} of {participants} participants sent an upload, "
+                f"fewer than run.quorum = {self.quorum:g}; the last completed round is safe, so "
+                "resume the run when more clients are there"
             )
         if evaluated and bool(self._scores["accuracy"].isnan().all()):
-            raise RunError(f"round {number}: no client could be judged{received.first_problem()}")
+            raise RunError(f"round {number}: no client could be evaluated{totals.first_problem()}")
         for name, tensor in self.server.items():
             if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
                 raise RunError(
-                    f"round {number}: the server's '{name}' is not finite any more; "
+                    f"round {number}: the server's '{name}' is no longer finite; "
                     "lower its learning rate (for fedgh: method.server_lr)"
                 )
 
@@ -513,7 +523,7 @@ class Server:
 def _in_order(
     jobs: Sequence[Job], replies: Iterator[Reply], on_reply: Callable[[Reply], None]
 ) -> Iterator[Reply]:
-    """Replies in the order of the jobs: how fast a client is must not change what is learned."""
+    """Yield replies in the order of the jobs, so that results do not depend on clients' speed."""
     early: dict[int, Reply] = {}
     for job in jobs:
         while job.client_id not in early:
@@ -524,13 +534,13 @@ def _in_order(
 
 
 def _unknown(task: Task) -> Tensor:
-    """A score of each client that was not taken yet."""
+    """Return the scores of clients before any evaluation: NaN for each."""
     return torch.full((task.num_clients,), torch.nan, dtype=torch.float64)
 
 
 def _numbers(values: Tensor) -> list[float | None]:
     out: list[float | None] = [None] * len(values)
-    known = (~values.isnan()).nonzero().flatten()  # perhaps a few of very many
+    known = (~values.isnan()).nonzero().flatten()  # often only a few of very many
     for client, value in zip(known.tolist(), values[known].tolist(), strict=True):
         out[client] = value
     return out

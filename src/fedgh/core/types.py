@@ -1,4 +1,4 @@
-"""The nouns of a federation: what crosses, who takes part, what is asked and answered."""
+"""The data types of a federation: payloads, tasks, clients, uploads, jobs and replies."""
 
 import math
 import time
@@ -18,21 +18,21 @@ from fedgh.privacy.mechanism import Privacy
 CPU = torch.device("cpu")
 
 Payload = dict[str, Tensor]
-"""Named CPU tensors. The only thing that ever crosses between a client and the server."""
+"""Named CPU tensors: the only content of messages between a client and the server."""
 
 
 def prefixed(prefix: str, payload: Payload) -> Payload:
-    """The same tensors under names that begin with `prefix`."""
+    """Return the tensors with `prefix` added to their names."""
     return {prefix + name: tensor for name, tensor in payload.items()}
 
 
 def part(payload: Payload, prefix: str) -> Payload:
-    """The tensors whose names begin with `prefix`, under the rest of their names."""
+    """Return the tensors whose names begin with `prefix`, without that prefix."""
     return {n.removeprefix(prefix): t for n, t in payload.items() if n.startswith(prefix)}
 
 
 def moved(payload: Payload, device: torch.device) -> Payload:
-    """The same tensors on a device."""
+    """Return the tensors on a device."""
     return {name: tensor.to(device) for name, tensor in payload.items()}
 
 
@@ -53,12 +53,12 @@ OptimizerName = Literal["sgd", "adam", "adamw"]
 ScheduleName = Literal["constant", "step", "cosine"]
 
 GlobalRounds = Literal["last", "every", "never"]
-"""The rounds in which clients are judged on all classes: of those in which they are judged."""
+"""The evaluated rounds in which global accuracy is measured."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What everybody in the federation knows."""
+    """The values that the server and all clients know."""
 
     num_classes: int
     rep_dim: int
@@ -66,38 +66,40 @@ class Task:
     rounds: int
     seed: int
     input_shape: tuple[int, ...] = ()
-    privacy: Privacy | None = None  # how uploads are made private
-    public_size: int = 0  # public samples that the method may count on
+    privacy: Privacy | None = None  # the mechanism that makes uploads private; None without privacy
+    public_size: int = 0  # number of public samples that the method uses
 
     def stream(self, name: str, round: int = 0) -> torch.Generator:
-        """Return a random stream of a round that all parties can draw from alike."""
+        """Return a random stream that is the same for the server and all clients in a round."""
         return stream(self.seed, f"all/{name}", round=round)
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Settings of a client's local training. The optimizer starts afresh every round."""
+    """Settings of a client's local training. Each round starts with a new optimizer."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False
     )
 
-    epochs: Annotated[int, Field(ge=1)] = 1  # passes over the own data in a round
-    batch_size: Annotated[int, Field(ge=1)] = 64  # samples in a step
+    epochs: Annotated[int, Field(ge=1)] = 1  # passes over the training split in a round
+    batch_size: Annotated[int, Field(ge=1)] = 64  # samples per step
     lr: Annotated[float, Field(gt=0)] = 0.01  # learning rate
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # does not outlive a round
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0  # of all weights
+    momentum: Annotated[float, Field(ge=0, lt=1)] = (
+        0.0  # of SGD; not kept from one round to the next
+    )
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0  # L2 penalty of all weights
     clip: Annotated[float, Field(ge=0)] = 0.0  # largest gradient norm; 0 = no clipping
     optimizer: OptimizerName = "sgd"  # adam and adamw have no `momentum`
-    schedule: ScheduleName = "constant"  # of the learning rate, over the rounds
-    schedule_rounds: Annotated[int, Field(ge=1)] = 10  # for "step": rounds between two steps
-    schedule_factor: Annotated[float, Field(gt=0, le=1)] = 0.1  # for "step": times this at each
+    schedule: ScheduleName = "constant"  # change of the learning rate over the rounds
+    schedule_rounds: Annotated[int, Field(ge=1)] = 10  # for "step": rounds between steps
+    schedule_factor: Annotated[float, Field(gt=0, le=1)] = 0.1  # for "step": factor of each step
     augment: Annotated[list[Augmentation], BeforeValidator(_split_commas)] = field(
         default_factory=list
     )  # random changes to training images
 
     def rate_factor(self, round: int, rounds: int) -> float:
-        """Return what the learning rate is multiplied by in a round."""
+        """Return the factor of the learning rate in a round."""
         if self.schedule == "step":
             return float(self.schedule_factor ** ((round - 1) // self.schedule_rounds))
         if self.schedule == "cosine":
@@ -114,19 +116,19 @@ class SplitModel(nn.Module):
         self.header = header
 
     def represent(self, x: Tensor) -> Tensor:
-        """The representation of each sample, [batch, r]."""
+        """Return the representation of each sample, [batch, r]."""
         out: Tensor = self.extractor(x)
         return out
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits of each sample, [batch, C]."""
+        """Return the logits of each sample, [batch, C]."""
         out: Tensor = self.header(self.represent(x))
         return out
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Rows `index` of data that all clients of a machine share: a view, not a copy."""
+    """Samples: rows `index` of tensors that all clients on a machine share, without a copy."""
 
     x: Tensor
     y: Tensor
@@ -137,22 +139,22 @@ class Examples:
 
     @property
     def labels(self) -> Tensor:
-        """The class of each example."""
+        """The class of each sample."""
         return self.y[self.index]
 
 
 def declared_public(examples: Examples | None) -> Examples:
-    """Return public data; raise MethodError where the method has not declared that it uses them."""
+    """Return public data; raise MethodError if the method does not declare that it uses them."""
     if examples is None:
         raise MethodError(
-            "there are no public data here: the method declares with public_for who has"
+            "there are no public data here; declare with public_for which parties have them"
         )
     return examples
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """A client's own data, split 8:1:1."""
+    """A client's training, validation and test split, 8:1:1."""
 
     train: Examples
     validation: Examples
@@ -161,7 +163,7 @@ class ClientData:
 
 @dataclass(frozen=True)
 class Release:
-    """Class means as they leave a client, with noise if the run is private."""
+    """The class means that a client sends in a round, with noise if the run has privacy."""
 
     round: int
     payload: Payload
@@ -169,46 +171,48 @@ class Release:
 
 @dataclass
 class Client:
-    """One participant while it works: its model, its data, and what it keeps between rounds."""
+    """A client at work: its network, its data, and its state between rounds."""
 
     id: int
     task: Task
     model: SplitModel
     data: ClientData
     local: LocalTraining
-    modules: nn.ModuleDict = field(default_factory=nn.ModuleDict)  # a method's second network
-    memory: Payload = field(default_factory=dict)  # what a method keeps between rounds
-    make_model: Callable[[], SplitModel] | None = None  # another network like its own
-    privacy: Privacy | None = None  # how its class means are made before they leave it
-    release: Release | None = None  # the class means that it last made
-    public_examples: Examples | None = None  # of a method with `public_for = "all"`
+    modules: nn.ModuleDict = field(
+        default_factory=nn.ModuleDict
+    )  # additional networks of the method
+    memory: Payload = field(default_factory=dict)  # tensors that the method keeps between rounds
+    make_model: Callable[[], SplitModel] | None = None  # creates a network of its architecture
+    privacy: Privacy | None = None  # mechanism that makes its class means private
+    release: Release | None = None  # the class means that it last computed
+    public_examples: Examples | None = None  # for a method with `public_for = "all"`
     round: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def public(self) -> Examples:
-        """The public data. Raises MethodError for a method without `public_for = "all"`."""
+        """The public data. Raise MethodError for a method without `public_for = "all"`."""
         return declared_public(self.public_examples)
 
     @property
     def device(self) -> torch.device:
-        """Where the client computes."""
+        """The device on which the client computes."""
         return self.model.header.weight.device
 
     def to(self, device: torch.device) -> None:
-        """Compute there from now on."""
+        """Move the client's networks and tensors to a device."""
         self.model.to(device)
         self.modules.to(device)
         self.memory = moved(self.memory, device)
 
     @property
     def nbytes(self) -> int:
-        """The size of its state."""
+        """The size of its state in bytes."""
         return sum(tensor.nbytes for tensor in self.live_state().values())
 
     def stream(self, name: str) -> torch.Generator:
-        """The random stream `name` of this client in this round."""
+        """Return the random stream `name` of this client in this round."""
         return stream(self.task.seed, name, self.id, self.round)
 
     @contextmanager
@@ -219,7 +223,7 @@ class Client:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
     def live_state(self) -> Payload:
-        """Everything that outlives a round, where it is."""
+        """Return the state that is kept between rounds, without a copy, on the client's device."""
         return {
             **prefixed("model.", self.model.state_dict()),
             **prefixed("modules.", self.modules.state_dict()),
@@ -227,60 +231,60 @@ class Client:
         }
 
     def state(self) -> Payload:
-        """A copy of everything that outlives a round, in main memory."""
+        """Return a copy of the state that is kept between rounds, in main memory."""
         return {
             name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
             for name, tensor in self.live_state().items()
         }
 
     def load(self, state: Payload) -> None:
-        """Become what `state` describes."""
+        """Replace the client's state by a copy of `state`."""
         self.model.load_state_dict(part(state, "model."))
         self.modules.load_state_dict(part(state, "modules."))
-        kept = {name: tensor.clone() for name, tensor in part(state, "memory.").items()}
-        self.memory = moved(kept, self.device)
+        memory = {name: tensor.clone() for name, tensor in part(state, "memory.").items()}
+        self.memory = moved(memory, self.device)
 
 
 @dataclass(frozen=True)
 class Recipient:
-    """A client as the server knows it when it sends something to it."""
+    """The server's knowledge of a client that receives a download."""
 
     id: int
     classes: Tensor | None = None
-    """bool [C], the classes of its uploads, where messages both ways are per class; None before
-    the first of them."""
-    last_round: int = 0  # in which the client last trained; 0: never
-    group: int = 0  # the same for clients with the same network, where networks cross
+    """Class mask of its uploads, if uploads and downloads have rows per class; None before the
+    first upload."""
+    last_round: int = 0  # the last round in which the client trained; 0: none
+    group: int = 0  # equal for clients of one architecture, if networks are sent
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Shapes of its network's tensors; empty unless `up` or `down` carries clients' networks."""
+    """Shapes of its network's tensors; empty unless `up` or `down` contains clients' networks."""
 
 
 @dataclass(frozen=True)
 class Upload:
-    """What the server learns from one client in one round."""
+    """An accepted upload of a client in a round."""
 
     client_id: int
-    num_examples: int  # 0 unless the method weighs by it
+    num_examples: int  # training samples; 0 unless the method weights by it
     payload: Payload
-    group: int = 0  # the same for clients with the same network, where networks cross
+    group: int = 0  # equal for clients of one architecture, if networks are sent
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the server asks of one client: train on `down` (None: do not train), be judged."""
+    """The work of a client in a round: train with `down` (None: do not train), then evaluate."""
 
     client_id: int
     round: int
     down: bytes | None
-    evaluate: bool  # on its own data
-    trained: int = 0  # the round in which the client last trained: what it starts from
-    max_upload: int = 0  # bytes of the largest upload that may answer it
-    evaluate_globally: bool = False  # on all classes, if it has ever trained
+    evaluate: bool  # evaluate on its own data
+    trained: int = 0  # the round whose state the client starts from; 0: initial
+    max_upload: int = 0  # bytes of the largest allowed upload
+    evaluate_globally: bool = False  # evaluate on all classes, if it has trained
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back. With `error` something failed; without `up` the client is as it was."""
+    """The result of a job. `error` says why it failed; without `up` the client is unchanged."""
 
     client_id: int
     round: int
@@ -289,5 +293,5 @@ class Reply:
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     error: str | None = None
-    invalid: str | None = None  # why what came is no answer to the job; then there is nothing else
-    wire_bytes: int = 0  # of the messages there and back, where they travel between machines
+    invalid: str | None = None  # why the answer is not valid; all other fields are then empty
+    wire_bytes: int = 0  # bytes of both messages, if they travel between machines

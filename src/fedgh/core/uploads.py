@@ -1,4 +1,4 @@
-"""The server's side of a round: the uploads, and all that the server may use to learn from them."""
+"""The server's input of a round: the uploads, and what `server_update` may use beside them."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,28 +12,30 @@ from fedgh.errors import MethodError
 
 @dataclass
 class Uploads(Iterator[Upload]):
-    """The accepted uploads of a round in client order, as they come, and the round they are of."""
+    """The accepted uploads of a round: an iterator in client order, which waits for clients."""
 
     accepted: Iterable[Upload]
     task: Task
     round: int
-    device: torch.device = CPU  # where the server trains networks
+    device: torch.device = CPU  # device on which the server trains networks
     public_examples: Examples | None = None
-    make_network: Callable[[int], SplitModel] | None = None  # one of a client's architecture
-    metrics: dict[str, float] = field(default_factory=dict)  # for the record of the round
+    make_network: Callable[[int], SplitModel] | None = None  # by a client's number
+    metrics: dict[str, float] = field(
+        default_factory=dict
+    )  # of the method, for the record of the round
 
     def __post_init__(self) -> None:
-        self._rest = iter(self.accepted)
+        self._remaining = iter(self.accepted)
 
     def __iter__(self) -> "Uploads":
         return self
 
     def __next__(self) -> Upload:
-        return next(self._rest)
+        return next(self._remaining)
 
     @property
     def public(self) -> Examples:
-        """The public data. Raises MethodError for a method that does not declare `public_for`."""
+        """The public data. Raise MethodError for a method that does not declare `public_for`."""
         return declared_public(self.public_examples)
 
     def stream(self, name: str) -> torch.Generator:
@@ -41,10 +43,12 @@ class Uploads(Iterator[Upload]):
         return stream(self.task.seed, f"server/{name}", round=self.round)
 
     def network(self, client_id: int) -> SplitModel:
-        """Return a network like a client's, on the server's device, with arbitrary weights.
+        """Return a network of a client's architecture with any weights, on the server's device.
 
-        Raises MethodError where the clients' networks are secret.
+        Raise MethodError if the server does not know the clients' networks.
         """
         if self.make_network is None:
-            raise MethodError("the clients' networks are not known here")
+            raise MethodError(
+                "the server does not know the clients' networks; set model.extractors"
+            )
         return self.make_network(client_id).to(self.device)

@@ -1,8 +1,8 @@
-"""What may cross between a client and the server, and what it costs.
+"""Messages between a client and the server: serialise, parse, check and measure payloads.
 
-A payload travels as safetensors. What arrives is untrusted, whichever side it comes from: it is
-measured before it is parsed, parsed without executing anything, and compared with what the method
-declared before the method sees it.
+A payload is sent as safetensors. Both sides treat a received message as untrusted: its size is
+checked before it is parsed, parsing executes no code, and the tensors are compared with the
+method's declaration before the method receives them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,68 +19,74 @@ from fedgh.errors import WireError
 
 @dataclass(frozen=True)
 class Dim:
-    """A dimension whose size the sender chooses, the same wherever its name stands."""
+    """A dimension whose size the sender chooses; equal in all tensors of a message that have it."""
 
     name: str
-    most: int
+    most: int  # the largest size
 
 
 @dataclass(frozen=True)
 class Field:
-    """One declared tensor."""
+    """The declaration of a tensor: dtype, shape and allowed values."""
 
     dtype: torch.dtype
     shape: tuple[int | Dim, ...]
     classes: int | None = None  # the values are distinct class labels below this number
     at_least: float | None = None  # the smallest value allowed
-    at_most: float | None = None  # the largest
+    at_most: float | None = None  # the largest value allowed
 
 
 Spec = Mapping[str, Field]
 
-FRAME = 1024
-"""Bytes, at most, of a message without its tensors, and again for the entry of each of them."""
+MAX_FRAME = 1024
+"""Bytes of a message without its tensors, and of the metadata of each tensor."""
 
 
 def nbytes(payload: Payload) -> int:
-    """The bytes of the tensors themselves: the communication cost that papers count."""
+    """Return the bytes of the tensors alone: the communication cost that papers report."""
     return sum(tensor.nbytes for tensor in payload.values())
 
 
 def to_bytes(payload: Payload) -> bytes:
-    """The message as it travels."""
+    """Return a payload as the bytes of a message."""
     return safetensors.torch.save({name: t.contiguous() for name, t in payload.items()})
 
 
 def from_bytes(message: bytes) -> Payload:
-    """The payload of a message; WireError when it is not one."""
+    """Return the payload of a message. Raise WireError if it cannot be parsed."""
     try:
         return safetensors.torch.load(message)
-    except Exception as error:  # whatever safetensors and torch make of such bytes
+    except Exception as error:  # safetensors and torch raise many types for invalid bytes
         why = str(error).partition("\n")[0]
         raise WireError(f"not a readable message: {why}") from None
 
 
 def read(message: bytes, specs: Sequence[Spec], max_norm: float = inf) -> Payload:
-    """The payload of another party's message, which has to be as one of `specs` declares."""
-    most = max(map(max_bytes, specs))
-    if len(message) > most:
-        raise WireError(f"a message of {len(message)} bytes; what was declared takes {most}")
+    """Return the payload of a remote party's message.
+
+    Raise WireError unless it is as one of `specs` declares.
+    """
+    limit = max(map(max_bytes, specs))
+    if len(message) > limit:
+        raise WireError(f"a message of {len(message)} bytes; the declaration allows {limit}")
     payload = from_bytes(message)
-    check(payload, _meant(payload, specs), max_norm)
+    check(payload, _matching(payload, specs), max_norm)
     return payload
 
 
 def check(payload: Payload, spec: Spec, max_norm: float = inf) -> None:
-    """Accept exactly what was declared: names, dtypes, shapes, values, labels, norms of rows."""
+    """Raise WireError unless names, dtypes, shapes, values and norms of rows are as declared."""
     check_shapes(payload, [spec])
     for name, field in spec.items():
         _check_values(name, payload[name], field, max_norm)
 
 
 def check_shapes(payload: Payload, specs: Sequence[Spec]) -> None:
-    """Accept names, dtypes and shapes as one of `specs` declares; look at no value."""
-    spec = _meant(payload, specs)
+    """Raise WireError unless names, dtypes and shapes are as one of `specs` declares.
+
+    Values are not checked.
+    """
+    spec = _matching(payload, specs)
     if payload.keys() != spec.keys():
         raise WireError(f"expected tensors {sorted(spec)}, got {sorted(payload)}")
     sizes: dict[Dim, int] = {}
@@ -92,28 +98,28 @@ def check_shapes(payload: Payload, specs: Sequence[Spec]) -> None:
             raise WireError(f"'{name}' has shape {tuple(tensor.shape)}, declared {_shape(field)}")
 
 
-def _meant(payload: Payload, specs: Sequence[Spec]) -> Spec:
-    """The spec with the names of the payload's tensors; the first where none has them."""
+def _matching(payload: Payload, specs: Sequence[Spec]) -> Spec:
+    """Return the spec with the names of the payload's tensors; the first spec if none has them."""
     return next((spec for spec in specs if spec.keys() == payload.keys()), specs[0])
 
 
 def max_bytes(spec: Spec) -> int:
-    """The size of the largest message that `spec` allows."""
-    return FRAME + sum(
-        FRAME + prod(_max_bytes_of(dim) for dim in field.shape) * field.dtype.itemsize
+    """Return the size of the largest message that `spec` allows."""
+    return MAX_FRAME + sum(
+        MAX_FRAME + prod(_max_size(dim) for dim in field.shape) * field.dtype.itemsize
         for field in spec.values()
     )
 
 
-def _max_bytes_of(dim: int | Dim) -> int:
+def _max_size(dim: int | Dim) -> int:
     return dim.most if isinstance(dim, Dim) else dim
 
 
 def _fits(tensor: Tensor, field: Field, sizes: dict[Dim, int]) -> bool:
-    """Whether the shape is as declared, given the sizes that other tensors have chosen."""
+    """Return True if the shape is as declared, given the sizes that earlier tensors fixed."""
     return tensor.ndim == len(field.shape) and all(
         size == (sizes.setdefault(dim, size) if isinstance(dim, Dim) else dim)
-        and size <= _max_bytes_of(dim)
+        and size <= _max_size(dim)
         for dim, size in zip(field.shape, tensor.shape, strict=True)
     )
 
@@ -143,7 +149,10 @@ def _check_values(name: str, tensor: Tensor, field: Field, max_norm: float) -> N
 
 
 def largest_row_norm(tensor: Tensor) -> float:
-    """Of what a class, a neuron or a filter has; in double precision, where no float overflows."""
+    """Return the largest L2 norm of a row: the values of a class, a neuron or a filter.
+
+    It is computed in double precision, in which squares of floats do not overflow.
+    """
     if tensor.numel() == 0:
         return 0.0
     rows = tensor.flatten(1) if tensor.ndim > 1 else tensor.reshape(1, -1)

@@ -1,1 +1,1 @@
-"""Data sets, and which client gets which samples."""
+"""Data sets, and their partition among the clients."""

@@ -1,7 +1,8 @@
-"""Where the public data sets lie on disk, and how they get there.
+"""Find the files of standard data sets on disk, and download missing ones.
 
-Looked for in this order: the folder given (`data.dir`, `--data-dir`), `$FEDGH_DATA`, the user's
-cache. What is nowhere is downloaded into the first of these that is set, and verified by hash.
+Folders are searched in this order: the given one (`data.dir`, `--data-dir`), `$FEDGH_DATA`, the
+user's cache. A missing data set is downloaded into the first of them that is set, and verified by
+its hash.
 """
 
 import os
@@ -19,7 +20,7 @@ _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 
 @dataclass(frozen=True)
 class Download:
-    """A file to fetch, its MD5 as its authors publish it, and whether it is an archive."""
+    """A file to download, its MD5 as published by its authors, and whether it is an archive."""
 
     url: str
     md5: str
@@ -28,7 +29,7 @@ class Download:
 
 @dataclass(frozen=True)
 class Official:
-    """A public data set: its folder, the files we read from it, and where they come from."""
+    """A standard data set: its folder, the files that are read, and their downloads."""
 
     folder: str
     files: tuple[str, ...]
@@ -66,15 +67,15 @@ OFFICIAL = {
 }
 
 
-def places(given: Path | None) -> list[Path]:
-    """The folders that may hold data sets, best first."""
+def data_folders(given: Path | None) -> list[Path]:
+    """Return the folders that may contain data sets, in the order in which they are searched."""
     env = os.environ.get("FEDGH_DATA")
-    found = [given, Path(env) if env else None, Path(pooch.os_cache("fedgh"))]
-    return [expanded(place) for place in found if place is not None]
+    folders = [given, Path(env) if env else None, Path(pooch.os_cache("fedgh"))]
+    return [expanded(folder) for folder in folders if folder is not None]
 
 
 def expanded(path: Path) -> Path:
-    """The path with `~` replaced by a home folder."""
+    """Return the path with `~` replaced by a home folder. Raise ConfigError if there is none."""
     try:
         return path.expanduser()
     except RuntimeError:
@@ -82,9 +83,9 @@ def expanded(path: Path) -> Path:
 
 
 def find(name: str, given: Path | None = None) -> Path | None:
-    """The folder of a public data set; None if it is nowhere."""
+    """Return the folder of a standard data set; None if it is not on this machine."""
     official = OFFICIAL[name]
-    for root in places(given):
+    for root in data_folders(given):
         folder = root / official.folder
         if all((folder / file).is_file() for file in official.files):
             return folder
@@ -92,21 +93,21 @@ def find(name: str, given: Path | None = None) -> Path | None:
 
 
 def locate(name: str, given: Path | None = None, progress: Any = False) -> Path:
-    """The folder of a public data set, downloaded first if it is nowhere.
+    """Return the folder of a standard data set; download it first if it is missing.
 
-    `progress` is what pooch takes: an object like a tqdm bar.
+    `progress` is passed to pooch: an object like a tqdm bar. Raise DataError if the download fails.
     """
-    found = find(name, given)
-    if found is not None:
-        return found
+    existing = find(name, given)
+    if existing is not None:
+        return existing
     official = OFFICIAL[name]
-    roots = places(given)
+    roots = data_folders(given)
     folder = roots[0] / official.folder
     for item in official.downloads:
         _check_regular((roots[0] if item.unpack else folder) / _name(item))
     try:
         for item in official.downloads:
-            # An archive unpacks to the folder itself; single files go into it.
+            # An archive contains the folder; single files are stored in it.
             pooch.retrieve(
                 item.url,
                 known_hash=f"md5:{item.md5}",
@@ -115,26 +116,26 @@ def locate(name: str, given: Path | None = None, progress: Any = False) -> Path:
                 processor=pooch.Untar(extract_dir=".") if item.unpack else None,
                 progressbar=progress,
             )
-    except Exception as error:  # pooch passes on whatever the network or the disk raises
+    except Exception as error:  # pooch passes on all errors of network and disk
         raise DataError(
-            f"{name} is not here and could not be downloaded ({type(error).__name__}). Fetch "
-            f"{' and '.join(item.url for item in official.downloads)} on a machine with "
+            f"{name} is not on this machine and could not be downloaded ({type(error).__name__}). "
+            f"Get {' and '.join(item.url for item in official.downloads)} on a machine with "
             f"network{', unpack it' if official.downloads[0].unpack else ''}, and put "
             f"{', '.join(official.files)} into {folder} (or into a folder "
             f"{official.folder} under --data-dir or $FEDGH_DATA)."
         ) from None
     missing = [file for file in official.files if not (folder / file).is_file()]
     if missing:
-        raise DataError(f"{name}: the download did not bring {', '.join(missing)} to {folder}")
+        raise DataError(f"{name}: {', '.join(missing)} are missing in {folder} after the download")
     return folder
 
 
 def _name(item: Download) -> str:
-    """The name of a file to fetch."""
+    """Return the file name of a download."""
     return item.url.rsplit("/", 1)[1]
 
 
 def _check_regular(path: Path) -> None:
-    """Raise DataError when a pipe or a device is in the place of a file that pooch would read."""
+    """Raise DataError if a file that pooch would read is a pipe or a device."""
     if path.exists() and not path.is_file():
         raise DataError(f"{path} is not a regular file; remove it")

@@ -1,4 +1,4 @@
-"""One way to refuse a data file."""
+"""Error messages for data files that cannot be read."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from fedgh.errors import DataError, printable
 
 @contextmanager
 def explained(path: Path, kind: str, remedy: str) -> Iterator[None]:
-    """Turn whatever a file of unknown origin makes decoders raise into one line with a remedy."""
+    """Turn any exception of a decoder into a DataError of one line, with a remedy."""
     try:
         yield
     except Exception as error:
@@ -17,6 +17,6 @@ def explained(path: Path, kind: str, remedy: str) -> Iterator[None]:
 
 
 def _why(error: Exception) -> str:
-    """Return the text of an error without the file's name; its type when it has no text."""
-    said = error.strerror if isinstance(error, OSError) else None
-    return printable(said or str(error)) or type(error).__name__
+    """Return the text of an error without the file's name; its type if it has no text."""
+    text = error.strerror if isinstance(error, OSError) else None
+    return printable(text or str(error)) or type(error).__name__

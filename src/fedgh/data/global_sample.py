@@ -1,4 +1,4 @@
-"""Test data of all clients together, on which each is judged over all classes."""
+"""Test samples of all clients, on which each client's global accuracy is measured."""
 
 from dataclasses import dataclass
 
@@ -9,41 +9,41 @@ from fedgh.core.rng import stream
 from fedgh.core.types import Task
 from fedgh.data.partition import Partition
 
-MOST = 1000
-"""Samples on which one client is judged, at most."""
+MAX_SAMPLES = 1000
+"""Samples on which one client is evaluated."""
 
-ALL_TOGETHER = 200_000
-"""About as many samples for all clients together: the time that judging them takes is bounded."""
+MAX_TOTAL = 200_000
+"""Samples for all clients together, approximately: it bounds the time of the evaluation."""
 
 
 @dataclass(frozen=True)
 class GlobalSample:
-    """Test samples, as many of each class, and how many of them one client is judged on.
+    """Test samples with equal numbers per class, and the number for each client.
 
-    The classes take turns in `order`, so that any `size` of them in a row have each class alike.
+    The classes alternate in `order`, so that any `size` consecutive samples are balanced.
     """
 
     order: Tensor
     size: int
 
     def indices(self, client: int) -> Tensor:
-        """The samples of one client: those after its predecessor's, from the start at the end."""
-        places = torch.arange(client * self.size, (client + 1) * self.size) % len(self.order)
-        return self.order[places].sort().values
+        """Return the samples of a client: those after the previous client's, cyclically."""
+        positions = torch.arange(client * self.size, (client + 1) * self.size) % len(self.order)
+        return self.order[positions].sort().values
 
 
 def balanced(partition: Partition, y: Tensor, task: Task) -> GlobalSample:
-    """The largest sample of the test data of all clients that has each class alike.
+    """Return the largest sample of all clients' test data with equal numbers per class.
 
-    Clients are judged on different parts of it when it is larger than what one of them gets, so
-    that their mean stands on many samples. A class without test data is left out.
+    If it is larger than the part for one client, clients are evaluated on different parts, so that
+    their mean rests on many samples. A class without test data is left out.
     """
     test = partition.all_test()
     test = test[torch.randperm(len(test), generator=stream(task.seed, "global-sample"))]
     groups = [test[y[test] == label] for label in y[test].unique().tolist()]
     smallest = min(map(len, groups))
-    in_turn = torch.stack([group[:smallest] for group in groups], dim=1).flatten()
-    size = min(MOST, max(task.num_classes, ALL_TOGETHER // task.num_clients), len(in_turn))
+    alternating = torch.stack([group[:smallest] for group in groups], dim=1).flatten()
+    size = min(MAX_SAMPLES, max(task.num_classes, MAX_TOTAL // task.num_clients), len(alternating))
     if size > len(groups):
         size -= size % len(groups)
-    return GlobalSample(in_turn, size)
+    return GlobalSample(alternating, size)

@@ -1,7 +1,7 @@
-"""Images from files of unknown origin.
+"""Read untrusted image files.
 
-A small file can claim many pixels, or make a decoder go over them many times: what would take
-gigabytes or minutes is refused before it is decoded.
+A small file can declare many pixels, or make a decoder process them many times. Images that would
+take gigabytes or minutes are refused before they are decoded.
 """
 
 import io
@@ -26,15 +26,17 @@ MAX_IMAGE = 2**28
 """Bytes of an image file: MAX_PIXELS of four bytes each."""
 
 MAX_PIXELS = 2**26
-"""Pixels of an image: most cameras take fewer, and decoders need up to twelve bytes for each."""
+"""Pixels of an image: most cameras take fewer, and decoders need up to twelve bytes per pixel."""
 
 MAX_WEBP_PIXELS = 2**25
-"""Pixels of a WebP image: its decoder holds each four times, in sixteen bytes."""
+"""Pixels of a WebP image: its decoder keeps four copies, sixteen bytes per pixel."""
 
 MAX_PASSES = 32
-"""How often a decoder may go over MAX_PIXELS pixels: usual JPEG files have up to 18 scans."""
+"""Passes of a decoder over MAX_PIXELS pixels: usual JPEG files have up to 18 scans."""
 
-_JPEG_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])")  # those that a length follows
+_JPEG_MARKER = re.compile(
+    rb"\xff([^\x00\x01\xd0-\xd7\xff])"
+)  # only markers that are followed by a length
 _SCAN, _END = 0xDA, 0xD9
 _ARITHMETIC = range(0xC9, 0xD0)
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323
@@ -42,7 +44,7 @@ _BIG_TIFF = 43
 
 
 def images_in(folder: Path) -> list[Path]:
-    """The image files in a folder and those within it, by name; hidden ones are no images."""
+    """Return the image files in a folder and its sub-folders by name, without hidden files."""
     return sorted(
         file
         for file in folder.rglob("*")
@@ -51,18 +53,22 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def read_image(path: Path, shape: tuple[int, ...]) -> Tensor:
-    """An image, scaled to a shape (channels, height, width): grey, or red, green and blue."""
+    """Return an image scaled to a shape (channels, height, width), in grey or RGB.
+
+    Raise DataError if it cannot be read.
+    """
     with explained(
         path, "image", "replace it by a PNG of at most 8,192 x 8,192 pixels, or remove it"
     ):
-        found = _decoded(read_bytes(path, MAX_IMAGE, follow=True), shape)
-    return torch.from_numpy(found).view(*shape[1:], shape[0]).permute(2, 0, 1)
+        decoded = _decoded(read_bytes(path, MAX_IMAGE, follow=True), shape)
+    return torch.from_numpy(decoded).view(*shape[1:], shape[0]).permute(2, 0, 1)
 
 
 def pixels(image: Any, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """A picture of Pillow's as bytes [height, width, channels], scaled to a shape (c, h, w).
+    """Return a Pillow image as bytes [height, width, channels], scaled to a shape (c, h, w).
 
-    Pillow cuts off what is above 255; of sixteen bits the upper eight are what is seen.
+    Of 16-bit values the upper eight bits are used, because Pillow would clip values above 255.
+    Raise DataError for 32-bit images, whose range is unknown.
     """
     from PIL import Image
 
@@ -70,16 +76,16 @@ def pixels(image: Any, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise DataError("an image of 32 bits has no scale; make it one of 8 or 16 bits")
+        raise DataError("the range of a 32-bit image is unknown; convert it to 8 or 16 bits")
     return np.array(image.convert("L" if channels == 1 else "RGB").resize((width, height)))
 
 
 def _decoded(content: bytes, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """The first image in the bytes of a file; an error says why there is none."""
+    """Return the first image in the bytes of a file. Raise ValueError if it is not acceptable."""
     from PIL import Image, UnidentifiedImageError  # only needed here
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what Pillow warns of is read or refused here
+        warnings.simplefilter("ignore")  # the checks below cover what Pillow warns about
         try:
             image = Image.open(io.BytesIO(content), formats=IMAGE_FORMATS)
         except UnidentifiedImageError:
@@ -91,15 +97,15 @@ def _decoded(content: bytes, shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 def _check_size(image: Any) -> None:
-    """Raise ValueError when an image has too many pixels."""
-    most = MAX_WEBP_PIXELS if image.format == "WEBP" else MAX_PIXELS
-    if image.width * image.height > most:
-        raise ValueError(f"it has {image.width:,} x {image.height:,} pixels, more than {most:,}")
+    """Raise ValueError if an image has too many pixels."""
+    limit = MAX_WEBP_PIXELS if image.format == "WEBP" else MAX_PIXELS
+    if image.width * image.height > limit:
+        raise ValueError(f"it has {image.width:,} x {image.height:,} pixels, more than {limit:,}")
 
 
 def _check_decoder(image: Any, content: bytes) -> None:
-    """Raise ValueError when decoding would take more than the pixels of an image suggest."""
-    from PIL.Image import DECODERS  # those in Python, which go from pixel to pixel
+    """Raise ValueError if decoding would take much longer than the number of pixels suggests."""
+    from PIL.Image import DECODERS  # decoders in Python, which process single pixels
 
     if any(tile[0] in DECODERS for tile in image.tile):
         raise ValueError(f"{image.format} as text, in runs or with unusual levels is slow to read")
@@ -114,23 +120,23 @@ def _check_decoder(image: Any, content: bytes) -> None:
 
 
 def jpeg_markers(content: bytes) -> list[int]:
-    """The kinds of the segments of a JPEG file, as far as its first image goes."""
+    """Return the kinds of the segments of the first image in a JPEG file."""
     kinds: list[int] = []
-    place = 2
-    while _END not in kinds[-1:] and (marker := _JPEG_MARKER.search(content, place)):
+    position = 2
+    while _END not in kinds[-1:] and (marker := _JPEG_MARKER.search(content, position)):
         kinds.append(marker[1][0])
-        place = marker.end() + int.from_bytes(content[marker.end() : marker.end() + 2])
+        position = marker.end() + int.from_bytes(content[marker.end() : marker.end() + 2])
     return kinds
 
 
 def tiff_tags(content: bytes) -> set[int]:
-    """The tags of the first image in a TIFF file, also those that Pillow passes over."""
+    """Return the tags of the first image in a TIFF file, also those that Pillow ignores."""
     order: Literal["little", "big"] = "little" if content.startswith(b"II") else "big"
 
-    def number(place: int, size: int) -> int:
-        return int.from_bytes(content[place : place + size], order)
+    def number(position: int, size: int) -> int:
+        return int.from_bytes(content[position : position + size], order)
 
     big = number(2, 2) == _BIG_TIFF
     start = number(8, 8) if big else number(4, 4)
     count, width, step = (number(start, 8), 8, 20) if big else (number(start, 2), 2, 12)
-    return {number(place, 2) for place in range(start + width, len(content), step)[:count]}
+    return {number(position, 2) for position in range(start + width, len(content), step)[:count]}

@@ -1,7 +1,7 @@
-"""Public data: samples that the server, or every client as well, knows beside private ones.
+"""Public data: samples known to the server, or to the server and all clients.
 
-They are held out of the data that are dealt, or drawn from another data set. Either way none of
-them is also a private sample. Their labels are hidden unless a method declares that it reads them.
+They are held out before the partition, or drawn from another data set. In both cases none of them
+is also a private sample. Their labels are hidden unless the method declares that it reads them.
 """
 
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ KNOWN_NAMES = ("none", HELD_OUT, *(name for name in SOURCES if name != "private"
 """Values of `public.name`."""
 
 HIDDEN = -1
-"""The label of a sample whose class is not told."""
+"""The label of a sample whose class is hidden."""
 
 
 @dataclass(frozen=True)
 class PublicData:
-    """Public samples: inputs [n, ...], their classes [n] or -1, and a fingerprint of both."""
+    """Public samples: inputs [n, ...], their classes [n] or -1, and a digest of both."""
 
     name: str
     x: Tensor
@@ -41,16 +41,16 @@ class PublicData:
 
     @property
     def labelled(self) -> bool:
-        """True if their classes are told."""
+        """True if no class is hidden."""
         return bool((self.y != HIDDEN).all())
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the inputs, and of the classes where these are told."""
+        """Bytes of the inputs, and of the classes unless they are hidden."""
         return self.x.nbytes + (self.y.nbytes if self.labelled else 0)
 
     def examples(self) -> Examples:
-        """All of them, as a view that clients and the server can share."""
+        """Return all samples, as a view that clients and the server share."""
         return Examples(self.x, self.y, self._index)
 
     @cached_property
@@ -62,22 +62,23 @@ NO_ROWS = torch.empty(0, dtype=torch.int64)
 
 
 def publish(source: Source, rows: Tensor, name: str, *, labels: bool) -> PublicData:
-    """Make these rows of a data set public, with or without their classes."""
+    """Return these rows of a data set as public data, with or without their classes."""
     chosen = Source(name, source.x[rows], source.y[rows], source.class_names)
     y = chosen.y if labels else torch.full_like(chosen.y, HIDDEN)
     return PublicData(name, chosen.x, y, digest_of(chosen.x, y))
 
 
 def draw(source: Source, samples: int, seed: int, *, private: Sequence[Source]) -> Tensor:
-    """Draw rows of a data set at random, without those that are private samples as well.
+    """Return random rows of a data set that are not private samples as well.
 
-    CIFAR-10 and CIFAR-100, for example, have three images in common.
+    CIFAR-10 and CIFAR-100, for example, have three images in common. Raise ConfigError if there are
+    too few.
     """
     order = torch.randperm(len(source), generator=stream(seed, "public"))
     for own in private:
         if len(own):
-            apart = torch.from_numpy(~np.isin(source.row_digests, own.row_digests))
-            order = order[apart[order]]
+            disjoint = torch.from_numpy(~np.isin(source.row_digests, own.row_digests))
+            order = order[disjoint[order]]
     if samples > len(order):
         raise ConfigError(
             f"public.samples = {samples}: {source.name} has {len(order)} samples that are not also "
@@ -87,30 +88,31 @@ def draw(source: Source, samples: int, seed: int, *, private: Sequence[Source]) 
 
 
 def hold_out(source: Source, samples: int, seed: int) -> Tensor:
-    """Draw rows with as many of each class; where that leaves a remainder, some have one more.
+    """Return random rows with equal numbers per class; some classes have one more if needed.
 
-    Inputs that are in the data more than once stay private: another client might have the other.
+    Inputs that occur more than once in the data stay private: a client might have a copy. Raise
+    ConfigError if there are too few samples.
     """
     rng = stream(seed, "public")
-    _, place, times = np.unique(source.row_digests, return_inverse=True, return_counts=True)
-    once = torch.from_numpy(times[place] == 1).nonzero().flatten()
+    _, groups, times = np.unique(source.row_digests, return_inverse=True, return_counts=True)
+    once = torch.from_numpy(times[groups] == 1).nonzero().flatten()
     shuffled = once[torch.randperm(len(once), generator=rng)]
     classes = source.y.unique()
     classes = classes[torch.randperm(len(classes), generator=rng)]
     each, more = divmod(samples, max(1, len(classes)))
     by_class = [shuffled[source.y[shuffled] == label] for label in classes.tolist()]
     if not by_class or any(len(rows) < each + (k < more) for k, rows in enumerate(by_class)):
-        most = min(map(len, by_class), default=0) * len(by_class)
+        limit = min(map(len, by_class), default=0) * len(by_class)
         raise ConfigError(
             f"public.samples = {samples}: {source.name} has {len(source)} samples, of which "
-            f"{most} can be held out with as many of each class; lower public.samples"
+            f"{limit} can be held out with equal numbers per class; lower public.samples"
         )
     rows = torch.cat([rows[: each + (k < more)] for k, rows in enumerate(by_class)])
     return rows[torch.randperm(len(rows), generator=rng)]
 
 
 def check_classes(public: Source, names: Sequence[str]) -> None:
-    """Refuse labels that mean something else than those of the private data."""
+    """Raise ConfigError if the classes differ from those of the private data."""
     if public.class_names != tuple(names):
         raise ConfigError(
             f"public.name: the method reads labels, but the classes of {public.name} "
@@ -120,9 +122,9 @@ def check_classes(public: Source, names: Sequence[str]) -> None:
 
 
 def check_inputs(public: PublicData, source: Source) -> None:
-    """Refuse public inputs that a network for the private ones cannot take.
+    """Raise ConfigError if networks for the private inputs cannot take the public ones.
 
-    Of data that are elsewhere the type is not known, and perhaps no shape either.
+    If the private data are on other machines, their dtype is unknown, and possibly their shape.
     """
     other_shape = source.shape not in ((), tuple(public.x.shape[1:]))
     other_type = len(source) > 0 and source.x.dtype != public.x.dtype
@@ -134,8 +136,8 @@ def check_inputs(public: PublicData, source: Source) -> None:
         )
 
 
-def check_apart(public: PublicData, sources: Sequence[Source], partition: Partition) -> None:
-    """Refuse public samples that are also private ones: they would be trained and tested on."""
+def check_disjoint(public: PublicData, sources: Sequence[Source], partition: Partition) -> None:
+    """Raise ConfigError if public samples are also private: test samples would be trained on."""
     private = [source.row_digests for source in sources]
     if len(sources) == 1:
         private = [private[0][partition.order.numpy()]]
@@ -143,7 +145,7 @@ def check_apart(public: PublicData, sources: Sequence[Source], partition: Partit
     if both:
         raise ConfigError(
             f"public.name = '{public.name}': {both} of its {len(public)} samples are private "
-            "samples of clients as well; take them out of one of the two, or choose other public "
+            "samples of clients as well; remove them from one of the two, or choose other public "
             "data"
         )
 

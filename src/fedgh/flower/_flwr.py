@@ -91,7 +91,7 @@ __all__ = [
     "remove_content_from_message",
 ]
 
-FRAME = 2**16
+MAX_FRAME = 2**16
 """Bytes, at most, that Flower adds to a reply of few objects; an honest one has about 1,500."""
 
 OBJECT_FRAME = 80
@@ -133,7 +133,7 @@ class Limit:
     @property
     def rest(self) -> int:
         """The bytes of all other objects."""
-        return self.record + FRAME + OBJECT_FRAME * self.objects
+        return self.record + MAX_FRAME + OBJECT_FRAME * self.objects
 
 
 class Inbox:

@@ -40,7 +40,7 @@ from fedgh.flower.messages import Request
 from fedgh.runs.checkpoint import ClientFiles, keep_rounds
 from fedgh.runs.sealed import MAX_STATE, pack, unpack
 from fedgh.training.experiment import Experiment, prepare
-from fedgh.training.public import not_here
+from fedgh.training.public import missing_data_set
 from fedgh.trust import OWN, ForeignError, Trust
 from fedgh.version import __version__
 
@@ -95,7 +95,7 @@ def dealt(request: Request, _: Path, node: NodeConfig) -> Blueprint:
 
 def check_here(config: Config) -> None:
     """Refuse official data that are not on this machine."""
-    missing = not_here(config)
+    missing = missing_data_set(config)
     if missing is not None:
         raise PublicError(
             f"{missing} is not on this participant's machine, and is not fetched because a server "

@@ -12,7 +12,7 @@ from fedgh.config import Config
 from fedgh.core.rng import isolated
 from fedgh.core.types import Task
 from fedgh.data import partition
-from fedgh.data.public import PublicData, check_apart, check_inputs
+from fedgh.data.public import PublicData, check_disjoint, check_inputs
 from fedgh.data.sources import Source
 from fedgh.engines.device import find_device
 from fedgh.engines.host import Blueprint
@@ -24,7 +24,7 @@ from fedgh.flower.messages import Request
 from fedgh.models import check_extractor
 from fedgh.training.client_spec import ClientSpec
 from fedgh.training.experiment import Experiment, load_source
-from fedgh.training.public import check_named, load_public
+from fedgh.training.public import check_public_section, load_public
 
 MakeClient = Callable[[Task, NodeConfig], ClientSpec]
 """From what the federation agrees on, and the participant's own settings, to what it brings."""
@@ -54,7 +54,7 @@ def client_app(make_client: MakeClient, methods: Collection[str] | None = None) 
                 f"with {config.method_name} this participant's own network would travel, which it "
                 "allows only to methods that it names (client_app)"
             )
-        nobodys = partition.nothing(config.federation.clients)
+        nobodys = partition.empty(config.federation.clients)
         try:
             source = load_source(config.data)
             public = _public(config, source, request.public)
@@ -77,7 +77,7 @@ def _public(config: Config, source: Source, digest: str | None) -> PublicData | 
         return None
     check_here(config)
     try:
-        check_named(config)
+        check_public_section(config)
         found = load_public(config, [source])
     except FedghError as problem:
         log(problem)
@@ -105,10 +105,10 @@ def own_blueprint(
     if task.input_shape not in ((), data.shape):
         raise ConfigError(f"data.shape is {task.input_shape}, the inputs here have {data.shape}")
     _check_unchanged(home / "data.digest", data.digest)
-    own = partition.only(client, task.num_clients, data.y.numpy(), task.seed)
+    own = partition.single(client, task.num_clients, data.y.numpy(), task.seed)
     if experiment.public is not None:
         check_inputs(experiment.public, data)
-        check_apart(experiment.public, (data,), own)
+        check_disjoint(experiment.public, (data,), own)
 
     extractor = brought.extractor(data.shape, task.num_classes, task.rep_dim)
     check_extractor(extractor.name, extractor, replace(task, input_shape=data.shape))

@@ -1,7 +1,7 @@
-"""The methods, one file each. A new one is a file beside these and a line below.
+"""The methods, one file each. A new method needs a file in this package and a line below.
 
 Methods of other packages are found by their entry points in the group `fedgh.methods`. They are
-imported when a configuration that is trusted names them, and never before.
+imported only when a trusted configuration names them.
 """
 
 from collections.abc import Mapping
@@ -40,43 +40,45 @@ ENTRY_POINTS = "fedgh.methods"
 
 
 _NAMES: dict[type[Method], str] = {}
-"""Plug-ins that were imported, and the names by which they were found."""
+"""Imported plug-ins, with the names of their entry points."""
 
 
 @cache
 def plugins() -> Mapping[str, EntryPoint]:
     """Return the methods of other installed packages by name.
 
-    A built-in name is never replaced, and one that two packages claim is neither's.
+    Names of built-in methods, and names that two packages use, are ignored.
     """
-    found = [entry for entry in entry_points(group=ENTRY_POINTS) if entry.name not in METHODS]
-    places = {name: {e.value for e in found if e.name == name} for name in {e.name for e in found}}
-    return {entry.name: entry for entry in found if len(places[entry.name]) == 1}
+    entries = [entry for entry in entry_points(group=ENTRY_POINTS) if entry.name not in METHODS]
+    targets: dict[str, set[str]] = {}
+    for entry in entries:
+        targets.setdefault(entry.name, set()).add(entry.value)
+    return {entry.name: entry for entry in entries if len(targets[entry.name]) == 1}
 
 
 def find_method(name: str) -> type[Method]:
-    """Return the method of that name: built in, a plug-in's, or the class `package.module:Class`.
+    """Return the method of a name: built in, of a plug-in, or `package.module:Class`.
 
-    Imports what is not built in. Raises ConfigError for a name that is no method's.
+    Methods that are not built in are imported. Raise ConfigError if there is no such method.
     """
     if name in METHODS:
         return METHODS[name]
     if name not in plugins() and ":" not in name:
         raise ConfigError(unknown("method", name, [*METHODS, *plugins()]))
-    found = import_object(plugins()[name].value if name in plugins() else name)
-    if not (isinstance(found, type) and issubclass(found, Method)):
+    method = import_object(plugins()[name].value if name in plugins() else name)
+    if not (isinstance(method, type) and issubclass(method, Method)):
         raise ConfigError(f"'{name}' is not a subclass of fedgh.Method")
-    lacks = [*sorted(found.__abstractmethods__)]
-    lacks += [each for each in ("up", "down") if not hasattr(found, each)]
-    if lacks:
-        raise ConfigError(f"'{name}' does not define {', '.join(lacks)}")
+    missing = [*sorted(method.__abstractmethods__)]
+    missing += [each for each in ("up", "down") if not hasattr(method, each)]
+    if missing:
+        raise ConfigError(f"'{name}' does not define {', '.join(missing)}")
     if name in plugins():
-        _NAMES[found] = name
-    return found
+        _NAMES[method] = name
+    return method
 
 
 def name_of(method: Method) -> str:
-    """Return the name by which a configuration names a method."""
+    """Return the value of `method.name` for a method."""
     kind = type(method)
     if METHODS.get(kind.name) is kind:
         return kind.name

@@ -1,7 +1,7 @@
-"""Everything that the author of a method imports: one place, stable by promise.
+"""The stable interface for authors of methods: all names that a method may import.
 
-Names that leave this module, or change their meaning, first warn for one minor release. A method
-is a subclass of `Method` that declares `up` and `down`, and defines `client_update` and
+A name is removed, or changes its meaning, only after one minor release with a warning. A method is
+a subclass of `Method` that declares `up` and `down`, and defines `client_update` and
 `server_update`. The guide is `docs/add-a-method.md`.
 """
 

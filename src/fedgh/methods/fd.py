@@ -1,7 +1,7 @@
 """FD, federated distillation (Jeong, Oh, Kim, Park, Bennis and Kim, 2018).
 
-Clients exchange, for each of their classes, the mean of their softmax outputs. A client is
-pulled towards what the *other* participants of the last round say about its classes.
+Clients send the mean of their softmax outputs for each of their classes. A client's outputs are
+pulled towards the means of the *other* participants of the last round.
 """
 
 import torch
@@ -21,13 +21,13 @@ def distillation(logits: Tensor, y: Tensor, targets: Tensor, filled: Tensor) -> 
 
 
 class FD(api.Method):
-    """A class that no other participant of the last round held has no target."""
+    """A class without samples at the other participants of the last round has no target."""
 
     family = "data-free distillation"
     about = "Clients learn from the other clients' mean outputs per class."
     up = down = api.PerClass("output")
 
-    gamma: api.NonNegative = 0.1  # its paper has a gamma but names no value
+    gamma: api.NonNegative = 0.1  # weight of the distillation; the paper gives no value
 
     def init_server(self, task: api.Task, models: api.Models, rng: torch.Generator) -> Payload:
         labels = torch.zeros(0, dtype=torch.int32)
@@ -37,7 +37,7 @@ class FD(api.Method):
         others, width = server["owner"] != to.id, server["means"].shape[1]
         sums, holders = class_table.sums(server["classes"][others], server["means"][others], width)
         table = {"means": (sums / holders[:, None]).float(), "filled": holders > 0}
-        return class_table.select(table, to.classes)  # to a new client all there are
+        return class_table.select(table, to.classes)  # a new client receives all classes
 
     def client_update(self, client: Client, down: Payload) -> Payload:
         targets, filled = class_table.by_label(down, client.task.num_classes)

@@ -13,7 +13,7 @@ from fedgh.methods.api import Client, Payload, Uploads
 
 
 class FedAvg(api.Method):
-    """A participant, new or not, starts its round from the global model."""
+    """A participant starts each round from the global model, also in its first round."""
 
     family, about = "whole networks", "The server averages the clients' networks."
     same_part = "network"

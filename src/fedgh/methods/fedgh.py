@@ -1,7 +1,8 @@
 """FedGH (Yi, Wang, Liu, Shi and Yu, ACM MM 2023), Algorithm 1.
 
-Clients keep their own extractors and upload one mean representation per class (LAR); the
-server trains the shared header on those pairs and sends it to the next participants.
+Clients keep their extractors and upload one class mean for each of their classes (in the paper:
+local averaged representation, LAR). The server trains the header on these pairs of class and mean,
+and sends it to the next participants.
 """
 
 from typing import Literal
@@ -14,14 +15,16 @@ from fedgh.methods.api import Client, Count, NonNegative, Payload, Uploads
 
 
 class FedGH(api.Method):
-    """`server_lr = 0` freezes the header at its random start: the paper's missing ablation."""
+    """`server_lr = 0` keeps the random initial header: an ablation that the paper lacks."""
 
     family, about = "headers", "The server trains one header on the clients' class means."
     up, down = api.PerClass("representation"), api.HEADER
     accepts_newcomers = True
 
-    server_lr: NonNegative = 0.01  # of the header; 0 freezes it
-    server_batch: Literal["pair", "client"] = "pair"  # one step per pair, or per client
+    server_lr: NonNegative = 0.01  # learning rate of the header; 0 freezes it
+    server_batch: Literal["pair", "client"] = (
+        "pair"  # one step per pair of class and mean, or per client
+    )
     server_epochs: Count = 1  # passes over the pairs of a round
 
     def init_server(self, task: api.Task, models: api.Models, rng: Generator) -> Payload:
@@ -37,9 +40,9 @@ class FedGH(api.Method):
             return server
         header = api.LinearSGD(server, self.server_lr)
         step = header.step_each if self.server_batch == "pair" else header.step_batch
-        sent = (upload.payload for upload in uploads)  # trained on as soon as they are in
-        replayed = list(sent) if self.server_epochs > 1 else []
+        payloads = (upload.payload for upload in uploads)  # used as soon as they arrive
+        stored = list(payloads) if self.server_epochs > 1 else []
         for _ in range(self.server_epochs):
-            for pairs in replayed or sent:
+            for pairs in stored or payloads:
                 step(pairs["means"], pairs["classes"])
         return header.state()

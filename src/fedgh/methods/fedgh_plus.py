@@ -1,14 +1,14 @@
-"""FedGH+: a header from sums that lose nothing, fused with each client's own network.
+"""FedGH+: an exact header from sums of all clients, fused with each client's own network.
 
-The FedGH paper leaves two directions open: a class summary that loses less than the mean, and a
-fusion of the global header with a personal one. Here all clients know one fixed feature map ψ. A
-client sends, once, the counts, class sums and second moment of ψ over its training samples; the
-server adds them up and solves the header exactly, as if it had all samples. Each client trains its
-own network alone, and predicts with both.
+The FedGH paper names two open directions: a class statistic that loses less than the mean, and a
+fusion of the global header with a personal one. In FedGH+ all clients have the same fixed feature
+map ψ. A client sends, once, the counts, class sums and second moment of ψ over its training
+samples; the server adds them up and solves the header exactly, as if it had all samples. Each
+client trains its own network alone, and predicts with both.
 
 The header follows Fed3R (Fanì et al., ICML 2024; `header = "ridge"`), AFL (He et al., CVPR 2025)
-and the Gaussian heads of Turazza et al. (ICLR 2026), which use one pre-trained network for all
-clients and no other.
+and the Gaussian heads of Turazza et al. (ICLR 2026). These use one pre-trained network for all
+clients and no networks of their own.
 
 server                                          client k
   add up (n, B, M)         ◀── once ─────────   n_s, B_s = Σ ψ(x) for each class, M = Σ ψ(x) ψ(x)ᵀ
@@ -49,8 +49,8 @@ from fedgh.core.uploads import Uploads
 from fedgh.errors import ConfigError, WireError
 from fedgh.models.features import feature_map, fingerprint
 
-LONGEST = 1 + 1e-5
-"""Length of a mean of vectors of length one, rounding included."""
+MAX_MEAN_NORM = 1 + 1e-5
+"""Norm of a mean of unit vectors, rounding included."""
 
 LOSSES = wire.Field(
     torch.float32,
@@ -59,15 +59,15 @@ LOSSES = wire.Field(
     at_most=fusion.MAX_LOSS,
 )
 MAX_STATISTICS = 2**33
-"""Bytes of all clients' statistics, at most: the server keeps and checkpoints them."""
+"""Bytes of all clients' statistics, which the server keeps and writes to checkpoints."""
 
 PER_CLIENT = ("losses", "voted", "given", "known")
-"""Tensors of the server with a row for each client."""
+"""Tensors of the server's state with a row for each client."""
 
 
 @dataclass(frozen=True)
 class Statistics(Message):
-    """Statistics of some classes, or of none; a table of losses, or none."""
+    """An upload with statistics of zero or more classes, and at most one row of losses."""
 
     kind: Literal["moments", "class means"]
     feature_dim: int
@@ -82,7 +82,7 @@ class Statistics(Message):
 
     @property
     def max_norm(self) -> float:
-        return 1.0  # feature vectors are scaled to that
+        return 1.0  # feature vectors are scaled to norm 1
 
     @property
     def names_classes(self) -> bool:
@@ -101,24 +101,28 @@ class Statistics(Message):
 
 
 class FedGHPlus(Method):
-    """`statistics = "own"` shares nothing: the control that shows what the federation adds."""
+    """`statistics = "own"` shares nothing: a control that shows the part of the federation."""
 
     family = "statistics"
     about = "The server solves a header from summed statistics; clients fuse it with their network."
     name = "fedgh_plus"
     accepts_newcomers = releases_once = True
 
-    features: Annotated[str, Names.FEATURES] = "auto"  # conv, relu, or a network all can name
-    feature_dim: Annotated[int, Field(ge=8)] = 512  # numbers in a feature vector
+    features: Annotated[str, Names.FEATURES] = (
+        "auto"  # feature map: conv, relu, or the name of a network
+    )
+    feature_dim: Annotated[int, Field(ge=8)] = 512  # width of feature vectors
     weights: Annotated[str, Names.PATH] = ""  # a safetensors file for a named network
-    statistics: Literal["shared", "own"] = "shared"  # of which the header is made
+    statistics: Literal["shared", "own"] = (
+        "shared"  # samples of all clients, or the own ones, for the header
+    )
     covariance: Literal["shared", "own"] = "shared"  # "own" sends class means and counts alone
-    header: HeaderKind = "gaussian"  # "ridge" is that of Fed3R
+    header: HeaderKind = "gaussian"  # how it is solved; "ridge" as in Fed3R
     shrinkage: Annotated[float, Field(gt=0)] = 0.5  # of the covariance, times dimensions / samples
 
     @property
     def up(self) -> Message:  # type: ignore[override]
-        """The settings decide what crosses."""
+        """The declaration of uploads, which depends on the settings."""
         if self.statistics == "own":
             return NOTHING
         kind: Literal["moments", "class means"] = (
@@ -128,7 +132,7 @@ class FedGHPlus(Method):
 
     @property
     def down(self) -> Message:  # type: ignore[override]
-        """The map's fingerprint, what is wanted, median losses; the header where it is new."""
+        """The declaration of downloads: digest of the map, request, median losses, new header."""
         if self.statistics == "own":
             return NOTHING
         always = {
@@ -145,7 +149,10 @@ class FedGHPlus(Method):
         return OneOf(Own(lambda *_: always, about="losses"), with_header)
 
     def init_server(self, task: Task, models: Models, rng: torch.Generator) -> Payload:
-        """No samples yet. `version` counts headers; `known` is the one that each client has."""
+        """Return the state without samples.
+
+        `version` is the number of the header; `known` is the version that each client has.
+        """
         if self.header == "ridge" and self.covariance == "own":
             raise ConfigError("method.header = 'ridge' needs method.covariance = 'shared'")
         digest = fingerprint(self._map(task))
@@ -170,14 +177,14 @@ class FedGHPlus(Method):
         }
 
     def broadcast(self, server: Payload, to: Recipient) -> Payload:
-        """Median losses, whether statistics are wanted, and the header if the client lacks it."""
+        """Return median losses, a request for statistics, and the header if the client lacks it."""
         if self.shares == "nothing":
             return {}
         voted = server["voted"]
         down = {
             "map": server["map"],
             "wanted": ~server["given"][to.id : to.id + 1],
-            # Of voters that lie the median says less than the mean.
+            # Malicious clients influence the median less than the mean.
             "losses": server["losses"][voted].quantile(0.5, dim=0)[None]
             if bool(voted.any())
             else server["losses"][:0],
@@ -187,17 +194,17 @@ class FedGHPlus(Method):
         return down | part(server, "header.")
 
     def sendable(self, server: Payload) -> Payload:
-        """The header, also while every client has it."""
+        """Return the header, also while every client has it."""
         return part(server, "header.")
 
     def client_update(self, client: Client, down: Payload) -> Payload:
-        """Train the own network alone; send statistics if they are wanted, and losses."""
+        """Train the own network alone; return losses, and statistics if they are requested."""
         train(client, lambda x, y: cross_entropy(client.model(x), y))
         up = self.refresh(client, down)
         return up | self._statistics(client) if down.get("wanted") else up
 
     def refresh(self, client: Client, down: Payload) -> Payload:
-        """Take over the header and choose its weight; return the losses, without statistics."""
+        """Take over the header and choose its weight; return losses without statistics."""
         header = self._header(client, down)
         if header:
             client.memory.update(moved(header, client.device))
@@ -209,7 +216,7 @@ class FedGHPlus(Method):
         return {**rows, "losses": losses}
 
     def server_update(self, server: Payload, uploads: Uploads) -> Payload:
-        """Add statistics that were wanted, and solve the header."""
+        """Add new statistics, and solve the header again if there are any."""
         if self.shares == "nothing":
             return server
         after = server | {name: server[name].clone() for name in PER_CLIENT}
@@ -227,84 +234,85 @@ class FedGHPlus(Method):
         return self._solved(after) if changed else after
 
     def forget(self, server: Payload, client_id: int) -> Payload:
-        """Return the server as it would be if the client had never sent anything."""
+        """Return the server's state as if the client had never sent an upload."""
         if self.shares == "nothing":
             return server
-        place = f"client.{client_id}."
-        statistics, total = part(server, place), Moments(**part(server, "sum."))
+        prefix = f"client.{client_id}."
+        statistics, total = part(server, prefix), Moments(**part(server, "sum."))
         if statistics and self.shares == "moments":
             total = total - Moments.read(statistics, len(server["sum.counts"]))
-        rest = {name: t for name, t in server.items() if not name.startswith(place)}
+        rest = {name: t for name, t in server.items() if not name.startswith(prefix)}
         rows = {name: server[name].clone() for name in PER_CLIENT}
         for tensor in rows.values():
             tensor[client_id] = 0
         return self._solved({**rest, **rows, **prefixed("sum.", vars(total))})
 
     def enlarged(self, server: Payload) -> Payload:
-        """Return the server with room for one more client."""
+        """Return the server's state with a row for one more client."""
         rows = {name: server[name] for name in PER_CLIENT if name in server}
         more = {name: torch.cat([t, torch.zeros_like(t[:1])]) for name, t in rows.items()}
         return server | more
 
     def logits(self, client: Client, x: Tensor) -> Tensor:
-        """Logits of the client's own classes; the others are out of the question."""
+        """Return the fused logits over the client's own classes; other classes are excluded."""
         if "pair" not in client.memory:
             return super().logits(client, x)
         return self._fused(client, x, self._header_logits(client, x))
 
     def global_logits(self, client: Client, x: Tensor) -> Tensor:
-        """Logits of all classes: the header decides between the client's own and the others."""
+        """Return logits of all classes: the header decides between own classes and others."""
         if "pair" not in client.memory:
             return super().global_logits(client, x)
         header = self._header_logits(client, x)
         return fusion.all_classes(self._fused(client, x, header), header, client.memory["own"])
 
     def averaged(self, client: Client) -> Callable[[Tensor], Tensor] | None:
-        """Feature vectors of length one: for all clients the same."""
-        known = self._map(client.task)
-        return None if self.shares == "nothing" else lambda x: unit(known(x.cpu().double()))
+        """Return the function to unit feature vectors, the same for all clients."""
+        features = self._map(client.task)
+        return None if self.shares == "nothing" else lambda x: unit(features(x.cpu().double()))
 
     def check_upload(self, task: Task, payload: Payload, max_norm: float) -> None:
-        """Refuse statistics that no samples have."""
+        """Raise WireError for statistics that no samples can have."""
         if self.shares == "nothing" or not len(payload["classes"]):
             return
         if self.shares == "moments":
             moments = Moments.read(payload, task.num_classes)
             private_moments.check(moments, task.privacy) if task.privacy else moments.check()
-        elif bool((payload["means"].norm(dim=1) > LONGEST).any()):
-            raise WireError("'means' are longer than means of vectors of length one")
+        elif bool((payload["means"].norm(dim=1) > MAX_MEAN_NORM).any()):
+            raise WireError("'means' has a row of norm above 1, which no mean of unit vectors has")
 
     def will_release(self, client: Client) -> bool:
-        """Tell if the client has not sent its statistics yet."""
+        """Return True if the client has not released its statistics yet."""
         return not part(client.memory, RELEASE)
 
     def _map(self, task: Task, device: torch.device = CPU) -> nn.Module:
-        """Return ψ; ConfigError when these names and inputs allow none."""
-        known = (self.features, self.weights, self.feature_dim, task.input_shape, task.seed)
+        """Return ψ. Raise ConfigError if it is impossible for these names and inputs."""
+        arguments = (self.features, self.weights, self.feature_dim, task.input_shape, task.seed)
         try:
-            return feature_map(*known, device)
+            return feature_map(*arguments, device)
         except ConfigError as error:
             raise ConfigError(f"method.features = '{self.features}': {error}") from None
 
     def _moments(self, client: Client, label: int | None = None) -> Moments:
-        """Return the moments of the training samples, of one class or of all; exactly."""
-        known, task, train = self._map(client.task), client.task, client.data.train
+        """Return the exact moments of the training samples, of one class or of all."""
+        features, task, train = self._map(client.task), client.task, client.data.train
         rows = train.index if label is None else train.index[train.labels == label]
         total = Moments.zero(task.num_classes, self.feature_dim)
         with client.timed("summarise"), torch.no_grad():
             for x, y in in_order(Examples(train.x, train.y, rows)):
-                total += Moments.of(known(x.double()), y, task.num_classes)
+                total += Moments.of(features(x.double()), y, task.num_classes)
         return total
 
     def _statistics(self, client: Client) -> Payload:
         """Return the client's statistics.
 
-        With privacy they are kept: asked again, the client sends the same numbers.
+        With privacy they are stored, so that the client sends the same numbers when it is asked
+        again.
         """
         classes, privacy = client.task.num_classes, client.privacy
-        kept = part(client.memory, RELEASE)
-        if kept:
-            return moved(kept, CPU)
+        stored = part(client.memory, RELEASE)
+        if stored:
+            return moved(stored, CPU)
         if self.shares == "class means":
             sent = class_statistics(client, self.averaged(client), self.up.max_norm)
         elif privacy is None:
@@ -319,33 +327,36 @@ class FedGHPlus(Method):
         return sent
 
     def _header(self, client: Client, down: Payload) -> Payload:
-        """Return the header that the client should take over; {} when it keeps the one it has."""
+        """Return the header that the client takes over; {} if it keeps its current one."""
         if self.shares == "nothing":
-            fresh = "weight" not in client.memory
-            return solve(self._moments(client), self.header, self.shrinkage) if fresh else {}
+            is_new = "weight" not in client.memory
+            return solve(self._moments(client), self.header, self.shrinkage) if is_new else {}
         if not down["map"].cpu().equal(fingerprint(self._map(client.task))):
-            raise ConfigError("method.features: the map on this client is not the server's")
+            raise ConfigError(
+                "method.features: the feature map of this client differs from the server's; use "
+                "the same settings, weights and libraries"
+            )
         if "means" in down:
             return solve_with_own_covariance(down, self._moments(client), self.shrinkage)
         return {name: down[name] for name in ("classes", "weight", "bias") if name in down}
 
     def _weigh(self, client: Client, down: Payload) -> Tensor:
-        """Choose the weights of network and header by validation data; return the losses.
+        """Choose the weights of network and header on the validation split; return the losses.
 
-        Without a header that knows all of the client's classes the network decides alone.
+        If the header lacks a class of the client, the network predicts alone.
         """
         counts = client.data.train.labels.bincount(minlength=client.task.num_classes)
         own, validation = counts.nonzero().flatten(), client.data.validation
         rows = validation.index[counts[validation.labels] > 0]
-        known = client.memory.get("classes", counts[:0]).cpu()
+        header_classes = client.memory.get("classes", counts[:0]).cpu()
         client.memory.pop("pair", None)
-        if not len(rows) or not bool(torch.isin(own, known).all()):
+        if not len(rows) or not bool(torch.isin(own, header_classes).all()):
             return torch.zeros(0, len(fusion.PAIRS))
-        judged = Examples(validation.x, validation.y, rows)
-        network = outputs(client, client.model, judged)
-        header = outputs(client, lambda x: self._header_logits(client, x), judged)
+        samples = Examples(validation.x, validation.y, rows)
+        network = outputs(client, client.model, samples)
+        header = outputs(client, lambda x: self._header_logits(client, x), samples)
         prior = (counts[own] / counts.sum()).log()
-        losses = fusion.losses(network, header, own, prior, judged.labels)
+        losses = fusion.losses(network, header, own, prior, samples.labels)
         shared = down["losses"][0].cpu() if len(down.get("losses", ())) else None
         pair = fusion.choose(losses, len(rows), shared)
         client.memory |= moved({"own": own, "prior": prior, "pair": pair}, client.device)
@@ -361,7 +372,7 @@ class FedGHPlus(Method):
         return header_logits(client.memory, features, client.task.num_classes)
 
     def _added(self, server: Payload, client_id: int, statistics: Payload) -> Payload:
-        """Return the server with the statistics of a client that had sent none."""
+        """Return the server's state with the statistics of a client that had sent none."""
         total = Moments(**part(server, "sum."))
         if self.shares == "moments":
             total = total + Moments.read(statistics, len(server["sum.counts"]))
@@ -371,16 +382,16 @@ class FedGHPlus(Method):
         return {**server, **prefixed("sum.", vars(total)), **sent, "given": given}
 
     def _solved(self, server: Payload) -> Payload:
-        """Solve the header of all statistics that the server holds."""
+        """Return the server's state with the header solved from all its statistics."""
         rest = {name: t for name, t in server.items() if not name.startswith("header.")}
         senders = server["given"].nonzero().flatten().tolist()
-        held = [part(server, f"client.{sender}.") for sender in senders]
-        if not held:
+        statistics = [part(server, f"client.{sender}.") for sender in senders]
+        if not statistics:
             header: Payload = {}
         elif self.shares == "class means":
-            header = weighted_means(held, len(server["sum.counts"]))
+            header = weighted_means(statistics, len(server["sum.counts"]))
         else:
-            sizes = torch.tensor([len(one["classes"]) for one in held])
+            sizes = torch.tensor([len(one["classes"]) for one in statistics])
             noise = private_moments.noise_level(server["noise"], sizes, self.feature_dim)
             total = Moments(**part(server, "sum."))
             header = solve(total, self.header, self.shrinkage, noise)

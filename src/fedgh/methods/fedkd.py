@@ -1,13 +1,15 @@
 """FedKD (Wu, Wu, Lyu, Huang and Xie, Nature Communications 2022).
 
-Every client has a private mentor and a copy of a small shared mentee. Both learn from the labels,
-from each other's outputs and from each other's hidden states; the more reliable their
-predictions, the more they listen to each other. Only updates of the mentee travel, both ways, as
-the singular vectors that hold a share of their energy. The share rises over the rounds.
+Every client has a private network, the mentor, and a copy of a small shared network, the mentee.
+Both learn from the labels, from each other's outputs and from each other's hidden states; the lower
+their loss on the labels, the higher the weight of the other two. Only updates of the mentee are
+sent, in both directions, as the singular vectors that hold a share of their energy. The share rises
+over the rounds.
 
-A participant that trained in the round of the last update gets that update. One that sat out, or is
-new, gets the sum of all updates, uncompressed: a whole mentee. All know the start from the seed.
-Running statistics of batch normalisation in the mentee are part of its updates.
+A participant that trained in the round of the last update receives that update. Another one, or a
+new one, receives the sum of all updates, uncompressed: as large as a mentee. All clients make the
+initial mentee from the seed. Running statistics of batch normalisation in the mentee are part of
+its updates.
 """
 
 from typing import Annotated
@@ -22,16 +24,16 @@ from fedgh.methods import api
 from fedgh.methods.api import Client, Payload, Recipient, Task, Uploads, distill, part, prefixed
 
 MIN_DIVISOR = 1e-6
-"""A cross-entropy of exactly zero would make the other losses infinite."""
+"""Lower bound of the divisor: a cross-entropy of zero would make the other losses infinite."""
 
 
 def compressed_update(method: api.Method, shapes: api.Shapes) -> api.Spec:
-    """The factors of an update of the mentee."""
+    """Return the spec of a compressed update of the mentee."""
     return compressed_spec(api.network_state(method.shared_network(shapes.task)))
 
 
 def whole_update(method: api.Method, shapes: api.Shapes) -> api.Spec:
-    """A sum of updates, uncompressed."""
+    """Return the spec of an uncompressed sum of updates."""
     return api.update_spec(api.network_state(method.shared_network(shapes.task)))
 
 
@@ -48,37 +50,39 @@ class FedKD(api.Method):
     )
     weighs_by_examples = True
 
-    energy_start: Annotated[float, Limits(gt=0, le=1)] = 0.95  # kept of each matrix in round 1
-    energy_end: Annotated[float, Limits(gt=0, le=1)] = 0.98  # and in the last round
+    energy_start: Annotated[float, Limits(gt=0, le=1)] = (
+        0.95  # share of each matrix that is sent in round 1
+    )
+    energy_end: Annotated[float, Limits(gt=0, le=1)] = 0.98  # share in the last round
     shared: api.NetworkName = "cnn5"  # the extractor of the mentee
-    weight_constant: bool = True  # the authors' code differentiates the losses' weight, too
+    weight_constant: bool = True  # False differentiates the weight, like the authors' code
 
     def shared_network(self, task: Task) -> api.SplitModel:
         return api.shared_model(self.shared, task)
 
     def energy(self, round: int, rounds: int) -> float:
-        """Return the share kept in a round, the last of which keeps `energy_end`."""
+        """Return the share of energy that is sent in a round; `energy_end` in the last one."""
         return self.energy_start + (self.energy_end - self.energy_start) * round / rounds
 
     def init_server(self, task: Task, models: api.Models, rng: torch.Generator) -> Payload:
         start = api.network_state(self.shared_network(task))
         nothing = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
-        return {**prefixed("sum.", nothing), "updated": torch.tensor(0)}  # in which round
+        return {**prefixed("sum.", nothing), "updated": torch.tensor(0)}  # round of the last update
 
     def broadcast(self, server: Payload, to: Recipient) -> Payload:
         updated = int(server["updated"])
         if updated == 0:
             return {}
-        known = "last." if to.last_round == updated else "sum."
-        return {name: tensor for name, tensor in server.items() if name.startswith(known)}
+        prefix = "last." if to.last_round == updated else "sum."
+        return {name: tensor for name, tensor in server.items() if name.startswith(prefix)}
 
     def init_client(self, client: Client) -> None:
-        """W of the hidden loss: from the mentee's hidden states to the mentor's."""
+        """Add W of the hidden loss, which maps the mentee's hidden states to the mentor's."""
         width = client.task.rep_dim
         client.modules["projection"] = nn.Linear(width, width, bias=False)
 
     def loss(self, client: Client, mentee: api.SplitModel, x: Tensor, y: Tensor) -> Tensor:
-        """Labels for both; mutual distillation and the hidden loss by how well both do."""
+        """Return the loss on labels, plus distillation and hidden loss divided by it."""
         mentor = client.model
         mentor_hidden, mentee_hidden = mentor.represent(x), mentee.represent(x)
         mentor_logits, mentee_logits = mentor.header(mentor_hidden), mentee.header(mentee_hidden)
@@ -119,7 +123,7 @@ class FedKD(api.Method):
         return {**prefixed("sum.", whole), **prefixed("last.", last), "updated": updated}
 
     def check_upload(self, task: Task, payload: Payload, max_norm: float) -> None:
-        """The norms of factors say little about that of their product."""
+        """Raise WireError if a row of the product is too large: factors do not bound its norm."""
         for name, tensor in expand(payload).items():
             norm = api.largest_row_norm(tensor)
             if norm > max_norm:

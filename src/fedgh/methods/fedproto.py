@@ -14,13 +14,15 @@ from fedgh.methods.api import Client, Payload, Recipient, Uploads, class_table
 
 
 class FedProto(api.Method):
-    """A class that no participant holds keeps its prototype; a new client is sent all of them."""
+    """A class without a participant keeps its prototype; a new client receives all prototypes."""
 
     family = "class means"
     about = "Representations are pulled towards global class means (prototypes)."
     up, down = api.PerClass("representation", counts=True), api.PerClass("representation")
     lam: api.NonNegative = 1.0  # lambda: weight of the distance to the prototypes
-    predict: Literal["header", "prototype"] = "header"  # or the class of the nearest prototype
+    predict: Literal["header", "prototype"] = (
+        "header"  # predict by header, or by the nearest prototype
+    )
 
     def init_server(self, task: api.Task, models: api.Models, rng: Generator) -> Payload:
         return class_table.empty(task.num_classes, task.rep_dim)
@@ -36,12 +38,12 @@ class FedProto(api.Method):
 
     def loss(self, client: Client, x: Tensor, y: Tensor, means: Tensor, filled: Tensor) -> Tensor:
         r = client.model.represent(x)
-        distance = (filled[y, None] * (r - means[y]) ** 2).mean()  # 0 without a prototype
+        distance = (filled[y, None] * (r - means[y]) ** 2).mean()  # 0 for a class without prototype
         return cross_entropy(client.model.header(r), y) + self.lam * distance
 
     def server_update(self, server: Payload, uploads: Uploads) -> Payload:
         return class_table.update(server, uploads)
 
     def logits(self, client: Client, x: Tensor) -> Tensor:
-        known = client.memory  # empty: the header decides
+        known = client.memory  # empty: predict by the header
         return class_table.nearest(known, client, x) if known else super().logits(client, x)

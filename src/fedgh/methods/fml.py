@@ -1,8 +1,8 @@
 """FML, federated mutual learning (Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu and Wu, 2020).
 
-Every client has a private model of its own and a copy of a small shared one ("meme"); the two
-teach each other on the local data. The server averages the shared ones with weights n_k / n,
-running statistics of batch normalisation included. Clients are judged by their private model.
+Every client has a private network and a copy of a small shared network ("meme"), which learn from
+each other on the client's data. The server averages the shared networks with weights n_k / n,
+including running statistics of batch normalisation. Clients are evaluated with the private network.
 """
 
 from torch import Generator, Tensor
@@ -13,16 +13,16 @@ from fedgh.methods.api import Client, Fraction, Payload, Uploads, distill
 
 
 class FML(api.Method):
-    """A participant, new or not, starts its round with the global shared model."""
+    """A participant starts each round from the global shared network, also in its first round."""
 
     family = "small shared network"
     about = "A private and a small shared network teach each other; the small one is averaged."
     up = down = api.Network("shared")
     weighs_by_examples = True
 
-    alpha: Fraction = 0.5  # share of the labels for the private model
-    beta: Fraction = 0.5  # and for the shared one
-    shared: api.NetworkName = "cnn5"  # the extractor of the shared model
+    alpha: Fraction = 0.5  # weight of the labels for the private network
+    beta: Fraction = 0.5  # weight of the labels for the shared network
+    shared: api.NetworkName = "cnn5"  # the extractor of the shared network
 
     def shared_network(self, task: api.Task) -> api.SplitModel:
         return api.shared_model(self.shared, task)
@@ -37,7 +37,7 @@ class FML(api.Method):
         return api.network_state(shared)
 
     def loss(self, private: Tensor, shared: Tensor, y: Tensor) -> Tensor:
-        """Both learn from the labels and from the other's output, which is a constant for it."""
+        """Return the sum of both losses: labels, and the other network's output as a constant."""
         a, b = self.alpha, self.beta
         of_private = a * cross_entropy(private, y) + (1 - a) * distill(shared, private)
         of_shared = b * cross_entropy(shared, y) + (1 - b) * distill(private, shared)

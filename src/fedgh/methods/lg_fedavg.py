@@ -1,6 +1,6 @@
 """LG-FedAvg (Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov and Morency, 2020).
 
-Extractors stay local, headers are averaged with weights n_k / n.
+Extractors stay with their clients; the server averages headers with weights n_k / n.
 """
 
 from torch import Generator
@@ -11,7 +11,7 @@ from fedgh.methods.api import Client, Payload, Uploads
 
 
 class LGFedAvg(api.Method):
-    """A participant, new or not, starts its round with the global header."""
+    """A participant starts each round with the global header, also in its first round."""
 
     name = "lg_fedavg"
     family, about = "headers", "The server averages the headers; extractors stay private."

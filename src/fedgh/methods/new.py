@@ -1,4 +1,4 @@
-"""`fedgh new-method`: the file of a method that runs as it is, and its test, from templates/."""
+"""`fedgh new-method`: write the file of a method that runs, and its test, from templates."""
 
 import re
 import sys
@@ -16,13 +16,13 @@ NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 METHODS_DIR, TESTS_DIR = Path("src/fedgh/methods"), Path("tests/methods")
 TABLE = Path("docs/methods.md")
-"""Places in a checkout of fedgh."""
+"""Paths in a checkout of fedgh."""
 
 TEMPLATE_NAMES = ("Client", "Generator", "Path", "Payload", "Task", "Upload", "Uploads")
 """Names that the written files import."""
 
-LARGEST = 2**20
-"""Bytes of a source file or page in which a line is added."""
+MAX_FILE = 2**20
+"""Bytes of a source file or page to which a line is added."""
 
 ROW = (
     "| `@NAME@` | header | header | a step towards the mean, weights n_k/n | `server_lr` (1.0) |\n"
@@ -31,12 +31,12 @@ ROW = (
 
 @dataclass(frozen=True)
 class NewMethod:
-    """The files of a new method, and the name by which a configuration names it."""
+    """The files of a new method, and the value of `method.name`."""
 
     name: str
-    setting: str  # for `method.name`
+    setting: str  # the value of `method.name`
     files: tuple[Path, ...]
-    changed: tuple[Path, ...]  # files of fedgh in which a line was added
+    changed: tuple[Path, ...]  # files of fedgh to which a line was added
 
     @property
     def test(self) -> Path:
@@ -65,9 +65,9 @@ class NewMethod:
 def new_method(name: str, out: Path | None = None, here: Path = Path()) -> NewMethod:
     """Write a method and its test to `out`.
 
-    Without `out` they go to the folder `here`; if that is a checkout of fedgh, to their places in
-    it, and the method becomes one of the built-in ones. An existing file is never replaced:
-    ConfigError names it.
+    Without `out` they are written to the folder `here`. If that is a checkout of fedgh, they go to
+    its folders of methods and tests, and the method becomes built in. Raise ConfigError if the name
+    is not possible or a file exists.
     """
     _check_name(name)
     inside = out is None and (here / METHODS_DIR / "__init__.py").is_file()
@@ -76,14 +76,14 @@ def new_method(name: str, out: Path | None = None, here: Path = Path()) -> NewMe
     test = (here / TESTS_DIR if inside else folder) / f"test_{name}.py"
     for path in (source, test):
         if path.exists() or path.is_symlink():
-            raise ConfigError(f"{path} is there already; choose another name, or remove it")
+            raise ConfigError(f"{path} exists already; choose another name, or remove it")
     if not inside and (name in sys.stdlib_module_names or find_spec(name) is not None):
         raise ConfigError(f"there is a Python module '{name}' already; choose another name")
-    added = _built_in(here, name) if inside else {}  # first: it may find that it cannot be done
-    places = {"NAME": name, "CLASS": class_name(name), "IMPORTS": _imports(name, inside)}
+    added = _built_in(here, name) if inside else {}  # before anything is written: it may raise
+    values = {"NAME": name, "CLASS": class_name(name), "IMPORTS": _imports(name, inside)}
     for template, path in (("method", source), ("test", test)):
         make_folder(path.parent)
-        write_atomic(path, _filled(template, places).encode())
+        write_atomic(path, _filled(template, values).encode())
     for path, text in added.items():
         write_atomic(path, text.encode())
     setting = name if inside else f"{name}:{class_name(name)}"
@@ -91,7 +91,7 @@ def new_method(name: str, out: Path | None = None, here: Path = Path()) -> NewMe
 
 
 def class_name(name: str) -> str:
-    """Return the name of the class: MyMethod for my_method."""
+    """Return the class name of a method: MyMethod for my_method."""
     return "".join(word[0].upper() + word[1:] for word in name.split("_"))
 
 
@@ -102,13 +102,13 @@ def _check_name(name: str) -> None:
             "single underscores, such as my_method"
         )
     if class_name(name) in TEMPLATE_NAMES or name in ("conftest", "setup"):
-        raise ConfigError(f"'{name}' has a meaning in the files that are written; choose another")
+        raise ConfigError(f"'{name}' is used in the files that are written; choose another name")
     if name in METHODS or name in plugins():
         raise ConfigError(f"there is a method '{name}' already; choose another name")
 
 
 def _imports(name: str, inside: bool) -> str:
-    """Return the lines by which a test imports the method, in the order that linters ask for."""
+    """Return the import lines of the test, in the order that linters require."""
     shared = [
         "from fedgh.methods.api import Task, Upload, Uploads",
         "from fedgh.testing import check_method",
@@ -118,17 +118,17 @@ def _imports(name: str, inside: bool) -> str:
     return "\n".join([*shared, "", f"from {name} import {class_name(name)}"])
 
 
-def _filled(template: str, places: dict[str, str]) -> str:
+def _filled(template: str, values: dict[str, str]) -> str:
     text = (resources.files("fedgh.methods") / "templates" / f"{template}.txt").read_text("utf-8")
-    for name, value in places.items():
+    for name, value in values.items():
         text = text.replace(f"@{name}@", value)
     return text
 
 
 def _built_in(here: Path, name: str) -> dict[Path, str]:
-    """Return the files of a checkout that list all methods, with a line for this one."""
+    """Return the texts of the files that list all methods, with a line for this one."""
     listing, table = here / METHODS_DIR / "__init__.py", here / TABLE
-    texts = {path: read_bytes(path, LARGEST).decode() for path in (listing, table)}
+    texts = {path: read_bytes(path, MAX_FILE).decode() for path in (listing, table)}
     for word in (name, class_name(name)):
         if re.search(rf"\b{word}\b", texts[listing]):
             raise ConfigError(f"{listing} has a name '{word}' already; choose another name")
@@ -143,10 +143,12 @@ def _built_in(here: Path, name: str) -> dict[Path, str]:
 
 
 def _after(path: Path, text: str, lines: re.Pattern[str], line: str, *, sort: bool = False) -> str:
-    """Add a line after the last of some; where they are sorted, after those that come before it."""
-    found = list(lines.finditer(text))
-    if not found:
-        raise ConfigError(f"{path}: the list of methods is not where it was expected; add it there")
-    before = [one for one in found if one[0] < line] if sort else found
-    place = before[-1].end() if before else found[0].start()
-    return text[:place] + line + text[place:]
+    """Return text with a line added after the last match, or at its place in sorted lines."""
+    matches = list(lines.finditer(text))
+    if not matches:
+        raise ConfigError(
+            f"{path}: the list of methods was not found; add the line yourself: {line.strip()}"
+        )
+    before = [match for match in matches if match[0] < line] if sort else matches
+    position = before[-1].end() if before else matches[0].start()
+    return text[:position] + line + text[position:]

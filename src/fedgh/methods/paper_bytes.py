@@ -1,14 +1,14 @@
-"""Bytes up and down per client and round as the FedGH paper reckons them: rows of its table.
+"""Communication per client and round as the FedGH paper counts it: the rows of its table.
 
-Labels and means count for FedGH, and its header without the bias; means without labels for FD and
-FedProto; the header with its bias, both ways, for LG-FedAvg.
+For FedGH it counts labels, means and the header without bias; for FD and FedProto means without
+labels; for LG-FedAvg the header with bias, in both directions.
 """
 
 from fedgh.core.types import Task
 
 
 def paper_bytes(method: str, task: Task, local_classes: int) -> int | None:
-    """Return the bytes for a client with so many classes; None for a method that has no row."""
+    """Return the bytes of a client with `local_classes` classes; None for a method without row."""
     width, classes, held = task.rep_dim, task.num_classes, local_classes
     numbers = {
         "standalone": 0,

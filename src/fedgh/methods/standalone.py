@@ -1,4 +1,4 @@
-"""Standalone: every client trains alone. The baseline that any federation has to beat."""
+"""Standalone: every client trains alone, without any exchange. A federation should beat it."""
 
 from torch import Tensor
 
@@ -8,13 +8,13 @@ from fedgh.methods.api import Client, Payload, Uploads
 
 
 class Standalone(api.Method):
-    """Two controls: FedGH replaces the header, too, and other methods have a second network."""
+    """Two controls: a header reset like that of FedGH, and a second network like other methods."""
 
     family, about = "training alone", "Nothing is exchanged: the baseline."
     up = down = api.NOTHING
 
-    reset_header: bool = False  # to a new random one, every round
-    networks: ensemble.Size = 1  # of a client, which predict together
+    reset_header: bool = False  # replace the header by a random one every round
+    networks: ensemble.Size = 1  # networks of a client; the mean of their logits predicts
 
     def init_client(self, client: Client) -> None:
         ensemble.add_networks(client, self.networks)

@@ -1,4 +1,4 @@
-"""The extractors: the paper's CNN-1..5, ResNet-18, small ones, and whatever a user names."""
+"""Extractors by name: the paper's CNN-1 to CNN-5, ResNet-18, small ones, and a user's own."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,13 +11,13 @@ from fedgh.core.rng import isolated
 from fedgh.core.types import SplitModel, Task
 from fedgh.errors import ConfigError, import_object, printable, unknown
 from fedgh.models.cnn import CNN1, CNN2, CNN3, CNN4, CNN5
-from fedgh.models.families import FAMILIES, Foreign
+from fedgh.models.families import FAMILIES, LibraryExtractor
 from fedgh.models.mlp import mlp, perceptron
 from fedgh.models.resnet import resnet18
 from fedgh.models.width import MAX_DENOMINATOR, read_width, takes_width
 
 Extractor = Callable[[tuple[int, ...], int], nn.Module]
-"""From the shape of one input and the width of the representation to a network."""
+"""Function of the shape of one input and the width of the representation; returns a network."""
 
 EXTRACTORS: dict[str, Extractor] = {
     "cnn1": CNN1,
@@ -32,21 +32,22 @@ EXTRACTORS: dict[str, Extractor] = {
 
 
 def extractor(name: str) -> Extractor:
-    """The extractor of that name: ours, `timm/resnet18`, or the function `package.module:name`.
+    """Return the extractor of a name: of fedgh, `timm/resnet18`, or `package.module:function`.
 
-    With `@1/2` after it, ours and a function with a parameter `width` make a narrower network.
+    `@1/2` after the name makes a narrower network; extractors of fedgh allow that, and functions
+    with a parameter `width`. Raise ConfigError for an unknown name.
     """
     library, slash, rest = name.partition("/")
-    if slash and library in FAMILIES:  # whose names and folders may have an @
-        return Foreign(library, rest)
+    if slash and library in FAMILIES:  # names in these libraries, and folders, may contain an @
+        return LibraryExtractor(library, rest)
     base, at, width = name.partition("@")
     return _narrower(base, width) if at else _full(base)
 
 
 def is_packaged(name: str) -> bool:
-    """Tell if a name, with or without a width, is that of a network of fedgh.
+    """Return True if a name, with or without a width, is that of a network of fedgh.
 
-    Nothing is imported to find out.
+    Nothing is imported for this test.
     """
     if name.partition("@")[0] not in EXTRACTORS:
         return False
@@ -58,28 +59,28 @@ def is_packaged(name: str) -> bool:
 
 
 def _full(name: str) -> Extractor:
-    """The extractor of that name as wide as it is."""
+    """Return the extractor of a name without a width."""
     if name in EXTRACTORS:
         return EXTRACTORS[name]
     if ":" not in name:
         raise ConfigError(
             f"{unknown('extractor', name, EXTRACTORS)} "
-            "(your own is written 'package.module:function')"
+            "(write your own as 'package.module:function')"
         )
-    found = import_object(name)
-    if not callable(found):
+    function = import_object(name)
+    if not callable(function):
         raise ConfigError(f"'{name}' is not a function")
-    make: Extractor = found
+    make: Extractor = function
     return make
 
 
 def _narrower(name: str, text: str) -> Extractor:
-    """The extractor of that name at the width that a text says."""
+    """Return the extractor of a name at the width in a text such as `1/2`."""
     width = read_width(text)
     if width is None:
         raise ConfigError(
-            f"'{name}@{printable(text)}': after the @ comes a width, a fraction between 0 and 1 "
-            f"such as 1/2 (the lower number at most {MAX_DENOMINATOR})"
+            f"'{name}@{printable(text)}': write a width after the @, a fraction between 0 and 1 "
+            f"such as 1/2 (denominator at most {MAX_DENOMINATOR})"
         )
     make: Callable[..., nn.Module] = _full(name)
     if not takes_width(make):
@@ -88,34 +89,40 @@ def _narrower(name: str, text: str) -> Extractor:
 
 
 def split_model(make: Extractor, task: Task) -> SplitModel:
-    """A model for this task: the extractor under a linear header."""
+    """Return a network for this task: the extractor and a new linear header."""
     header = nn.Linear(task.rep_dim, task.num_classes)
     extractor = make(task.input_shape, task.rep_dim)
     if any(is_lazy(parameter) for parameter in extractor.parameters()):
-        with torch.no_grad():  # an input tells lazy layers their sizes
+        with torch.no_grad():  # lazy layers get their sizes from an input
             extractor.eval()(torch.zeros(2, *task.input_shape))
     return SplitModel(extractor, header)
 
 
 def parameters_of(name: str, task: Task) -> int | None:
-    """The number of parameters of a network of fedgh; None for others, and if it does not fit."""
+    """Return the number of parameters of a network of fedgh.
+
+    Return None for other networks, and if the network does not fit the task.
+    """
     if not is_packaged(name):
         return None
     try:
-        with torch.device("meta"):  # no memory is needed to count
+        with torch.device("meta"):  # counting needs no memory
             model = split_model(extractor(name), task)
-    except Exception:  # whatever layers make of impossible sizes
+    except Exception:  # layers raise many types for impossible sizes
         return None
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def shared_model(name: str, task: Task) -> SplitModel:
-    """The network that a method shares beside the private ones, at its start that all know."""
+    """Return the initial shared network of a method, which all parties make from the seed.
+
+    Raise ConfigError if it cannot be made for this task.
+    """
     with isolated(task.seed, "shared-model"):
         try:
             if not task.input_shape:
                 raise ConfigError(
-                    "all clients need inputs of one shape (data.shape, where data are private)"
+                    "all clients need inputs of one shape; set data.shape if data.name = 'private'"
                 )
             return split_model(extractor(name), task)
         except ConfigError as error:
@@ -123,7 +130,7 @@ def shared_model(name: str, task: Task) -> SplitModel:
 
 
 def check_extractor(name: str, make: Extractor, task: Task) -> None:
-    """Refuse an extractor that does not map such inputs to representations of that width."""
+    """Raise ConfigError unless an extractor maps the task's inputs to `rep_dim` numbers."""
     shape, width = task.input_shape, task.rep_dim
     try:
         with isolated(task.seed, "check-extractor"), torch.inference_mode():

@@ -1,4 +1,4 @@
-"""CNN-1 to CNN-5 of the FedGH paper: one structure, five sizes."""
+"""CNN-1 to CNN-5 of the FedGH paper: one structure in five sizes."""
 
 from fractions import Fraction
 from functools import partial
@@ -18,9 +18,10 @@ def cnn(
     conv1: int = 16,
     width: Fraction = FULL,
 ) -> nn.Sequential:
-    """Two 5x5 convolutions with pooling, two dense layers; the last ReLU is the representation.
+    """Return two 5x5 convolutions with pooling and two dense layers.
 
-    The ReLU comes after the pooling: the same values and gradients on a quarter of the pixels.
+    The output of the last ReLU is the representation. The ReLU of a convolution comes after the
+    pooling: values and gradients are the same, but it computes a quarter of the pixels.
     """
     if len(shape) != 3 or shape[1:] != (32, 32):
         raise ConfigError(f"the CNNs take 32x32 images, but inputs have shape {shape}")

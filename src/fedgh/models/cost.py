@@ -1,7 +1,7 @@
-"""What a network costs to compute: two operations for each multiplication.
+"""Count the operations of a network, two for each multiplication.
 
-Products and convolutions are counted exactly. What some layers compute out of sight (an LSTM) is
-not: then a network counts as one multiplication for each of its weights.
+Matrix products and convolutions are counted exactly. PyTorch does not report those inside some
+layers (an LSTM, for example); a network counts at least one multiplication per weight.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,15 +17,15 @@ from fedgh.models import Extractor, split_model
 
 
 def forward_flops(make: Extractor, task: Task) -> int:
-    """Operations of the products and convolutions in one input's way through the network."""
+    """Return the operations of the forward pass for one input."""
     with _model(make, task) as model:
         weights = sum(p.numel() for p in model.parameters() if p.ndim > 1)  # no biases
-        seen = _count(lambda: model.eval()(torch.zeros(2, *task.input_shape))) // 2
-        return max(seen, 2 * weights)
+        counted = _count(lambda: model.eval()(torch.zeros(2, *task.input_shape))) // 2
+        return max(counted, 2 * weights)
 
 
 def training_flops(make: Extractor, task: Task) -> int:
-    """The same for one input of a training step: forward, and backward to all weights."""
+    """Return the operations of a training step per input: forward, and backward to all weights."""
     with _model(make, task) as model:
         return (
             _count(lambda: model.train()(torch.zeros(2, *task.input_shape)).sum().backward()) // 2
@@ -40,6 +40,6 @@ def _count(compute: Callable[[], object]) -> int:
 
 @contextmanager
 def _model(make: Extractor, task: Task) -> Iterator[nn.Module]:
-    """A network to count with, whose random draws disturb nobody."""
+    """Create a network without drawing from PyTorch's global random generator."""
     with isolated(task.seed, "cost"):
         yield split_model(make, task)

@@ -1,4 +1,4 @@
-"""A test of what a cut means: the narrower network computes what its part of the whole one does."""
+"""Check that a narrower network computes the same as the corresponding part of the whole one."""
 
 import math
 from copy import deepcopy
@@ -13,15 +13,15 @@ from fedgh.core.types import Payload, SplitModel
 from fedgh.errors import ConfigError
 
 TOLERANCE = 1e-4
-"""Largest difference of logits, relative to the largest of them: rounding stays far below."""
+"""Largest difference of logits, relative to the largest logit; rounding stays far below."""
 
 
 def check_cut(whole: SplitModel, part: SplitModel, input_shape: tuple[int, ...]) -> None:
-    """Refuse a network that is not a part of the whole one; ConfigError says why.
+    """Raise ConfigError unless a network is a part of the whole one.
 
-    Their tensors have to have the same names, and those of the part have to fit into the others.
-    With the weights of a cut it has to give the logits of the whole network in which all other
-    weights are zero: that is tried with random weights and inputs, for two cuts, in eval mode.
+    The tensors of both must have the same names, and those of the part must not be larger. With the
+    weights of a cut, the part must return the logits of the whole network in which all other
+    weights are zero. This is tested with random weights and inputs, for two cuts, in eval mode.
     """
     whole, part = deepcopy(whole).eval(), deepcopy(part).eval()
     with isolated(0, "check-cut"), torch.no_grad():
@@ -30,20 +30,20 @@ def check_cut(whole: SplitModel, part: SplitModel, input_shape: tuple[int, ...])
         blank = {name: _neutral(name, tensor) for name, tensor in state.items()}
         x = torch.randn(2, *input_shape)
         for shift in (0, 1):
-            here = cut(sizes_of(state), narrower, shift)
-            weights = take(state, here)
+            positions = cut(sizes_of(state), narrower, shift)
+            weights = take(state, positions)
             alone = _logits(part, weights, x)
-            inside = _logits(whole, put(blank, weights, here), x)
-            if not _alike(alone, inside):
+            inside = _logits(whole, put(blank, weights, positions), x)
+            if not _close(alone, inside):
                 raise ConfigError(
-                    "with the weights of a part of the whole network, the narrower one gives other "
-                    "logits than that part (layer and group norms do, since they mix units; so "
-                    "does a dense layer after an image that is not flattened channel by channel)"
+                    "with the weights of a part of the whole network, the narrower one returns "
+                    "other logits than that part. Causes are layer and group norms, which mix "
+                    "units, and a dense layer after an image that is not flattened by channels"
                 )
 
 
 def _random(like: Tensor) -> Tensor:
-    """Weights that keep signals at their size; offsets, scales and variances around one."""
+    """Return random weights that preserve the variance of signals; vectors are around one."""
     if like.ndim > 1:
         inputs = max(like.shape[1:].numel(), 1)
         return torch.randn_like(like) * math.sqrt(2 / inputs)
@@ -67,7 +67,7 @@ def _logits(network: nn.Module, weights: Payload, x: Tensor) -> Tensor:
     return out
 
 
-def _alike(one: Tensor, other: Tensor) -> bool:
+def _close(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape:
         return False
     return bool((one - other).abs().max() <= TOLERANCE * other.abs().max())

@@ -1,7 +1,7 @@
 """Networks of other libraries: `timm/resnet18`, `torchvision/resnet18`, `transformers/FOLDER`.
 
-They start from random weights, but those of transformers from what is in the folder (or on the
-hub, under that name). The libraries are not part of fedgh.
+They start from random weights, except those of transformers, which start from the weights in the
+folder (or on the hub, under that name). The libraries are not installed with fedgh.
 """
 
 from collections.abc import Callable
@@ -16,14 +16,17 @@ from fedgh.models.adapt import adapt
 
 
 @dataclass(frozen=True)
-class Foreign:
-    """An extractor that another library makes."""
+class LibraryExtractor:
+    """An extractor that is a network of another library."""
 
     library: str
     name: str
 
     def __call__(self, shape: tuple[int, ...], rep_dim: int) -> nn.Module:
-        """The network without its classifier, and a projection to that width."""
+        """Return the network without its classifier, with a projection to `rep_dim`.
+
+        Raise ConfigError if the library is missing or does not know the network.
+        """
         try:
             module = import_module(self.library)
         except (ImportError, RuntimeError) as error:  # torchvision raises both

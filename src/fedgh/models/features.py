@@ -1,10 +1,10 @@
-"""Feature maps that all clients know: from an input to a vector, fixed before the first round.
+"""Feature maps: fixed functions from an input to a vector, the same for all clients.
 
-- "conv", for images: local filters, both signs, a threshold, and the mean over each quarter of the
-  image. The filters are random directions, whitened: neighbouring pixels and channels of images
-  are alike, so that others would see little but brightness. The covariance that is divided out is
-  a formula, not data: it falls off exponentially with the distance between pixels.
-- "relu", for anything else: random linear functions through a ReLU.
+- "conv", for images: local filters with both signs, a threshold, and the mean over each quarter of
+  the image. The filters are random and whitened: neighbouring pixels and channels of images are
+  correlated, so filters without whitening would mostly measure brightness. Whitening uses an
+  assumed covariance, not data: it decays exponentially with the distance between pixels.
+- "relu", for other inputs: random linear functions, followed by a ReLU.
 - a network by its name, as in `model.extractors`: with its published weights, with those of a
   safetensors file, or with random ones from the seed.
 """
@@ -25,13 +25,13 @@ from fedgh.models import check_extractor, extractor
 from fedgh.models.weights import load_weights
 
 FEATURES = ("auto", "conv", "relu")
-"""Names of maps that need nothing but the seed; "auto" is "conv" for images, else "relu"."""
+"""Names of random maps; "auto" is "conv" for images and "relu" for other inputs."""
 
 QUARTERS = 2
-"""Rows and columns into which an image is divided."""
+"""Rows, and columns, into which an image is divided."""
 
 SIDE = 6
-"""Pixels to a side of a filter."""
+"""Height and width of a filter in pixels."""
 
 REACH = 30.0
 """Distance in pixels over which the assumed correlation falls to 1/e."""
@@ -40,41 +40,43 @@ CHANNELS_ALIKE = 0.8
 """Assumed correlation between the channels of a pixel."""
 
 NOISE = 0.01
-"""Assumed share of noise in the variance of a pixel: directions without signal are not blown up."""
+"""Assumed share of noise in the variance of a pixel; it limits the gain without a signal."""
 
 THRESHOLD = 0.6
-"""What a filter has to exceed, in standard deviations of its assumed output."""
+"""Threshold of a filter's output, in standard deviations under the assumed covariance."""
 
 FLAT = 0.05
 """Contrast below which an image counts as flat; inputs lie between -1 and 1."""
 
 
 class ConvFeatures(nn.Module):
-    """Random whitened filters; computes in the precision of its input."""
+    """The map "conv": random whitened filters. It computes in the precision of its input."""
 
     def __init__(self, shape: tuple[int, ...], width: int, rng: torch.Generator) -> None:
         super().__init__()
         channels, height, across = shape
         per_filter = 2 * QUARTERS**2  # both signs, each quarter
         if width % per_filter:
-            raise ConfigError(f"should be a multiple of {per_filter} for images, got {width}")
+            raise ConfigError(
+                f"the width should be a multiple of {per_filter} for images, got {width}"
+            )
         side = min(SIDE, height, across)
         filters = _rounded(_whitened(width // per_filter, channels, side, rng))
         self.register_buffer("filters", filters.view(-1, channels, side, side))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, channels, height, width] -> [batch, features]."""
-        middle = x.mean((1, 2, 3), keepdim=True)
+        """Map [batch, channels, height, width] to [batch, features]."""
+        mean = x.mean((1, 2, 3), keepdim=True)
         contrast = x.std((1, 2, 3), keepdim=True)
-        # One layout whatever the input's: another has another order of additions.
-        even = ((x - middle) / (contrast + FLAT)).clone(memory_format=torch.channels_last)
-        seen = conv2d(even, self.get_buffer("filters").to(x.dtype))
-        both = torch.cat([seen, -seen], dim=1) - THRESHOLD
-        return adaptive_avg_pool2d(both.relu_(), QUARTERS).flatten(1)
+        # A fixed memory layout: with another, additions have another order.
+        normalised = ((x - mean) / (contrast + FLAT)).clone(memory_format=torch.channels_last)
+        outputs = conv2d(normalised, self.get_buffer("filters").to(x.dtype))
+        signed = torch.cat([outputs, -outputs], dim=1) - THRESHOLD
+        return adaptive_avg_pool2d(signed.relu_(), QUARTERS).flatten(1)
 
 
 class ReluFeatures(nn.Module):
-    """Random linear functions with an offset through a ReLU."""
+    """The map "relu": random affine functions, followed by a ReLU."""
 
     def __init__(self, shape: tuple[int, ...], width: int, rng: torch.Generator) -> None:
         super().__init__()
@@ -85,33 +87,33 @@ class ReluFeatures(nn.Module):
         self.register_buffer("bias", _rounded(bias))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, ...] -> [batch, features]."""
+        """Map [batch, ...] to [batch, features]."""
         weight, bias = (self.get_buffer(name).to(x.dtype) for name in ("weight", "bias"))
         return linear(x.flatten(1), weight, bias).relu_()
 
 
 class NamedFeatures(nn.Module):
-    """A network as a feature map; it computes in single precision."""
+    """A network as a feature map. It computes in single precision."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, ...] -> [batch, features]."""
+        """Map [batch, ...] to [batch, features]."""
         out: Tensor = self.network(x.float())
         return out.to(x.dtype)
 
 
 def _rounded(numbers: Tensor) -> Tensor:
-    """Return numbers without their last digits, in which processors and thread counts differ."""
+    """Return numbers without the last digits, which depend on processor and thread count."""
     return (numbers * 2**20).round() / 2**20
 
 
 def _whitened(count: int, channels: int, side: int, rng: torch.Generator) -> Tensor:
     """Return random filters whose outputs have variance one under the assumed covariance."""
-    places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).double()
-    space = torch.exp(-torch.cdist(places, places) / REACH)
+    pixels = torch.cartesian_prod(torch.arange(side), torch.arange(side)).double()
+    space = torch.exp(-torch.cdist(pixels, pixels) / REACH)
     colour = torch.full((channels, channels), CHANNELS_ALIKE, dtype=torch.float64)
     colour.fill_diagonal_(1.0)
     covariance = torch.kron(colour, space)
@@ -130,25 +132,25 @@ def feature_map(
     seed: int,
     device: torch.device = CPU,
 ) -> nn.Module:
-    """Return the map that every client makes from the same names, sizes and seed.
+    """Return a feature map; equal arguments give the same map on every client.
 
-    ConfigError says why there is none. The module is shared: callers do not change it.
+    The module is cached, so callers must not change it. Raise ConfigError if the map is impossible.
     """
     if not shape:
         raise ConfigError(
-            "all clients need inputs of one shape (data.shape, where data are private)"
+            "all clients need inputs of one shape; set data.shape if data.name = 'private'"
         )
     if name == "auto":
         name = "conv" if len(shape) == 3 else "relu"
     if name == "conv" and len(shape) != 3:
         raise ConfigError(f"'conv' is for images, but inputs have shape {shape}; use 'relu'")
     if weights and name in FEATURES:
-        raise ConfigError(f"method.weights is for networks; '{name}' has none to load")
-    made = _made(name, weights, width, shape, seed).eval().requires_grad_(False)
-    return made if device == CPU else made.to(device, torch.float32)
+        raise ConfigError(f"method.weights is for networks; '{name}' has no weights to load")
+    features = _create(name, weights, width, shape, seed).eval().requires_grad_(False)
+    return features if device == CPU else features.to(device, torch.float32)
 
 
-def _made(name: str, weights: str, width: int, shape: tuple[int, ...], seed: int) -> nn.Module:
+def _create(name: str, weights: str, width: int, shape: tuple[int, ...], seed: int) -> nn.Module:
     if name == "conv":
         return ConvFeatures(shape, width, stream(seed, "features"))
     if name == "relu":
@@ -163,7 +165,7 @@ def _made(name: str, weights: str, width: int, shape: tuple[int, ...], seed: int
 
 
 def fingerprint(features: nn.Module) -> Tensor:
-    """Return 8 bytes that differ between maps that differ in a weight."""
+    """Return a digest of 8 bytes of the weights of a map."""
     digest = blake2b(digest_size=8)
     for name, tensor in features.state_dict().items():
         digest.update(name.encode())

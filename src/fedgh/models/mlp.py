@@ -1,4 +1,4 @@
-"""Small networks for inputs of any shape: tables, embeddings, tiny images, quick tries."""
+"""Small networks for inputs of any shape: tables, vectors, tiny images, quick tests."""
 
 from fractions import Fraction
 
@@ -8,7 +8,7 @@ from fedgh.models.width import FULL, units
 
 
 def mlp(shape: tuple[int, ...], rep_dim: int, *, width: Fraction = FULL) -> nn.Sequential:
-    """One hidden layer of 64."""
+    """Return a network with one hidden layer of 64 units."""
     hidden = units(width, 64)
     return nn.Sequential(
         nn.Flatten(),
@@ -20,5 +20,5 @@ def mlp(shape: tuple[int, ...], rep_dim: int, *, width: Fraction = FULL) -> nn.S
 
 
 def perceptron(shape: tuple[int, ...], rep_dim: int) -> nn.Sequential:
-    """No hidden layer: the representation is one linear map and a ReLU."""
+    """Return a network without hidden layer: one linear map and a ReLU."""
     return nn.Sequential(nn.Flatten(), nn.Linear(Size(shape).numel(), rep_dim), nn.ReLU())

@@ -1,11 +1,11 @@
-"""From pictures as fedgh keeps them to what a published network expects."""
+"""Convert images of fedgh to the inputs that published networks expect."""
 
 import torch
 from torch import Tensor, nn
 
 
 class Pixels(nn.Module):
-    """The usual start of a network for pictures: from [-1, 1] to its own size and scale.
+    """A transform that scales images in [-1, 1] to a network's size, mean and deviation.
 
     The defaults of `mean` and `std` are those of ImageNet, which most published weights expect.
     """
@@ -22,12 +22,12 @@ class Pixels(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
     def extra_repr(self) -> str:
-        """The numbers, also for who reads about an exported model."""
+        """Return size, mean and std; exported models contain this text."""
         mean, std = (self.get_buffer(name).flatten().tolist() for name in ("mean", "std"))
         return f"size={self.size}, mean={mean}, std={std}"
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, 1 or channels, h, w] -> [batch, channels, size, size]."""
+        """Map [batch, 1 or channels, h, w] to [batch, channels, size, size]."""
         if self.size is not None:
             x = nn.functional.interpolate(
                 x, size=(self.size, self.size), mode="bilinear", antialias=True

@@ -16,7 +16,7 @@ def _conv_bn(inputs: int, outputs: int, size: int, stride: int) -> nn.Sequential
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut."""
+    """Two 3x3 convolutions with a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -27,13 +27,13 @@ class BasicBlock(nn.Module):
         self.shortcut = nn.Identity() if same else _conv_bn(inputs, outputs, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """relu(residual(x) + shortcut(x))."""
+        """Return relu(residual(x) + shortcut(x))."""
         out: Tensor = (self.residual(x) + self.shortcut(x)).relu()
         return out
 
 
 def resnet18(shape: tuple[int, ...], rep_dim: int, *, width: Fraction = FULL) -> nn.Sequential:
-    """Stem, four stages of two blocks, mean over the image, a dense layer to the representation."""
+    """Return ResNet-18: stem, four stages of two blocks, mean over the image, a dense layer."""
     if len(shape) != 3:
         raise ConfigError(f"resnet18 takes images, but inputs have shape {shape}")
     stages = [units(width, channels) for channels in (64, 128, 256, 512)]

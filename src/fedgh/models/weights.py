@@ -1,4 +1,4 @@
-"""Published weights to start from."""
+"""Load initial weights from a safetensors file."""
 
 from pathlib import Path
 
@@ -9,35 +9,38 @@ from fedgh.errors import ConfigError, printable
 from fedgh.files import read_bytes
 
 MAX_WEIGHTS = 2**32
-"""Bytes of a file of weights: a billion numbers, more than a client trains."""
+"""Bytes of a file of weights: a billion numbers, more than a client can train."""
 
 
 def load_weights(network: nn.Module, path: Path, head: str | None = None) -> None:
-    """Start from the weights in a safetensors file; those of `head`, which was taken off, are left.
+    """Load the weights in a safetensors file into a network; ignore those of the removed `head`.
 
-    All others must be there and fit: half a network would train unnoticed.
+    Raise ConfigError unless all other weights are there and fit: otherwise a network that starts
+    with some random weights would train unnoticed.
     """
     try:
-        found = load(read_bytes(path, MAX_WEIGHTS, follow=True))
+        weights = load(read_bytes(path, MAX_WEIGHTS, follow=True))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; give another file") from None
-    except Exception as error:  # whatever safetensors and torch make of such bytes
+    except Exception as error:  # safetensors and torch raise many types for invalid bytes
         raise ConfigError(
             f"{path} is not a readable safetensors file: {printable(str(error))}; "
             "save it again with safetensors"
         ) from None
     if head is not None:
-        found = {name: t for name, t in found.items() if not name.startswith(f"{head}.")}
+        weights = {name: t for name, t in weights.items() if not name.startswith(f"{head}.")}
     own = network.state_dict()
-    there = {_place(own[name]) for name in own if name in found}
+    loaded = {_storage(own[name]) for name in own if name in weights}
     problems = [
-        f"{name} is missing" for name in own if name not in found and _place(own[name]) not in there
-    ]
-    problems += [f"{name} is not in the network" for name in found if name not in own]
-    problems += [
-        f"{name} is {list(found[name].shape)}, not {list(own[name].shape)}"
+        f"{name} is missing"
         for name in own
-        if name in found and own[name].shape != found[name].shape
+        if name not in weights and _storage(own[name]) not in loaded
+    ]
+    problems += [f"{name} is not in the network" for name in weights if name not in own]
+    problems += [
+        f"{name} is {list(weights[name].shape)}, not {list(own[name].shape)}"
+        for name in own
+        if name in weights and own[name].shape != weights[name].shape
     ]
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
@@ -45,11 +48,11 @@ def load_weights(network: nn.Module, path: Path, head: str | None = None) -> Non
             f"{path} does not fit {type(network).__name__}: "
             f"{printable('; '.join(problems[:3]))}{more}"
         )
-    network.load_state_dict(found, strict=False)  # a tensor with two names is there under one
+    network.load_state_dict(weights, strict=False)  # a file has a shared tensor under one name only
 
 
-def _place(tensor: Tensor) -> tuple[object, ...]:
-    """Where it is in memory: the same for two names of one tensor."""
+def _storage(tensor: Tensor) -> tuple[object, ...]:
+    """Return the location in memory: equal for two names of one tensor."""
     if not tensor.numel():
         return (id(tensor),)
     return (tensor.data_ptr(), tensor.shape, tensor.stride())

@@ -11,25 +11,25 @@ FULL = Fraction(1)
 MAX_DENOMINATOR = 1000
 """Largest denominator of a width in lowest terms."""
 
-WRITTEN = re.compile(r"[1-9][0-9]{0,3}(/[1-9][0-9]{0,3})?")
+WIDTH_TEXT = re.compile(r"[1-9][0-9]{0,3}(/[1-9][0-9]{0,3})?")
 
 
 def read_width(text: str) -> Fraction | None:
-    """Return the width that a text such as `1/2` says; None unless it is above 0 and at most 1."""
-    if not WRITTEN.fullmatch(text):
+    """Return the width in a text such as `1/2`; None unless it is above 0 and at most 1."""
+    if not WIDTH_TEXT.fullmatch(text):
         return None
     width = Fraction(text)
     return width if width <= 1 and width.denominator <= MAX_DENOMINATOR else None
 
 
 def units(width: Fraction, count: int) -> int:
-    """Return how many of a layer's units a network of that width has: at least one."""
+    """Return the number of units, of `count`, in a layer of this width: at least one."""
     return ceil(width * count)
 
 
 def takes_width(make: Callable[..., object]) -> bool:
-    """Tell if a function has a parameter `width`."""
+    """Return True if a function has a parameter `width`."""
     try:
         return "width" in signature(make).parameters
-    except (TypeError, ValueError):  # what is written in C need not say
+    except (TypeError, ValueError):  # functions in C need not have a signature
         return False

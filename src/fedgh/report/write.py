@@ -49,7 +49,7 @@ def write_report(run: TrainedFederation | Run, out: str | Path | None = None) ->
         [trained.folder.path],
         None if out is None else Path(out),
         find_confusion=lambda folder: measure(
-            folder, trained.left if trained.left.data else None, trust=trained.trust
+            folder, trained.checkpoint if trained.checkpoint.data else None, trust=trained.trust
         ),
     )
 

@@ -1,6 +1,6 @@
-"""What a run has left, ready to use: the clients' models, and what every round said.
+"""The trained clients of a run: their models and predictions, and the history of the run.
 
-from fedgh import Trained
+from fedgh import TrainedFederation
 
 trained = TrainedFederation.load("runs/demo")
 print(trained.history)
@@ -40,26 +40,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a client was trained on: bytes of images [n, c, h, w], or floats of any shape."""
+    """The shape and dtype of a client's inputs: uint8 images [c, h, w], or floats of any shape."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     @property
     def dtype_name(self) -> str:
-        """uint8 or float32."""
+        """The dtype as text: uint8 or float32."""
         return str(self.dtype).removeprefix("torch.")
 
     def __str__(self) -> str:
         return f"{self.dtype_name} [{', '.join(['n', *map(str, self.shape)])}]"
 
     def check(self, x: Tensor | ArrayLike) -> Tensor:
-        """The same as a tensor; DataError when it is not such inputs."""
+        """Return inputs as a tensor. Raise DataError unless shape and dtype match."""
         try:
             given = inputs_of(x, self.shape[-1] if self.shape else 1)
         except DataError as error:
             why = str(error).removeprefix("data: ")
-            raise DataError(f"expected {self}, got something else: {why}") from None
+            raise DataError(f"expected {self}, got other inputs: {why}") from None
         if self.dtype == torch.float32 and not given.is_complex():
             given = given.float()
         if given.dtype != self.dtype or tuple(given.shape[1:]) != self.shape or not len(given):
@@ -72,16 +72,16 @@ class Inputs:
 
 @dataclass(frozen=True)
 class LoadedClient:
-    """A client with its model, and where that is from."""
+    """A client with its trained model, and the run and round that it comes from."""
 
     client: Client
-    method: Method  # by which it was trained
+    method: Method  # that trained it
     fingerprint: str  # of the run
-    round: int  # after which it is
+    round: int  # the last round of training
 
 
 class TrainedClient:
-    """A client whose model is trained: who it is, and what its model says."""
+    """A client with a trained model: its name, network and classes, and its predictions."""
 
     def __init__(
         self,
@@ -92,10 +92,10 @@ class TrainedClient:
     ) -> None:
         self.number = about.client
         self.name = about.name or ""
-        self.network = about.extractor  # its name
-        self.classes = list(about.classes)  # of which it has samples
+        self.network = about.extractor  # the name of its extractor
+        self.classes = list(about.classes)  # the classes of its samples
         self.class_names = tuple(class_names)  # of the federation, in the order of the logits
-        self.accuracy = accuracy  # on its own test data, when it was last judged
+        self.accuracy = accuracy  # on its own test split, at its last evaluation
         self._load = load
 
     def __repr__(self) -> str:
@@ -103,33 +103,33 @@ class TrainedClient:
 
     @cached_property
     def loaded(self) -> LoadedClient:
-        """The client itself, with whatever its method keeps beside the model."""
+        """The client, with the tensors and networks that its method keeps beside the model."""
         return self._load()
 
     @property
     def model(self) -> SplitModel:
-        """Its network, in eval mode. It takes what `fedgh.core.batches.to_input` makes."""
+        """Its network in eval mode, for inputs made by `fedgh.core.batches.to_input`."""
         return self.loaded.client.model
 
     @property
     def inputs(self) -> Inputs:
-        """What it was trained on."""
+        """The shape and dtype of its inputs."""
         x = self.loaded.client.data.train.x
         return Inputs(tuple(x.shape[1:]), x.dtype)
 
     def logits(self, x: Tensor | ArrayLike) -> Tensor:
-        """The logits by which its method judges, [n, classes], of inputs as it was trained on."""
+        """Return the logits of its method, [n, classes]. Raise DataError for unsuitable inputs."""
         given = self.inputs.check(x)
         rows = torch.arange(len(given))
         client, method = self.loaded.client, self.loaded.method
         return outputs(client, partial(method.logits, client), Examples(given, rows, rows)).clone()
 
     def probabilities(self, x: Tensor | ArrayLike) -> Tensor:
-        """How sure it is of each class, [n, classes]."""
+        """Return the probability of each class, [n, classes]."""
         return self.logits(x).softmax(1)
 
     def predict(self, x: Tensor | ArrayLike) -> list[str]:
-        """The name of the class that it takes each input for."""
+        """Return the name of the predicted class of each input."""
         return [self.class_names[label] for label in self.logits(x).argmax(1).tolist()]
 
     def export(
@@ -138,7 +138,7 @@ class TrainedClient:
         format: ExportFormat,  # noqa: A002
     ) -> "ExportResult":
         """Write its model to a file for other programs; see `fedgh.trained.export`."""
-        from fedgh.trained.export import export  # it builds on this module
+        from fedgh.trained.export import export  # imported here, since it imports this module
 
         return export(self, Path(path), format)
 
@@ -165,7 +165,7 @@ class Clients(Sequence[TrainedClient]):
             return self._clients[self._number(key)]
         try:
             return self._clients[key]
-        except IndexError:  # also what ends a loop
+        except IndexError:  # also ends iteration over the clients
             raise NoSuchClientError(self._known(key)) from None
 
     def _number(self, key: str) -> int:
@@ -182,11 +182,11 @@ class Clients(Sequence[TrainedClient]):
 
 
 class NoSuchClientError(ConfigError, IndexError):
-    """A number that no client has."""
+    """The number does not belong to a client."""
 
 
 class TrainedFederation:
-    """A run and the models that it has left; these are read when they are first used."""
+    """A run and its trained models, which are read when they are first used."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class TrainedFederation:
     ) -> None:
         self.folder = folder
         self._load = load or partial(restore.load, folder, trust=trust)
-        self.trust = trust  # how far the names in its configuration are followed
+        self.trust = trust  # what its configuration may name
         self._files = NamedRun(folder.path.name, folder)
 
     @classmethod
@@ -208,52 +208,52 @@ class TrainedFederation:
         clients: Sequence[ClientSpec] | None = None,
         trust: bool = False,
     ) -> "TrainedFederation":
-        """A run that is there; of its files only those in its folder are needed.
+        """Load a run from its folder; no other files are needed.
 
-        With `data` its clients have their data, too, if these are on this machine. A run of a
-        `Federation` needs its clients again: they hold the networks. Their data do not matter.
+        With `data` its clients have their data, if these are on this machine. The run of a
+        `Federation` needs its `clients` again, for their networks; their data do not matter.
         `trust` allows its configuration to name code to import and files to open.
         """
         folder = RunFolder(Path(path))
         folder.check_exists()
-        far = how_far(trust)
+        level = how_far(trust)
         if not data:
-            models = partial(restore.load_models, folder, clients, trust=far)
-            return cls(folder, models, far)
+            models = partial(restore.load_models, folder, clients, trust=level)
+            return cls(folder, models, level)
 
         def load() -> Checkpoint:
             try:
-                return restore.load(folder, trust=far)
-            except FedghError:  # what is wrong with the folder itself is found again, and said
-                return restore.load_models(folder, clients, trust=far)
+                return restore.load(folder, trust=level)
+            except FedghError:  # load_models raises again if the folder itself is wrong
+                return restore.load_models(folder, clients, trust=level)
 
-        return cls(folder, load, far)
+        return cls(folder, load, level)
 
     def __repr__(self) -> str:
         return f"<{len(self.clients)} clients of {self.folder.path}>"
 
     @cached_property
-    def left(self) -> Checkpoint:
-        """The models after the last round."""
+    def checkpoint(self) -> Checkpoint:
+        """The clients after the last committed round."""
         return self._load()
 
     @cached_property
     def clients(self) -> Clients:
-        """Its clients."""
-        found, files = self._files.clients, self._files
-        in_order = all(info.client == number for number, info in enumerate(found))
-        if not in_order or len(found) != files.settings.federation.clients:
+        """The clients of the run, by number or name."""
+        infos, files = self._files.clients, self._files
+        in_order = all(info.client == number for number, info in enumerate(infos))
+        if not in_order or len(infos) != files.settings.federation.clients:
             raise RunError(f"{self.folder.path / 'clients.json'} is not what a run writes")
         scores = files.accuracies
         return Clients(
             [
                 TrainedClient(
-                    about,
+                    info,
                     self.class_names,
-                    scores.get(about.client),
-                    partial(self._client, about.client),
+                    scores.get(info.client),
+                    partial(self._client, info.client),
                 )
-                for about in found
+                for info in infos
             ]
         )
 
@@ -263,41 +263,41 @@ class TrainedFederation:
         return tuple(self._files.identity.classes)
 
     def _client(self, number: int) -> LoadedClient:
-        left = self.left
-        if number not in left.took_part:
+        checkpoint = self.checkpoint
+        if number not in checkpoint.took_part:
             raise RunError(
-                f"client {number} took part in none of the {left.round} rounds: it has no "
+                f"client {number} took part in none of the {checkpoint.round} rounds: it has no "
                 "trained model"
             )
-        client = left.client(number)
+        client = checkpoint.client(number)
         client.to(CPU)
         eval_mode(client)
         fingerprint = self.folder.identity().fingerprint
-        return LoadedClient(client, left.blueprint.method, fingerprint, left.round)
+        return LoadedClient(client, checkpoint.blueprint.method, fingerprint, checkpoint.round)
 
     def forget(self, key: int | str) -> "ForgetResult":
-        """Take a client out of the run exactly, if its method can; see `fedgh.trained.forget`."""
+        """Remove a client from the run exactly, if the method can; see `fedgh.trained.forget`."""
         from fedgh.trained.forget import forget
 
-        done = forget(self.folder, self.clients[key].number, left=self.left)
-        del self.left, self.clients  # they are read anew
-        return done
+        result = forget(self.folder, self.clients[key].number, checkpoint=self.checkpoint)
+        del self.checkpoint, self.clients  # read again when they are next used
+        return result
 
     @property
     def history(self) -> "pandas.DataFrame":
-        """One row per round; a score that was not taken in a round is not a number."""
+        """One row per round; NaN for metrics that were not measured in a round."""
         import pandas as pd  # slow to import, and only needed here
 
         rounds = self._files.rounds
-        as_they_are = ("train_loss", "bytes_up", "bytes_down", "bytes_total")
+        fields = ("train_loss", "bytes_up", "bytes_down", "bytes_total")
         return pd.DataFrame(
             {
                 "round": [round.round for round in rounds],
                 **{name: [round.scores.get(name) for round in rounds] for name in RECORDED},
-                **{name: [getattr(round, name) for round in rounds] for name in as_they_are},
+                **{name: [getattr(round, name) for round in rounds] for name in fields},
                 "seconds": [round.seconds["total"] for round in rounds],
                 "participants": [len(round.participants) for round in rounds],
                 "failed": [len(round.failed) for round in rounds],
                 "rejected": [len(round.rejected) for round in rounds],
             }
-        ).astype(dict.fromkeys((*RECORDED, "train_loss"), float))  # also where no round has one
+        ).astype(dict.fromkeys((*RECORDED, "train_loss"), float))  # also if no round has a value

@@ -1,6 +1,6 @@
-"""Which classes the models of a finished run take for which: measured once, from its checkpoint.
+"""The confusion matrix of a finished run, measured once from its checkpoint.
 
-The data are loaded and the networks made that the configuration names, as far as it is trusted.
+Data are loaded and networks made as its configuration names them, as far as that is trusted.
 """
 
 import json
@@ -20,73 +20,76 @@ from fedgh.training.restore import Checkpoint, load
 from fedgh.trust import Trust
 
 MAX_CLIENTS = 200
-"""Models that are looked at, at most: of very many clients a random sample says as much."""
+"""Clients whose models are evaluated; of more clients, a random sample is taken."""
 
 
 @dataclass(frozen=True)
 class Confusion:
-    """What the models after `round` make of their clients' own test data."""
+    """The predictions of the models after `round` on their clients' own test splits."""
 
     round: int
     took_part: int  # clients with a trained model
-    clients: list[int]  # those that were looked at
-    right: list[int]  # of each of these, how many of its test samples its model gets right
-    tested: list[int]  # and how many it has
-    counts: list[list[int]]  # [true class][predicted class], of all of them together
+    clients: list[int]  # clients that were evaluated
+    right: list[int]  # of each of them: test samples that are classified correctly
+    tested: list[int]  # of each of them: all test samples
+    counts: list[list[int]]  # [true class][predicted class], summed over them
 
 
 def read(folder: RunFolder) -> Confusion | None:
-    """What was measured before; None when nothing was."""
+    """Return the stored result; None if there is none. Raise RunError if it is damaged."""
     path = _path(folder)
     if not path.exists():
         return None
     classes = len(folder.identity().classes)
     try:
-        found = TypeAdapter(Confusion).validate_json(read_bytes(path, MAX_JSON))
-        if [len(row) for row in found.counts] != [classes] * classes:
+        stored = TypeAdapter(Confusion).validate_json(read_bytes(path, MAX_JSON))
+        if [len(row) for row in stored.counts] != [classes] * classes:
             raise ValueError("it has other classes than the run")
     except (OSError, ValueError):
-        raise RunError(f"{path} cannot be read; delete it, and it is measured again") from None
-    return found
+        raise RunError(f"{path} cannot be read; delete it, then it is measured again") from None
+    return stored
 
 
-def measure(folder: RunFolder, left: Checkpoint | None = None, *, trust: Trust) -> Confusion:
-    """Measure a finished run and keep the result in its folder; FedghError says why not.
+def measure(folder: RunFolder, checkpoint: Checkpoint | None = None, *, trust: Trust) -> Confusion:
+    """Measure a finished run and store the result in its folder.
 
-    `left` is what it has left, if that is known already.
+    `checkpoint` is that of the run, if it is loaded already. Raise FedghError if the run cannot be
+    measured.
     """
-    known = read(folder)
-    if known is not None:
-        return known
+    stored = read(folder)
+    if stored is not None:
+        return stored
     if not folder.finished:
         raise RunError("the run has not finished")
-    if left is None:
-        left = load(folder, trust=trust)
-    with one_thread():  # as in the run, so that the numbers are the same
-        measured = _measure(left)
+    if checkpoint is None:
+        checkpoint = load(folder, trust=trust)
+    with one_thread():  # as in the run, so that accuracies are equal
+        measured = _measure(checkpoint)
     write_atomic(_path(folder), json.dumps(asdict(measured)).encode() + b"\n")
     return measured
 
 
-def _measure(left: Checkpoint) -> Confusion:
-    clients = _some(left.took_part, left.experiment.task.seed)
-    classes = left.experiment.task.num_classes
+def _measure(checkpoint: Checkpoint) -> Confusion:
+    clients = _some(checkpoint.took_part, checkpoint.experiment.task.seed)
+    classes = checkpoint.experiment.task.num_classes
     counts = torch.zeros(classes, classes, dtype=torch.int64)
     right: list[int] = []
     tested: list[int] = []
     for number in clients:
-        client = left.client(number)
-        own = evaluate(client, left.blueprint.method.logits, client.data.test).counts
+        client = checkpoint.client(number)
+        own = evaluate(client, checkpoint.blueprint.method.logits, client.data.test).counts
         right.append(int(own.trace()))
         tested.append(int(own.sum()))
         counts += own
-    return Confusion(left.round, len(left.took_part), clients, right, tested, counts.tolist())
+    return Confusion(
+        checkpoint.round, len(checkpoint.took_part), clients, right, tested, counts.tolist()
+    )
 
 
 def _some(clients: list[int], seed: int) -> list[int]:
-    """All of them, or a random sample: a regular one could miss an architecture."""
+    """Return all clients, or a random sample: a regular one could miss an architecture."""
     order = torch.randperm(len(clients), generator=stream(seed, "confusion"))
-    return sorted(clients[place] for place in order[:MAX_CLIENTS].tolist())
+    return sorted(clients[position] for position in order[:MAX_CLIENTS].tolist())
 
 
 def _path(folder: RunFolder) -> Path:

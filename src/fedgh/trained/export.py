@@ -1,10 +1,10 @@
-"""A client's model as a file for other programs, checked before it gets its name.
+"""Export a client's model to a file for other programs, and check it before it is written.
 
-safetensors   the weights. Whoever reads them builds the network and prepares the inputs.
-onnx          the whole way from inputs as they are to logits, for any runtime of ONNX.
-torch-export  the same for torch.export.load, without the code of the network.
+safetensors   the weights; the reading program makes the network and prepares the inputs.
+onnx          the whole function from raw inputs to logits, for any ONNX runtime.
+torch-export  the whole function for torch.export.load, without the code of the network.
 
-Each carries one JSON text, `fedgh`: classes, inputs, how they are prepared, and where it is from.
+Each file contains a JSON text, `fedgh`: classes, inputs, preprocessing, and the run it comes from.
 """
 
 import io
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +37,22 @@ from fedgh.version import __version__
 
 FORMAT_VERSION = 1
 KEY = "fedgh"
-"""Under which the JSON text is found in a file."""
+"""The name of the JSON text in a file."""
 
 MAX_SAMPLES = 64
 """Samples on which a file is compared with the model."""
 
 TOLERANCE = 1e-4
-"""The largest difference between logits, relative to the largest logit. Others add up in another
-order: that is about 1e-6."""
+"""The largest difference between logits, relative to the largest logit. Another order of additions
+changes them by about 1e-6."""
 
 Compute = Callable[[Tensor], Tensor]
-"""From raw inputs to logits."""
+"""Function from raw inputs to logits."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A way to write a model, and to run what was written."""
+    """A file format: functions that write a model and that run a written model."""
 
     ending: str
     includes_preprocessing: bool
@@ -62,52 +63,55 @@ class Format:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """A file that was written, and how it compares with the model."""
+    """An exported file, and the difference between its logits and the model's."""
 
     path: Path
-    difference: float  # between logits, relative to the largest
-    samples: int  # on which they were compared
-    own: bool  # whether these are the client's test samples; else they are random
+    difference: float  # between logits, relative to the largest logit
+    samples: int  # number of inputs that were compared
+    own: bool  # True: the client's test samples; False: random inputs
 
 
 def export(trained: TrainedClient, path: Path, format_name: str) -> ExportResult:
-    """Write a client's model; what does not give the same logits is an error, and no file."""
+    """Write a client's model to a file.
+
+    Raise RunError, and write nothing, if the file would return other logits than the model.
+    """
     if format_name not in FORMATS:
         raise ConfigError(unknown("format", format_name, FORMATS))
     kind = FORMATS[format_name]
     x, own = _samples(trained)
     with _quiet(), _explained(trained, format_name):
         content = kind.write(trained, json.dumps(_about(trained, kind.includes_preprocessing)))
-        found = _difference(trained, kind.read(trained, content), x)
+        difference = _difference(trained, kind.read(trained, content), x)
     client = trained.loaded.client
-    if format_name == "safetensors" and found != found and (client.modules or client.memory):
+    if format_name == "safetensors" and isnan(difference) and (client.modules or client.memory):
         raise RunError(
             f"client {trained.number}: a safetensors file holds one network, and "
             f"{trained.loaded.method.name} predicts with more; export it as onnx or torch-export"
         )
-    if not found <= kind.tolerance:  # nor is one that is not a number
+    if not difference <= kind.tolerance:  # also true for NaN
         raise RunError(
-            f"client {trained.number} as {format_name}: logits differ by {found:.1e} of the "
+            f"client {trained.number} as {format_name}: logits differ by {difference:.1e} of the "
             f"largest, more than {kind.tolerance:g}; nothing was written"
         )
     make_folder(path.absolute().parent)
     write_atomic(path.absolute(), content)
-    return ExportResult(path, found, len(x), own)
+    return ExportResult(path, difference, len(x), own)
 
 
 def _about(trained: TrainedClient, included: bool) -> dict[str, Any]:
-    """All that a reader has to know."""
+    """Return the contents of the JSON text."""
     inputs, loaded = trained.inputs, trained.loaded
-    bytes_come_in = inputs.dtype == torch.uint8
-    scale, offset = (BYTE_SCALE, BYTE_OFFSET) if bytes_come_in else (1.0, 0.0)
-    words = "as float32, input * scale + offset" if bytes_come_in else "none: inputs as they are"
+    is_bytes = inputs.dtype == torch.uint8
+    scale, offset = (BYTE_SCALE, BYTE_OFFSET) if is_bytes else (1.0, 0.0)
+    text = "as float32, input * scale + offset" if is_bytes else "none: inputs as they are"
     return {
         "format_version": FORMAT_VERSION,
         "fedgh": __version__,
         "classes": list(trained.class_names),
         "held": trained.classes,
         "input": {"shape": list(inputs.shape), "dtype": inputs.dtype_name},
-        "preprocessing": {"words": words, "scale": scale, "offset": offset, "included": included},
+        "preprocessing": {"words": text, "scale": scale, "offset": offset, "included": included},
         "network": trained.network,
         "adapted": _adapted(trained.model.extractor, included),
         "client": trained.number,
@@ -118,7 +122,7 @@ def _about(trained: TrainedClient, included: bool) -> dict[str, Any]:
 
 
 def _adapted(extractor: nn.Module, included: bool) -> dict[str, Any] | None:
-    """What stands around a network that was brought; its weights do not tell."""
+    """Return what surrounds a user's network and is not visible in its weights."""
     if not isinstance(extractor, Adapted):
         return None
     body = extractor.body
@@ -131,7 +135,10 @@ def _adapted(extractor: nn.Module, included: bool) -> dict[str, Any] | None:
 
 
 def _samples(trained: TrainedClient) -> tuple[Tensor, bool]:
-    """Some of the client's own test samples; random inputs where its data are not here."""
+    """Return inputs for the comparison, and True if they are test samples of the client.
+
+    They are random if the client's data are not here.
+    """
     test = trained.loaded.client.data.test
     if len(test):
         return test.x[test.index[:MAX_SAMPLES]], True
@@ -143,18 +150,21 @@ def _samples(trained: TrainedClient) -> tuple[Tensor, bool]:
 
 
 def _difference(trained: TrainedClient, run: Compute, x: Tensor) -> float:
-    """How far the logits of a file are from the model's, for many inputs and for one alone."""
+    """Return the largest difference between the logits of a file and those of the model.
+
+    Compare a batch of inputs and a batch of one.
+    """
     worst = torch.zeros(())
-    for some in (x, x[:1]):
-        expected = trained.logits(some)
+    for batch in (x, x[:1]):
+        expected = trained.logits(batch)
         with torch.no_grad():
-            far = (run(some) - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
-        worst = torch.maximum(worst, far)
+            difference = (run(batch) - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
+        worst = torch.maximum(worst, difference)
     return float(worst)
 
 
-class _FromRaw(nn.Module):
-    """From inputs as they are to the logits by which the client is judged."""
+class _RawToLogits(nn.Module):
+    """The function from raw inputs to the logits that are evaluated."""
 
     def __init__(self, client: Client, method: Method) -> None:
         super().__init__()
@@ -166,14 +176,14 @@ class _FromRaw(nn.Module):
 
 
 def _trace(trained: TrainedClient) -> ExportedProgram:
-    """The model as a graph, for any number of inputs.
+    """Return the model as a graph, for any number of inputs.
 
-    It is traced on zeros, since the file keeps what it was traced on; and it says nothing of where
-    the code was.
+    It is traced on zeros, because the file contains the traced inputs. Stack traces are removed,
+    because they contain paths of this machine.
     """
     inputs = trained.inputs
     zeros = torch.zeros(2, *inputs.shape, dtype=inputs.dtype)
-    module = _FromRaw(trained.loaded.client, trained.loaded.method)
+    module = _RawToLogits(trained.loaded.client, trained.loaded.method)
     with torch.no_grad():
         traced = torch.export.export(module, (zeros,), dynamic_shapes=({0: Dim("batch")},))
     for node in traced.graph.nodes:
@@ -192,8 +202,8 @@ def _read_safetensors(trained: TrainedClient, content: bytes) -> Compute:
     other.model.load_state_dict(safetensors.torch.load(content))
     for tensor in (*other.modules.state_dict().values(), *other.memory.values()):
         if tensor.is_floating_point():
-            tensor.fill_(torch.nan)  # the file does not have them: what needs them is found out
-    return _FromRaw(other, trained.loaded.method)
+            tensor.fill_(torch.nan)  # the file lacks them: a method that needs them gives NaN
+    return _RawToLogits(other, trained.loaded.method)
 
 
 def _write_torch(trained: TrainedClient, about: str) -> bytes:
@@ -212,7 +222,7 @@ def _write_onnx(trained: TrainedClient, about: str) -> bytes:
     program = torch.onnx.export(
         _trace(trained), dynamo=True, input_names=["x"], output_names=["logits"], verbose=False
     )
-    assert program is not None, "with `dynamo` there is one"
+    assert program is not None, "export with `dynamo` returns a program"
     model = program.model_proto
     model.metadata_props.add(key=KEY, value=about)
     content: bytes = model.SerializeToString()
@@ -235,7 +245,7 @@ FORMATS = {
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Exporters talk, to a user who can do nothing about it."""
+    """Suppress warnings and logs of exporters, which the user cannot act on."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -248,7 +258,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _explained(trained: TrainedClient, format_name: str) -> Iterator[None]:
-    """A network may do what an exporter cannot follow."""
+    """Raise RunError for any exception of an exporter, which may not support a network."""
     try:
         yield
     except (ConfigError, RunError):

@@ -1,8 +1,8 @@
-"""Take a client out of a run: afterwards nothing that it sent is in the server or in other clients.
+"""Remove a client from a run, so that its uploads no longer influence the server and other clients.
 
-Only a method whose server adds up what clients send can do that exactly (`Method.forget`). The
-client is not asked again when the run is resumed, and its own model is deleted from the run folder.
-What the run has recorded (rounds.jsonl, clients.json, summary.json) stays as it was.
+Only a method whose server adds up uploads can do that exactly (`Method.forget`). The client is not
+selected again when the run is resumed, and its model is deleted from the run folder. The records of
+the run (rounds.jsonl, clients.json, summary.json) are not changed.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from fedgh import config as configs
-from fedgh.config import PLACES
+from fedgh.config import LOCATIONS
 from fedgh.core import wire
 from fedgh.core.message import Shapes
 from fedgh.core.method import Method
@@ -30,88 +30,92 @@ from fedgh.trust import how_far
 
 @dataclass(frozen=True)
 class ForgetResult:
-    """Who was taken out, and where the others' models are."""
+    """The removed client, and what happened to the others."""
 
     client: int
-    refreshed: int  # other clients that were given the new header
-    elsewhere: bool  # the others are on other machines: they get it in their next round
+    refreshed: int  # other clients that have received the new header
+    elsewhere: bool  # True: clients are on other machines; they get it in their next round
 
 
 def forget(
     run: RunFolder | Path | str,
     client: int,
     *,
-    left: Checkpoint | None = None,
+    checkpoint: Checkpoint | None = None,
     trust: bool = False,
 ) -> ForgetResult:
-    """Take a client out of a run, finished or not; FedghError says why not.
+    """Remove a client from a run, finished or not. Raise FedghError if that is not possible.
 
-    `left` has the clients of the run with their data; else they are made again as its configuration
-    says, which may name code outside fedgh if the caller trusts it.
+    `checkpoint` has the clients of the run with their data; by default they are made as its
+    configuration says, which may name code outside fedgh only if `trust` is True.
     """
     folder = run if isinstance(run, RunFolder) else RunFolder.open(Path(run))
     elsewhere = (folder.path / "flower.json").exists()
     with folder.locked(), one_thread():
         round, state = folder.rewind()
         if not 0 <= client < len(state["trained"]):
-            raise ConfigError(f"client {client}: they are 0 to {len(state['trained']) - 1}")
+            raise ConfigError(
+                f"there is no client {client}; they are 0 to {len(state['trained']) - 1}"
+            )
         if FORGETTING in state and int(state[FORGETTING]) != client:
-            raise restore.interrupted(folder, state)
-        method = left.blueprint.method if left else _method(folder, trust)
+            raise restore.unfinished_forget(folder, state)
+        method = checkpoint.blueprint.method if checkpoint else _method(folder, trust)
         others: list[int] = []
         if not elsewhere:
-            left = left or restore.load(folder, trust=how_far(trust), forgetting=True)
-            others = [number for number in left.took_part if number != client]
-            if not left.data:
+            checkpoint = checkpoint or restore.load(folder, trust=how_far(trust), forgetting=True)
+            others = [number for number in checkpoint.took_part if number != client]
+            if not checkpoint.data:
                 raise RunError(
-                    f"{folder.path}: the data of the other clients are needed, and not here"
+                    f"{folder.path}: the data of the other clients are needed, but are not here"
                 )
         server = method.forget(part(state, "server."), client)
         state = _without(state, client, others)
-        # From here on a crash leaves a run that only the same command goes on with.
+        # If the process is killed after this, only the same command can continue the run.
         folder.commit(
             round, {**state, **prefixed("server.", server), FORGETTING: torch.tensor(client)}
         )
         for number, means in folder.means().items():
-            kept = means["clients"] != client
-            folder.keep_means(number, {name: rows[kept] for name, rows in means.items()})
+            others_rows = means["clients"] != client
+            folder.keep_means(number, {name: rows[others_rows] for name, rows in means.items()})
         for file in folder.checkpoint.glob(f"client-{client:06}.round-*.safetensors"):
             file.unlink()
-        # Twice: what the others answer to the new header is part of what all are sent.
-        for _ in range(2 if left else 0):
-            assert left is not None
-            answers = _refresh(folder, left, server, others)
-            around, task = left.experiment.surroundings(), left.experiment.task
-            uploads = Uploads(answers, task, round, around.device, around.public, around.network)
+        # Twice, because the answers of the others to the new header are part of the next download.
+        for _ in range(2 if checkpoint else 0):
+            assert checkpoint is not None
+            answers = _refresh(folder, checkpoint, server, others)
+            resources, task = checkpoint.experiment.server_resources(), checkpoint.experiment.task
+            uploads = Uploads(
+                answers, task, round, resources.device, resources.public, resources.network
+            )
             server = method.server_update(server, uploads)
         folder.commit(round, {**state, **prefixed("server.", server)})
     return ForgetResult(client, len(others), elsewhere)
 
 
 def _method(folder: RunFolder, trust: bool) -> Method:
-    ignoring = (*PLACES, "model.extractors")
+    ignoring = (*LOCATIONS, "model.extractors")
     return configs.load_run(folder.config, trust=how_far(trust), ignoring=ignoring).method
 
 
 def _refresh(
-    folder: RunFolder, left: Checkpoint, server: Payload, others: list[int]
+    folder: RunFolder, checkpoint: Checkpoint, server: Payload, others: list[int]
 ) -> Iterator[Upload]:
-    """Give clients whose states are here what the server would send them; yield their answers."""
-    method, files = left.blueprint.method, folder.client_files(left.round)
+    """Apply the server's download to clients in this folder; yield their uploads."""
+    method, files = checkpoint.blueprint.method, folder.client_files(checkpoint.round)
     for number in others:
-        client = left.client(number)
-        client.round = left.round
+        client = checkpoint.client(number)
+        client.round = checkpoint.round
         to = Recipient(number, last_round=files.round(number))
         down = wire.to_bytes(method.broadcast(server, to))
-        with isolated(client.task.seed, "forget", number, left.round):
+        with isolated(client.task.seed, "forget", number, checkpoint.round):
             up = method.refresh(client, wire.read(down, method.download_specs(Shapes.of(client))))
         files.write(files.round(number), number, client.state())
         yield Upload(number, 0, up)
-    files.seal(left.round)
+    files.seal(checkpoint.round)
 
 
 def _without(state: Payload, client: int, others: list[int]) -> Payload:
-    """Return the rest of a run's state: the client takes no part, the others' scores are old."""
+    """Return a run's state without the server's: the client is excluded, other scores are stale."""
     rest = {name: t.clone() for name, t in state.items() if not name.startswith("server.")}
     rest.pop(FORGETTING, None)
     rest["trained"][client] = 0

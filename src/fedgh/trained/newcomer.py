@@ -1,9 +1,9 @@
 """A newcomer: a client that joins a federation later, with its own network and data.
 
-It takes the global header as every participant does, in rounds of its own; what it would upload
-stays with it. Beside it the same client, with the same first weights and the same batches, learns
-alone: the difference is what the header is worth. Only the run folder is needed, of a run that is
-finished or goes on: every round takes the newest header.
+In rounds of its own it takes over the global header, as every participant does, but its uploads are
+not sent. A second copy of the client, with the same initial weights and batches, trains alone: the
+difference shows the value of the header. Only the run folder is needed. The run may be unfinished:
+every round uses the newest header.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedgh import config as configs
-from fedgh.config import PLACES, Config
+from fedgh.config import LOCATIONS, Config
 from fedgh.core import wire
 from fedgh.core.local import eval_mode, evaluate
 from fedgh.core.message import Shapes
@@ -25,7 +25,7 @@ from fedgh.core.threads import one_thread
 from fedgh.core.types import Client, Payload, Recipient, Task, Upload, part
 from fedgh.core.uploads import Uploads
 from fedgh.data.own import source_of
-from fedgh.data.partition import only
+from fedgh.data.partition import single
 from fedgh.data.sources import Source
 from fedgh.defaults import NEWCOMER_ROUNDS
 from fedgh.engines.host import Blueprint
@@ -43,32 +43,32 @@ if TYPE_CHECKING:
     import pandas
 
 OnNewcomerRound = Callable[[int, float, float], None]
-"""Told the round, and the accuracy with the header and without."""
+"""Function that is called with the round, the accuracy with the header and that without."""
 
 
 @dataclass(frozen=True)
 class NewcomerResult:
-    """How a newcomer did on its own test data: entry k is after k rounds, entry 0 before all."""
+    """The accuracies of a newcomer on its own test split: entry k after k rounds, 0 before all."""
 
-    client: TrainedClient = field(repr=False)  # that learned with the header
-    others: float  # the mean accuracy of the clients of the federation
+    client: TrainedClient = field(repr=False)  # the one that trained with the header
+    others: float  # the mean accuracy of the federation's clients
     epochs_per_round: int
     with_header: list[float]
     without_header: list[float]
 
     @property
     def epochs_with(self) -> int | None:
-        """The epochs of local training after which it does as well as the others; None: never."""
+        """The epochs until its accuracy with the header reaches that of the others; None: never."""
         return self._epochs_until(self.with_header)
 
     @property
     def epochs_without(self) -> int | None:
-        """The same for the client that learned alone."""
+        """The epochs until its accuracy without the header reaches the others'; None: never."""
         return self._epochs_until(self.without_header)
 
     @property
     def history(self) -> "pandas.DataFrame":
-        """One row per round."""
+        """The accuracies, one row per round."""
         import pandas as pd  # slow to import, and only needed here
 
         return pd.DataFrame(
@@ -93,16 +93,17 @@ def join(
     *,
     trust: bool = False,
 ) -> NewcomerResult:
-    """Let a newcomer learn for so many rounds, with the global header of a run and without.
+    """Train a newcomer for `rounds` rounds, with the global header of a run and without.
 
-    `trust` allows the configuration of the run to name a method outside fedgh.
+    `trust` allows the configuration of the run to name a method outside fedgh. Raise FedghError if
+    the run has no header for newcomers, or if the network fails.
     """
     folder = run if isinstance(run, RunFolder) else RunFolder.open(Path(run))
     config, classes = _config(folder, trust), folder.identity().classes
     if config.method.public_for != "none":
         raise RunError(
-            f"{folder.path}: {config.method.name} needs public data, with which newcomers cannot "
-            "be tried"
+            f"{folder.path}: {config.method.name} needs public data; newcomers are not supported "
+            "for such methods"
         )
     data = newcomer.source(classes)
     task = Task(
@@ -116,35 +117,35 @@ def join(
     others = _accuracy_of_the_others(folder)
     check_augment(config.local, data)
     network = newcomer.extractor(data.shape, task.num_classes, task.rep_dim)
-    taught, alone = (
+    with_header, alone = (
         _client(config, method, task, data, network) for method in (config.method, Standalone())
     )
-    sent: list[Upload] = []  # what the newcomer would have sent
+    uploads: list[Upload] = []  # of the newcomer; they are not sent
     with one_thread():
-        scores = [_score(config.method, taught)], [_score(Standalone(), alone)]
+        scores = [_score(config.method, with_header)], [_score(Standalone(), alone)]
         for round in range(1, rounds + 1):
-            down = _broadcast(folder, config, taught, sent)
-            sent.append(_learn(config.method, taught, round, down))
-            _learn(Standalone(), alone, round, {})
-            scores[0].append(_score(config.method, taught))
+            down = _download(folder, config, with_header, uploads)
+            uploads.append(_train(config.method, with_header, round, down))
+            _train(Standalone(), alone, round, {})
+            scores[0].append(_score(config.method, with_header))
             scores[1].append(_score(Standalone(), alone))
             on_round(round, scores[0][-1], scores[1][-1])
-    held = data.y.bincount(minlength=len(classes)).tolist()
-    about = ClientInfo(
-        client=taught.id,
+    counts = data.y.bincount(minlength=len(classes)).tolist()
+    info = ClientInfo(
+        client=with_header.id,
         name=newcomer.name,
         extractor=network.name,
-        classes={name: n for name, n in zip(classes, held, strict=True) if n},
+        classes={name: n for name, n in zip(classes, counts, strict=True) if n},
     )
-    loaded = LoadedClient(taught, config.method, folder.identity().fingerprint, rounds)
-    client = TrainedClient(about, classes, scores[0][-1], lambda: loaded)
+    loaded = LoadedClient(with_header, config.method, folder.identity().fingerprint, rounds)
+    client = TrainedClient(info, classes, scores[0][-1], lambda: loaded)
     return NewcomerResult(client, others, config.local.epochs, *scores)
 
 
 def newcomer(
     folder: RunFolder, network: str, data: Path, image_size: int, *, trust: bool = False
 ) -> ClientSpec:
-    """A newcomer with a network that is known by name, and data from a folder or file."""
+    """Return a newcomer with a network of a known name, and data from a folder or file."""
     config = _config(folder, trust)
     classes = folder.identity().classes
     source = source_of(data, classes, image_size)
@@ -152,38 +153,38 @@ def newcomer(
     task = Task(len(classes), width, 1, 1, config.federation.seed, source.shape)
     check_extractor(network, make, task)
     with isolated(config.federation.seed, "newcomer"):
-        made = make(source.shape, width)
-    return ClientSpec(made, source, name=network)
+        extractor_network = make(source.shape, width)
+    return ClientSpec(extractor_network, source, name=network)
 
 
-def keep(joined: NewcomerResult, folder: Path) -> list[Path]:
-    """Write the newcomer's model and how it did; returns the files."""
+def save(result: NewcomerResult, folder: Path) -> list[Path]:
+    """Write the newcomer's model and its accuracies; return the files."""
     make_folder(folder)
     model, numbers = folder / "model.safetensors", folder / "newcomer.json"
-    joined.client.export(model, "safetensors")
-    words = {
-        "others": joined.others,
-        "epochs_per_round": joined.epochs_per_round,
-        "epochs_with_header": joined.epochs_with,
-        "epochs_without_header": joined.epochs_without,
-        "with_header": joined.with_header,
-        "without_header": joined.without_header,
+    result.client.export(model, "safetensors")
+    content = {
+        "others": result.others,
+        "epochs_per_round": result.epochs_per_round,
+        "epochs_with_header": result.epochs_with,
+        "epochs_without_header": result.epochs_without,
+        "with_header": result.with_header,
+        "without_header": result.without_header,
     }
-    write_atomic(numbers, json.dumps(words, indent=1).encode() + b"\n")
+    write_atomic(numbers, json.dumps(content, indent=1).encode() + b"\n")
     return [model, numbers]
 
 
 def _config(folder: RunFolder, trust: bool) -> Config:
-    """The settings of a run that matter to a newcomer: neither its networks nor its data do."""
+    """Return the settings of a run without its networks and locations of data."""
     return configs.load_run(
         folder.config,
         trust=how_far(trust),
-        ignoring=(*PLACES, "model.extractors"),
+        ignoring=(*LOCATIONS, "model.extractors"),
     )
 
 
 def _client(config: Config, method: Method, task: Task, data: Source, network: Extractor) -> Client:
-    """The client that comes after all others."""
+    """Return the newcomer, numbered after all other clients."""
     number = task.num_clients - 1
     blueprint = Blueprint(
         task=task,
@@ -191,43 +192,44 @@ def _client(config: Config, method: Method, task: Task, data: Source, network: E
         local=config.local,
         extractors=(network,),
         sources=(data,),
-        partition=only(number, task.num_clients, data.y.numpy(), task.seed),
+        partition=single(number, task.num_clients, data.y.numpy(), task.seed),
     )
     return blueprint.make(number)
 
 
-def _learn(method: Method, client: Client, round: int, down: Payload) -> Upload:
-    """A round as any participant's; returns what it would send."""
+def _train(method: Method, client: Client, round: int, down: Payload) -> Upload:
+    """Run a round of the newcomer; return its upload. Raise RunError if it fails."""
     client.round = round
     eval_mode(client)
     try:
         with isolated(client.task.seed, "client", client.id, round):
             return Upload(client.id, len(client.data.train), method.client_update(client, down))
-    except Exception as problem:  # somebody's network may raise anything
+    except Exception as problem:  # a user's network may raise anything
         raise RunError(f"the newcomer failed in round {round}: {one_line(problem)}") from None
 
 
 def _score(method: Method, client: Client) -> float:
     try:
         return accuracy(evaluate(client, method.logits, client.data.test))
-    except Exception as problem:  # somebody's network may raise anything
-        raise RunError(f"the newcomer cannot be judged: {one_line(problem)}") from None
+    except Exception as problem:  # a user's network may raise anything
+        raise RunError(f"the newcomer cannot be evaluated: {one_line(problem)}") from None
 
 
-def _broadcast(folder: RunFolder, config: Config, client: Client, sent: list[Upload]) -> Payload:
-    """Return what the server of that run would send to a newcomer now.
+def _download(folder: RunFolder, config: Config, client: Client, uploads: list[Upload]) -> Payload:
+    """Return the download that the server of the run would send to a newcomer now.
 
-    Statistics that are only added up are added here, too: the header is then also the newcomer's.
+    If the method only adds up statistics, the newcomer's are added here, so that the header
+    includes its data. Raise RunError if the method has no header for newcomers.
     """
     method, (_, state) = config.method, folder.committed()
     if not method.accepts_newcomers:
         raise RunError(
             f"{folder.path}: the server of {method.name} has no global header that a newcomer "
-            "could take; those of fedgh, fedgh_plus and lg_fedavg have"
+            "could take over; fedgh, fedgh_plus and lg_fedavg have one"
         )
     server = method.enlarged(part(state, "server."))
-    if method.releases_once and sent:
-        server = method.server_update(server, Uploads(sent[:1], client.task, client.round))
+    if method.releases_once and uploads:
+        server = method.server_update(server, Uploads(uploads[:1], client.task, client.round))
     down = method.broadcast(server, Recipient(client.id))
     try:
         return wire.read(wire.to_bytes(down), method.download_specs(Shapes.of(client)))
@@ -236,7 +238,7 @@ def _broadcast(folder: RunFolder, config: Config, client: Client, sent: list[Upl
 
 
 def _accuracy_of_the_others(folder: RunFolder) -> float:
-    judged = [r.accuracy for r in folder.records() if r.accuracy is not None]
-    if not judged:
-        raise RunError(f"{folder.path}: no client has been judged yet")
-    return float(judged[-1])
+    accuracies = [r.accuracy for r in folder.records() if r.accuracy is not None]
+    if not accuracies:
+        raise RunError(f"{folder.path}: no client has been evaluated yet")
+    return float(accuracies[-1])

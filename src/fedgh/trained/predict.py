@@ -1,6 +1,6 @@
-"""What a client's model takes files for: images, folders of images, arrays.
+"""Predict the classes of files with a client's model: images, folders of images, arrays.
 
-Files are untrusted: nothing is unpickled, and what cannot be read is named.
+Files are untrusted: nothing is unpickled, and a file that cannot be read is named in the error.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,14 +20,17 @@ from fedgh.tables import Column, Sheet
 from fedgh.trained.clients import Inputs, TrainedClient
 
 Origin = tuple[str, int | None]
-"""The file that an input is from, and which row of an array."""
+"""The file of an input, and its row if the file is an array."""
 
 MAX_ROWS = 2**20
-"""Rows of an array: in the table of predictions each takes some hundred bytes."""
+"""Rows of an array: each takes some hundred bytes in the table of predictions."""
 
 
 def predict(trained: TrainedClient, paths: Iterable[Path]) -> Sheet:
-    """A row for each input: the class it is taken for, how surely, and the class after that."""
+    """Return a table with the two most probable classes of each input.
+
+    Raise DataError for a file that cannot be read.
+    """
     read = [_read(file, trained.inputs) for file in _files(paths)]
     origins = [origin for rows, _ in read for origin in rows]
     shares, labels = trained.probabilities(torch.cat([x for _, x in read])).sort(1, descending=True)
@@ -51,30 +54,30 @@ COLUMNS = (
 
 
 def _guess(
-    trained: TrainedClient, shares: list[float], labels: list[int], place: int
+    trained: TrainedClient, shares: list[float], labels: list[int], rank: int
 ) -> tuple[str | None, float | None]:
-    """The class in that place and its probability, if there are so many classes."""
-    if place >= len(labels):
+    """Return the class of a rank and its probability; None if there are fewer classes."""
+    if rank >= len(labels):
         return None, None
-    return trained.class_names[labels[place]], shares[place]
+    return trained.class_names[labels[rank]], shares[rank]
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:
-    """These files, and the images in these folders."""
+    """Yield these files, and the images in these folders."""
     for path in paths:
         if not path.exists():
             raise DataError(f"{path} does not exist")
         if not path.is_dir():
             yield path
             continue
-        found = images_in(path)
-        if not found:
+        images = images_in(path)
+        if not images:
             raise DataError(f"{path} has no images")
-        yield from found
+        yield from images
 
 
 def _read(file: Path, inputs: Inputs) -> tuple[list[Origin], Tensor]:
-    """The inputs in a file, and where each is from."""
+    """Return the inputs in a file, and the origin of each."""
     if file.suffix.lower() in (".npy", ".npz"):
         rows = read_rows(file)
         try:
@@ -88,7 +91,7 @@ def _read(file: Path, inputs: Inputs) -> tuple[list[Origin], Tensor]:
 
 
 def read_rows(file: Path) -> NDArray[Any]:
-    """The array in a .npy file, or `x` in a .npz file."""
+    """Return the array in a .npy file, or `x` in a .npz file. Raise DataError if it is too long."""
     x = read_npz(file, "x")[0] if file.suffix.lower() == ".npz" else read_npy(file)
     if x.ndim and len(x) > MAX_ROWS:
         raise DataError(f"{file} has {len(x):,} rows; give at most {MAX_ROWS:,} at a time")

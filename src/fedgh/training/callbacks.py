@@ -1,8 +1,10 @@
-"""Callbacks: what is told of a run while it goes on, and the log."""
+"""Callbacks, which receive the events of a run, and the callback that logs them."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+
+from typing_extensions import override
 
 from fedgh.core.records import Round
 from fedgh.core.types import Reply
@@ -12,30 +14,30 @@ from fedgh.runs.folder import RunFolder
 from fedgh.training.experiment import Experiment
 
 OnRound = Callable[[Round], object]
-"""Called with the record of every finished round; if it returns True, that was the last.
+"""Function that is called with the record of every finished round; it returns True to stop the run.
 
-When a run goes on that was stopped before, its last round is shown once more."""
+When a stopped run is resumed, the function is first called with the last recorded round again."""
 
 logger = logging.getLogger(__name__)
 
 
 class StopTraining(Exception):  # noqa: N818
-    """Raised by a callback: no more rounds; those that it was told of are kept."""
+    """Raised by a callback to stop the run after the current round, which is kept."""
 
 
 class Callback:
-    """Base class: override the hooks that you need."""
+    """The base class of callbacks. Every hook does nothing; override those that you need."""
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """The name of the callback in messages."""
         return type(self).__name__
 
     def started(self, experiment: Experiment, run: RunFolder, done: list[Round]) -> None:
-        """Called when a run begins, or goes on after the rounds in `done`."""
+        """Called when a run starts, or resumes after the rounds in `done`."""
 
     def warned(self, text: str) -> None:
-        """Called with something that the user should know."""
+        """Called with a warning for the user."""
 
     def replied(self, reply: Reply) -> None:
         """Called when a client has finished its job."""
@@ -48,31 +50,31 @@ class Callback:
 
 
 class Callbacks(Callback):
-    """Several callbacks as one, told in turn; RunError names one that fails."""
+    """Several callbacks as one, called in order. Raise RunError with the name of one that fails."""
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self._all = tuple(callbacks)
 
+    @override
     def started(self, experiment: Experiment, run: RunFolder, done: list[Round]) -> None:
-        """Tell all."""
         for callback in self._all:
             with _naming(callback):
                 callback.started(experiment, run, done)
 
+    @override
     def warned(self, text: str) -> None:
-        """Tell all."""
         for callback in self._all:
             with _naming(callback):
                 callback.warned(text)
 
+    @override
     def replied(self, reply: Reply) -> None:
-        """Tell all."""
         for callback in self._all:
             with _naming(callback):
                 callback.replied(reply)
 
     def finished_round(self, record: Round) -> None:
-        """Tell all, then stop if one of them wants to."""
+        """Call all callbacks; then raise StopTraining if one of them did."""
         stop = False
         for callback in self._all:
             try:
@@ -84,7 +86,7 @@ class Callbacks(Callback):
             raise StopTraining
 
     def close(self) -> None:
-        """Close all, the last first, whatever one of them raises."""
+        """Close all callbacks in reverse order, also those after one that raises."""
         with ExitStack() as stack:
             for callback in self._all:
                 stack.callback(_naming(callback)(callback.close))
@@ -92,17 +94,17 @@ class Callbacks(Callback):
 
 @contextmanager
 def _naming(callback: Callback) -> Iterator[None]:
-    """Say which callback has failed: it may be anybody's code."""
+    """Raise RunError with the name of the callback for any exception of a user's code."""
     try:
         yield
     except (StopTraining, FedghError):
         raise
     except Exception as error:
-        raise RunError(f"the callback {callback.name} has failed: {one_line(error)}") from error
+        raise RunError(f"the callback {callback.name} failed: {one_line(error)}") from error
 
 
-class EachRound(Callback):
-    """A function as a callback."""
+class FunctionCallback(Callback):
+    """A callback that calls a function with the record of every round."""
 
     def __init__(self, function: OnRound) -> None:
         self._function = function
@@ -113,7 +115,7 @@ class EachRound(Callback):
         return getattr(self._function, "__qualname__", "") or super().name
 
     def started(self, experiment: Experiment, run: RunFolder, done: list[Round]) -> None:
-        """Show the last round again: a run that the function has stopped does not go on."""
+        """Call the function with the last round again: a run that it stopped stays stopped."""
         if done:
             self.finished_round(done[-1])
 
@@ -124,26 +126,26 @@ class EachRound(Callback):
 
 
 class Log(Callback):
-    """Write what happens to the logger `fedgh.training.callbacks`."""
+    """A callback that writes the events of a run to the logger `fedgh.training.callbacks`."""
 
     def started(self, experiment: Experiment, run: RunFolder, done: list[Round]) -> None:
-        """Log what runs where."""
+        """Log the method, the number of clients, the rounds to run and the run folder."""
         task, method = experiment.task, experiment.config.method.name
         text = "%s: %d clients, rounds %d to %d, %s"
         logger.info(text, method, task.num_clients, len(done) + 1, task.rounds, run.path)
 
     def warned(self, text: str) -> None:
-        """Log it."""
+        """Log the warning."""
         logger.warning(text)
 
     def replied(self, reply: Reply) -> None:
-        """Log a failure."""
+        """Log the error of a client that failed."""
         if reply.error:
             text = "round %d: client %d failed: %s"
             logger.warning(text, reply.round, reply.client_id, reply.error)
 
     def finished_round(self, record: Round) -> None:
-        """Log the result of the round."""
+        """Log the result of the round, rejected uploads and a discarded update."""
         text = "round %d is done: accuracy %s, %s sent"
         sent = human_bytes(record.bytes_total)
         logger.info(text, record.round, percent(record.accuracy), sent)
@@ -155,17 +157,20 @@ class Log(Callback):
 
 
 def as_callback(given: object) -> Callback:
-    """Return a callback, a class of callbacks or a function of a record as a callback."""
+    """Return the callback of a callback, a subclass of Callback, or a function of a record.
+
+    Raise ConfigError for any other object, and for a class that cannot be created.
+    """
     if isinstance(given, type) and issubclass(given, Callback):
         try:
             return given()
         except FedghError:
             raise
         except Exception as error:
-            text = f"{given.__name__}() has failed: {one_line(error)}"
-            raise ConfigError(f"{text}; a callback is made without arguments") from error
+            text = f"{given.__name__}() failed: {one_line(error)}"
+            raise ConfigError(f"{text}; a callback is created without arguments") from error
     if isinstance(given, Callback):
         return given
     if callable(given):
-        return EachRound(given)
+        return FunctionCallback(given)
     raise ConfigError(f"expected a callback or a function of a round's record, got {given!r}")

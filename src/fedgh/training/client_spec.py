@@ -1,4 +1,4 @@
-"""What one party brings to a federation: any network, any data. Neither ever leaves it."""
+"""The network and the data of one client, given in Python. Neither ever leaves the client."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,37 +16,37 @@ from fedgh.models.body import Transform
 
 @dataclass(frozen=True)
 class ClientSpec:
-    """A network and data, for a `Federation` in one program or for one between machines.
+    """The network and data of a client, for a `Federation` in one program or between machines.
 
-    A network that classifies gives away its representation: what goes into its last linear layer.
-    `layer` names another one, and a projection is added where the width differs from the others'.
-    uint8 inputs [n, c, h, w] are images, which reach `transform` and the network as floats in
-    [-1, 1]; all others become float32.
+    The representation of a network that classifies is the input of its last linear layer; `layer`
+    names another layer whose output is used instead. A linear projection is added if the width
+    differs from that of the other clients. uint8 inputs [n, c, h, w] are images: `transform` and
+    the network receive them as floats in [-1, 1]. All other inputs become float32.
     """
 
     network: nn.Module
-    data: Data | None = field(default=None, repr=False)  # None: only to use a trained model again
+    data: Data | None = field(default=None, repr=False)  # None: only to load a trained model
     name: str = ""
-    layer: str | None = None  # whose output is the representation
-    transform: Transform | None = None  # between the data and the network, for every batch
-    weights: Path | str | None = None  # a safetensors file for the network to start from
-    frozen: bool = False  # the network stays as it is; only a projection and the header train
-    image_size: int = IMAGE_SIZE  # to which pictures of any size are scaled
+    layer: str | None = None  # the layer whose output is the representation
+    transform: Transform | None = None  # applied to every batch before the network
+    weights: Path | str | None = None  # a safetensors file with the initial weights
+    frozen: bool = False  # train only the projection and the header
+    image_size: int = IMAGE_SIZE  # height and width to which images of any size are scaled
 
     def __post_init__(self) -> None:
         if not isinstance(self.network, nn.Module):
             raise ConfigError(f"network: expected a torch.nn.Module, got {self.network!r}")
 
     def source(self, classes: Sequence[str] | None = None) -> Source:
-        """The data as tensors, their labels among `classes`."""
+        """Return the data as tensors, with labels that are positions in `classes`."""
         if self.data is None:
-            raise DataError("data: there are none; say ClientSpec(network, data)")
+            raise DataError("data: the client has no data; write ClientSpec(network, data)")
         return source_of(self.data, classes, self.image_size)
 
     def extractor(
         self, shape: tuple[int, ...], classes: int, rep_dim: int | None = None
     ) -> NetworkExtractor:
-        """The network as an extractor of inputs of that shape."""
+        """Return the network as an extractor for inputs of this shape."""
         return NetworkExtractor(
             self.network,
             shape,

@@ -1,4 +1,4 @@
-"""From a configuration to an experiment that is ready to run: data dealt, networks found."""
+"""Experiments: a configuration with its data loaded and partitioned and its networks found."""
 
 import hashlib
 import json
@@ -17,48 +17,48 @@ from fedgh.core.groups import check_same_part
 from fedgh.core.message import Message, Shapes
 from fedgh.core.records import ClientInfo, Identity
 from fedgh.core.rng import isolated, stream
-from fedgh.core.server import Surroundings
+from fedgh.core.server import ServerResources
 from fedgh.core.types import Examples, GlobalRounds, LocalTraining, Payload, SplitModel, Task
-from fedgh.data import partition as deal
+from fedgh.data import partition as partitions
 from fedgh.data.global_sample import balanced
 from fedgh.data.partition import Partition
-from fedgh.data.public import PublicData, check_apart, check_inputs
-from fedgh.data.sources import SEPARATE, SOURCES, Source, Where
+from fedgh.data.public import PublicData, check_disjoint, check_inputs
+from fedgh.data.sources import SEPARATE, SOURCES, DataLocation, Source
 from fedgh.engines.device import find_device
 from fedgh.engines.host import Blueprint
 from fedgh.errors import ConfigError, MethodError
 from fedgh.models import Extractor, check_extractor, extractor, split_model
 from fedgh.privacy.accounting import Account, noise_multiplier
 from fedgh.privacy.mechanism import Privacy
-from fedgh.training.public import check_named, held_out_rows, load_public
+from fedgh.training.public import check_public_section, held_out_rows, load_public
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A configuration with its data loaded and dealt, ready to run."""
+    """A configuration with its data loaded and partitioned, ready to run."""
 
     config: Config
-    sources: tuple[Source, ...]  # one that is dealt to all clients, or each client's own
+    sources: tuple[Source, ...]  # one that is partitioned among all clients, or one per client
     partition: Partition
     extractors: tuple[Extractor, ...]
-    names: tuple[str, ...] = ()  # of the clients, where they have some
-    weights: bytes = b""  # a fingerprint of the networks' first weights, where these were brought
-    public: PublicData | None = None  # samples that are known beside those of the clients
+    names: tuple[str, ...] = ()  # of the clients, if they have names
+    weights: bytes = b""  # a digest of the initial weights of networks given in Python
+    public: PublicData | None = None  # None if the run has none
 
     @property
     def source(self) -> Source:
-        """The data that are dealt; of clients that bring their own, the first's."""
+        """The data set; the first client's if each client has its own."""
         return self.sources[0]
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one input; () when clients have inputs of different shapes."""
+        """The shape of one input; () if clients have inputs of different shapes."""
         shapes = {source.shape for source in self.sources}
         return shapes.pop() if len(shapes) == 1 else ()
 
     @property
     def task(self) -> Task:
-        """What everybody in this federation knows."""
+        """The task: the values that the server and all clients know."""
         return Task(
             num_classes=self.source.num_classes,
             rep_dim=self.config.model.rep_dim,
@@ -72,44 +72,48 @@ class Experiment:
 
     @property
     def public_size(self) -> int:
-        """The number of public samples that the method may count on, also before they are here."""
+        """The number of public samples that the method uses, also before they are loaded."""
         return 0 if self.config.method.public_for == "none" else self.config.public.samples
 
     @property
     def shared_public(self) -> PublicData | None:
-        """The public data that every client must have; None when it needs none."""
+        """The public data that every client must have; None if clients need none."""
         return self.public if self.config.method.public_for == "all" else None
 
     @property
     def private(self) -> bool:
-        """Whether the data are with the participants, and nowhere else."""
+        """True if the data are only on the clients' machines."""
         return self.config.data.name == "private"
 
     @property
     def pooled(self) -> bool:
-        """Whether this machine has the data of all clients, dealt out of one source."""
+        """True if this machine has the data of all clients, partitioned from one data set."""
         return self.config.data.name not in SEPARATE and len(self.source) > 0
 
     @property
     def global_rounds(self) -> GlobalRounds:
-        """The rounds in which clients are judged on all classes: none where data are apart."""
+        """The rounds that measure global accuracy; "never" unless the data are pooled."""
         return self.config.run.global_accuracy if self.pooled else "never"
 
     @property
     def privacy(self) -> Privacy | None:
-        """How uploads are made private; None when they are not, or when there is nothing to."""
+        """The privacy mechanism of uploads; None without privacy, or if the method sends nothing.
+
+        Raise MethodError if the method sends more than the mechanism can protect.
+        """
         section, method = self.config.privacy, self.config.method
         if section.protects == "nothing":
             return None
         if method.shares == "more":
             raise MethodError(
                 f"{method.name} sends more than class means: privacy.protects = "
-                f"'{section.protects}' cannot be kept"
+                f"'{section.protects}' cannot be guaranteed; choose another method"
             )
         if method.weighs_by_examples and (section.protects, section.counts) != ("sample", "public"):
             raise MethodError(
                 f"{method.name} tells the server how many samples clients have: privacy.protects = "
-                f"'{section.protects}' with privacy.counts = '{section.counts}' cannot be kept"
+                f"'{section.protects}' with privacy.counts = '{section.counts}' cannot be "
+                "guaranteed; choose another method"
             )
         if method.shares == "nothing":
             return None
@@ -119,11 +123,11 @@ class Experiment:
 
     @property
     def withhold_metrics(self) -> bool:
-        """Whether clients keep to themselves what no noise covers, whatever the method."""
+        """True if clients withhold metrics that no noise covers, with any method."""
         return self.config.privacy.protects != "nothing"
 
     def account(self) -> Account | None:
-        """An account of what clients spend, with nothing spent yet; None when they do not."""
+        """Return a privacy account with nothing spent yet; None without privacy."""
         privacy = self.privacy
         if privacy is None:
             return None
@@ -138,7 +142,10 @@ class Experiment:
         return method.releases_once and method.up.keeps_release
 
     def initial_server(self) -> Payload:
-        """What the server holds before the first round; refuses what the method cannot do."""
+        """Return the server's state before the first round.
+
+        Raise MethodError if the method cannot work with these clients.
+        """
         seed = self.task.seed
         self._check_messages()
         with isolated(seed, "server-models"):
@@ -151,27 +158,27 @@ class Experiment:
             raise MethodError(str(error)) from None
 
     def _check_messages(self) -> None:
-        """Refuse a method whose messages cannot be specified for these clients."""
-        method, around = self.config.method, self.surroundings()
+        """Raise MethodError if the shapes of messages cannot be determined for these clients."""
+        method, resources = self.config.method, self.server_resources()
         for message in (method.up, method.down):
             if not isinstance(message, Message):
-                raise MethodError(f"{method.name} declares {message!r}, which is no message")
-        if not around.networks and method.own_network_crosses:
+                raise MethodError(f"{method.name} declares {message!r}, which is not a Message")
+        if not resources.networks and method.own_network_crosses:
             raise MethodError(
-                f"{method.name} sends clients' networks: name the one that all have in "
-                "model.extractors, and the shape of its inputs in data.shape"
+                f"{method.name} sends clients' networks: set model.extractors to the network of "
+                "all clients, and data.shape to the shape of its inputs"
             )
-        for kind in range(max(1, len(around.networks))):
-            shapes = Shapes(self.task, partial(around.network, kind))
+        for kind in range(max(1, len(resources.networks))):
+            shapes = Shapes(self.task, partial(resources.network, kind))
             try:
                 method.upload_specs(shapes)
                 method.download_specs(shapes)
-            except (ConfigError, AttributeError) as error:  # a part or field that is not there
+            except (ConfigError, AttributeError) as error:  # a missing submodule or field
                 raise MethodError(f"{method.name}: {error}") from None
 
-    def surroundings(self) -> Surroundings:
-        """Return the server's means beside its state."""
-        return Surroundings(
+    def server_resources(self) -> ServerResources:
+        """Return what the server uses beside its state: networks, public data, a device."""
+        return ServerResources(
             networks=tuple(partial(_server_network, make, self.task) for make in self.extractors),
             public=self._public_for_server(),
             device=find_device(self.config.run.device),
@@ -183,7 +190,7 @@ class Experiment:
         return self.public.examples()
 
     def fingerprint(self) -> str:
-        """The same for two experiments exactly when honest clients would compute the same."""
+        """Return a digest that is equal for two experiments if honest clients compute the same."""
         settings = json.dumps(self.config.hashed(), sort_keys=True)
         digest = hashlib.blake2b(settings.encode(), digest_size=16)
         for source in self.sources:
@@ -195,7 +202,7 @@ class Experiment:
         return digest.hexdigest()
 
     def identity(self) -> Identity:
-        """Which data these are: name, size, classes, and the fingerprint."""
+        """Return the contents of data.json: name, size and classes of the data, fingerprint."""
         return Identity(
             name=self.source.name,
             samples=sum(map(len, self.sources)),
@@ -205,7 +212,7 @@ class Experiment:
         )
 
     def counts(self) -> Tensor:
-        """How many samples of each class each client has, [clients, classes]."""
+        """Return the number of samples of each client and class, [clients, classes]."""
         if len(self.sources) == 1:
             labels = self.source.y[self.partition.order]
         else:
@@ -214,7 +221,7 @@ class Experiment:
         return self.partition.counts(labels, self.source.num_classes)
 
     def clients(self) -> list[ClientInfo]:
-        """Who the clients are: network, classes, samples."""
+        """Return the contents of clients.json: each client's network, classes and samples."""
         counts = self.counts()
         names, extractors = self.source.class_names, self.config.model.extractors
         return [
@@ -232,7 +239,7 @@ class Experiment:
         ]
 
     def blueprint(self) -> Blueprint:
-        """What an engine needs to make the clients."""
+        """Return the description from which an engine makes the clients."""
         sample = None
         if self.global_rounds != "never":
             sample = balanced(self.partition, self.source.y, self.task)
@@ -254,48 +261,49 @@ class Experiment:
 
 
 def _server_network(make: Extractor, task: Task) -> SplitModel:
-    """Make a network like a client's; the generator that the server trains with stays as it is."""
+    """Make a network like a client's without drawing from the server's random generator."""
     with isolated(task.seed, "server-network"):
         return split_model(make, task)
 
 
 def _inputs(source: Source) -> dict[str, Any]:
-    """What a model made for these data takes."""
+    """Return the shape and dtype of the inputs."""
     return {"shape": list(source.shape), "dtype": str(source.x.dtype).removeprefix("torch.")}
 
 
 def load_source(data: DataSection) -> Source:
-    """The data that a configuration names."""
+    """Load the data set that a configuration names."""
     classes, shape = tuple(data.classes or ()), tuple(data.shape or ())
-    return SOURCES[data.name](Where(data.dir, data.path, data.image_size, classes, shape))
+    return SOURCES[data.name](DataLocation(data.dir, data.path, data.image_size, classes, shape))
 
 
 def prepare(
     config: Config, *, source: Source | None = None, extractors: Sequence[Extractor] | None = None
 ) -> Experiment:
-    """Load and deal the data and find the networks, so that what is impossible is refused now.
+    """Load and partition the data, find the networks, and validate the experiment.
 
-    `source` and `extractors` stand in for what the configuration names.
+    `source` and `extractors` replace those that the configuration names. Raise FedghError if the
+    experiment cannot run.
     """
-    check_named(config)
+    check_public_section(config)
     source = source or load_source(config.data)
     if extractors is not None:
         model = config.model.model_copy(update={"extractors": _names(extractors)})
         config = config.model_copy(update={"model": model})
     if extractors is not None:
-        found = tuple(extractors)
+        networks = tuple(extractors)
     elif config.data.name == "private" and not source.shape:
-        found = ()  # no network is shared, so none need be known here
+        networks = ()  # no network is sent, so the server need not know any
     else:
-        found = _find_extractors(config.model.extractors)
-    held = held_out_rows(config, source)
-    public = load_public(config, [source], held=held)
-    partition = _deal(config, source, held)
-    return checked(Experiment(config, (source,), partition, found, public=public))
+        networks = _find_extractors(config.model.extractors)
+    held_out = held_out_rows(config, source)
+    public = load_public(config, [source], held=held_out)
+    partition = _partition(config, source, held_out)
+    return validated(Experiment(config, (source,), partition, networks, public=public))
 
 
-def checked(experiment: Experiment) -> Experiment:
-    """The same experiment; what is impossible in it is refused now, not in the first round."""
+def validated(experiment: Experiment) -> Experiment:
+    """Return the experiment; raise FedghError if it cannot run, before the first round does."""
     config, sources = experiment.config, experiment.sources
     find_device(config.run.device)
     _check_local(config.local)
@@ -303,13 +311,13 @@ def checked(experiment: Experiment) -> Experiment:
         check_augment(config.local, source)
     if config.run.global_accuracy == "every" and not experiment.pooled:
         raise ConfigError(
-            "run.global_accuracy = 'every' needs the data of all clients in one place, but "
-            f"data.name = '{config.data.name}'; leave it at 'last', which measures nothing then"
+            "run.global_accuracy = 'every' needs the data of all clients on one machine, but "
+            f"data.name = '{config.data.name}'; leave it at 'last', which then measures nothing"
         )
     if config.data.samples is not None and config.data.name in SEPARATE:
         raise ConfigError(
-            "data.samples is about data that are dealt here, but data.name = "
-            f"'{config.data.name}'; remove it: participants bring as many as they are to have"
+            "data.samples applies to data that are partitioned here, but data.name = "
+            f"'{config.data.name}'; remove it: each client decides how many samples it uses"
         )
     _check_class_means(config)
     _check_public(experiment)
@@ -323,7 +331,7 @@ def checked(experiment: Experiment) -> Experiment:
 
 
 def _check_local(local: LocalTraining) -> None:
-    """Refuse settings of local training that exclude each other."""
+    """Raise ConfigError for settings of local training that exclude each other."""
     if local.momentum and local.optimizer != "sgd":
         raise ConfigError(
             f"local.momentum = {local.momentum:g} is for local.optimizer = 'sgd', not for "
@@ -332,21 +340,21 @@ def _check_local(local: LocalTraining) -> None:
 
 
 def check_augment(local: LocalTraining, source: Source) -> None:
-    """Refuse to flip or crop what has no sides."""
+    """Raise ConfigError if inputs that are not images would be augmented."""
     if local.augment and not source.images:
         raise ConfigError(f"local.augment is for images, but inputs have shape {source.shape}")
 
 
 def _check_public(experiment: Experiment) -> None:
-    """Refuse public data that no network here takes, or that are private as well."""
+    """Raise ConfigError if the networks cannot take the public data, or some are private too."""
     if experiment.public is not None:
         for source in experiment.sources:
             check_inputs(experiment.public, source)
-        check_apart(experiment.public, experiment.sources, experiment.partition)
+        check_disjoint(experiment.public, experiment.sources, experiment.partition)
 
 
 def _check_class_means(config: Config) -> None:
-    """Refuse what only makes sense for methods that send class means."""
+    """Raise MethodError for settings about class means if the method sends none."""
     wanted = {
         "defence.agreement": config.defence.agreement,
         "attack.clients": config.attack.clients,
@@ -358,29 +366,29 @@ def _check_class_means(config: Config) -> None:
             )
 
 
-def _deal(config: Config, source: Source, held: Tensor) -> Partition:
-    """Give every sample but those held out to a client.
+def _partition(config: Config, source: Source, held_out: Tensor) -> Partition:
+    """Assign every sample to a client, except those that are held out as public data.
 
-    With `data.samples` a client keeps only some to learn from.
+    `data.samples` limits the training and validation samples of each client.
     """
     data, clients, seed = config.data, config.federation.clients, config.federation.seed
     if data.name == "private":
-        return deal.nothing(clients)
-    rest = np.delete(np.arange(len(source)), held.numpy())
+        return partitions.empty(clients)
+    rest = np.delete(np.arange(len(source)), held_out.numpy())
     y = source.y.numpy()[rest]
-    if clients * deal.SMALLEST > len(y):
+    if clients * partitions.MIN_SAMPLES > len(y):
         raise ConfigError(
             f"federation.clients = {clients}: {len(y)} samples are too few, every client needs at "
-            f"least {deal.SMALLEST}"
+            f"least {partitions.MIN_SAMPLES}"
         )
     if data.partition == "classes":
-        parts = deal.by_classes(y, source.num_classes, clients, data.classes_per_client, seed)
+        parts = partitions.by_classes(y, source.num_classes, clients, data.classes_per_client, seed)
     elif data.partition == "dirichlet":
-        parts = deal.by_dirichlet(y, source.num_classes, clients, data.alpha, seed)
+        parts = partitions.by_dirichlet(y, source.num_classes, clients, data.alpha, seed)
     else:
-        parts = deal.iid(y, clients, seed)
-    dealt = deal.assemble(parts, y, seed, data.samples)
-    return replace(dealt, order=torch.from_numpy(rest)[dealt.order])
+        parts = partitions.iid(y, clients, seed)
+    partition = partitions.assemble(parts, y, seed, data.samples)
+    return replace(partition, order=torch.from_numpy(rest)[partition.order])
 
 
 def _find_extractors(names: Sequence[str]) -> tuple[Extractor, ...]:
@@ -389,21 +397,21 @@ def _find_extractors(names: Sequence[str]) -> tuple[Extractor, ...]:
 
 
 def _names(extractors: Sequence[Extractor]) -> list[str]:
-    """How a configuration would name these objects; those that look alike are numbered."""
+    """Return names for these objects in a configuration; equal names are numbered."""
     if not extractors:
         raise ConfigError("extractors: give at least one")
     names: list[str] = []
     for make in extractors:
         kind = make if hasattr(make, "__qualname__") else type(make)
         name = f"{kind.__module__}:{kind.__qualname__}"
-        alike = sum(known.split("#")[0] == name for known in names)
-        names.append(f"{name}#{alike + 1}" if alike else name)
+        same = sum(known.split("#")[0] == name for known in names)
+        names.append(f"{name}#{same + 1}" if same else name)
     return names
 
 
 @contextmanager
 def _about(key: str) -> Iterator[None]:
-    """Say which key of the configuration a mistake is about."""
+    """Add the key of the configuration to the message of a ConfigError."""
     try:
         yield
     except ConfigError as error:

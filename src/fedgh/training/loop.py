@@ -1,4 +1,4 @@
-"""From a prepared experiment to a run folder: run, resume."""
+"""Run an experiment into a run folder, or resume it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -28,14 +28,14 @@ from fedgh.training.callbacks import (
     as_callback,
 )
 from fedgh.training.experiment import Experiment, prepare
-from fedgh.training.restore import FORGETTING, interrupted
+from fedgh.training.restore import FORGETTING, unfinished_forget
 from fedgh.training.run import Run
 from fedgh.training.same import check_same
 from fedgh.training.trackers import named_callbacks
 from fedgh.trust import OWN
 
 MakeEngine = Callable[[Experiment, RunFolder, int, Payload], Engine]
-"""From an experiment, its folder, the rounds done and their state to where the clients are."""
+"""Function of an experiment, its run folder, the number of committed rounds and their state."""
 
 
 def run(
@@ -47,11 +47,11 @@ def run(
 ) -> Run:
     """Run a new experiment into the folder `out`, on the engine that its configuration names.
 
-    A run that a callback has stopped has no summary; `resume` goes on with it.
+    A run that a callback stopped has no summary; `resume` continues it.
     """
     if make_engine is None:
-        _check_data_are_here(experiment)  # before there is a folder that cannot be used
-    told = _told(experiment, callbacks)
+        _check_data_are_here(experiment)  # before an unusable folder is created
+    listeners = _all_callbacks(experiment, callbacks)
     with RunFolder.create(
         out,
         config=experiment.config.to_toml(),
@@ -59,7 +59,7 @@ def run(
         clients=experiment.clients(),
         state=Server.initial_state(experiment.task, experiment.initial_server()),
     ) as folder:
-        _train(experiment, folder, told, make_engine or local_engine)
+        _train(experiment, folder, listeners, make_engine or local_engine)
     return Run(out, experiment)
 
 
@@ -73,14 +73,13 @@ def resume(
     prepare: Callable[[Config], Experiment] = prepare,
     make_engine: MakeEngine | None = None,
 ) -> Run:
-    """Go on with a run after its last completed round, perhaps on another engine.
+    """Resume a run after its last committed round, on the same engine or another.
 
-    Imports the code and opens the data that its configuration names: only for a run of one's own.
+    Import the code and open the data that its configuration names: use it only for your own runs.
 
-    `overrides` may change what does not change the result: `run.memory=1`.
+    `overrides` may change settings that do not change the result, such as `run.memory=1`.
 
-    A run that was made with its own source or extractors needs a `prepare` that supplies them
-    again.
+    If the run was started with its own source or extractors, `prepare` must supply them again.
     """
     folder = RunFolder.open(path)
     chosen = {"engine": engine, "workers": workers}
@@ -90,7 +89,7 @@ def resume(
             experiment = prepare(configs.load_run(folder.config, [*overrides, *changes], trust=OWN))
         except ConfigError as error:
             raise ConfigError(f"{path}: {'; '.join(str(error).splitlines())}") from None
-        _go_on(experiment, folder, callbacks, make_engine)
+        _resume(experiment, folder, callbacks, make_engine)
     return Run(path, experiment)
 
 
@@ -101,10 +100,10 @@ def resume_with(
     *,
     make_engine: MakeEngine | None = None,
 ) -> Run:
-    """Go on with the run of this experiment; what its folder names is neither read nor imported."""
+    """Resume the run of this experiment; data and code named in its folder are not used."""
     folder = RunFolder.open(path)
     with folder.locked():
-        _go_on(experiment, folder, callbacks, make_engine)
+        _resume(experiment, folder, callbacks, make_engine)
     return Run(path, experiment)
 
 
@@ -115,50 +114,51 @@ def run_or_resume(
     *,
     make_engine: MakeEngine | None = None,
 ) -> Run:
-    """Begin the run of this experiment in a folder, or go on with it if it is there."""
-    begun = (path / "config.toml").exists()
-    return (resume_with if begun else run)(experiment, path, callbacks, make_engine=make_engine)
+    """Start the run of this experiment in a folder, or resume it if it exists."""
+    exists = (path / "config.toml").exists()
+    return (resume_with if exists else run)(experiment, path, callbacks, make_engine=make_engine)
 
 
-def _go_on(
+def _resume(
     experiment: Experiment,
     folder: RunFolder,
     callbacks: Sequence[Callback | OnRound],
     make_engine: MakeEngine | None,
 ) -> None:
     check_same(folder, experiment)
-    _train(experiment, folder, _told(experiment, callbacks), make_engine or local_engine)
+    listeners = _all_callbacks(experiment, callbacks)
+    _train(experiment, folder, listeners, make_engine or local_engine)
 
 
 def _train(
-    experiment: Experiment, folder: RunFolder, told: Callbacks, make_engine: MakeEngine
+    experiment: Experiment, folder: RunFolder, listeners: Callbacks, make_engine: MakeEngine
 ) -> None:
-    """Play the rounds that are missing in a folder that this process has locked."""
+    """Run the missing rounds in a folder that this process has locked, and write the summary."""
     task = experiment.task
     with ExitStack() as stack:
         stack.enter_context(one_thread())
         done, state = folder.committed()
         if FORGETTING in state:
-            raise interrupted(folder, state)
+            raise unfinished_forget(folder, state)
         if 0 < done < task.rounds:
             _check_server(experiment, folder, state)
-        stack.enter_context(closing(told))
+        stack.enter_context(closing(listeners))
         stack.enter_context(suppress(StopTraining))
         try:
-            told.started(experiment, folder, folder.records()[:done])
+            listeners.started(experiment, folder, folder.records()[:done])
         except StopTraining:
-            if done < task.rounds:  # else only the summary is missing
+            if done < task.rounds:  # otherwise only the summary is missing
                 raise
         for text in _other_versions(folder.update_versions()):
-            told.warned(f"{folder.path} {text}")
+            listeners.warned(f"{folder.path} {text}")
         account = _account(experiment, folder, done)
         if done == task.rounds:
             folder.rewind()
         else:
             engine = stack.enter_context(closing(make_engine(experiment, folder, done, state)))
-            folder.rewind()  # only now: before anything is thrown away, all has been found whole
-            _Rounds(experiment, folder, engine, _server(experiment, engine, state), account).play(
-                done + 1, told
+            folder.rewind()  # only after all files that the run needs have been checked
+            _Rounds(experiment, folder, engine, _server(experiment, engine, state), account).run(
+                done + 1, listeners
             )
         summary = summarise(
             experiment.config,
@@ -173,29 +173,29 @@ def _train(
 
 
 def _check_server(experiment: Experiment, folder: RunFolder, state: Payload) -> None:
-    """Refuse a run whose server an earlier version of a built-in method has left."""
+    """Raise RunError if the server's state is that of an earlier version of a built-in method."""
     name, method = experiment.config.method_name, experiment.config.method
-    held = experiment.initial_server().keys() <= part(state, "server.").keys()
+    complete = experiment.initial_server().keys() <= part(state, "server.").keys()
     per_class = method.up.names_classes and method.down.names_classes
-    if name in METHODS and not (held and (CLASSES in state or not per_class)):
+    if name in METHODS and not (complete and (CLASSES in state or not per_class)):
         raise RunError(
-            f"{folder.path}: its server is that of an earlier {name}; go on with the fedgh that "
-            "started the run (data.json names it), or run it again"
+            f"{folder.path}: its server's state is that of an earlier {name}; resume with the "
+            "version of fedgh that started the run (see data.json), or run it again"
         )
 
 
 def _other_versions(before: Mapping[str, str]) -> Iterator[str]:
-    """Say which packages are not those with which the run was started last: bits may differ."""
+    """Yield a warning for each package whose version differs from that of the last start."""
     for package, here in versions().items():
         if before.get(package) != here:
             yield (
-                f"was started with {package} {printable(before.get(package, '(unknown)'))}, here "
-                f"is {here}: its last bits may differ from those of an undisturbed run"
+                f"was started with {package} {printable(before.get(package, '(unknown)'))}, this "
+                f"is {here}: results may differ in the last bits from an uninterrupted run"
             )
 
 
 def _account(experiment: Experiment, folder: RunFolder, done: int) -> Account | None:
-    """Return the privacy account of a run after the rounds that are done, if it has one."""
+    """Return the privacy account after the committed rounds; None without privacy."""
     account = experiment.account()
     if account is not None:
         for record in folder.records()[:done]:
@@ -205,7 +205,7 @@ def _account(experiment: Experiment, folder: RunFolder, done: int) -> Account | 
 
 
 def _spent(experiment: Experiment, account: Account | None) -> PrivacySpending | None:
-    """Return the privacy spent so far; None when the run has no privacy."""
+    """Return the privacy spent so far; None without privacy."""
     privacy = experiment.privacy
     if privacy is None or account is None:
         return None
@@ -233,13 +233,13 @@ def _server(experiment: Experiment, engine: Engine, state: Payload) -> Server:
         defence=config.defence,
         max_norm=config.run.max_norm,
         strikes=config.run.strikes,
-        surroundings=experiment.surroundings(),
+        resources=experiment.server_resources(),
     )
 
 
 @dataclass
 class _Rounds:
-    """The rounds of a run, played and kept one after the other."""
+    """The rounds of a run, executed and stored one after the other."""
 
     experiment: Experiment
     folder: RunFolder
@@ -247,41 +247,41 @@ class _Rounds:
     server: Server
     account: Account | None
 
-    def play(self, first: int, told: Callbacks) -> None:
-        """Play the rounds from `first` to the last."""
+    def run(self, first: int, listeners: Callbacks) -> None:
+        """Run the rounds from `first` to the last."""
         rounds, every = self.experiment.task.rounds, self.experiment.config.run.checkpoint_every
-        kept = first - 1
+        committed = first - 1
         for number in range(first, rounds + 1):
             if self.account is not None:
                 try:
                     self.account.check(self.server.participants(number))
                 except RunError:
-                    if kept < number - 1:  # what was paid for is kept
+                    if committed < number - 1:  # keep rounds that have spent privacy
                         self._save_and_commit(number - 1)
                     raise
-            record = self._play(number, told)
-            keep = number == rounds or number % every == 0
-            if keep:
+            record = self._run_round(number, listeners)
+            checkpoint = number == rounds or number % every == 0
+            if checkpoint:
                 self.engine.save(number)
             self.folder.append(record)
-            if keep:
+            if checkpoint:
                 self.folder.commit(number, self.server.state())
-                kept = number
+                committed = number
             try:
-                told.finished_round(record)
+                listeners.finished_round(record)
             except StopTraining:
                 if number == rounds:
                     break
-                if not keep:
+                if not checkpoint:
                     self._save_and_commit(number)
                 raise
         self.folder.discard_leftovers()
 
-    def _play(self, number: int, told: Callbacks) -> Round:
-        """Play a round; return its record."""
+    def _run_round(self, number: int, listeners: Callbacks) -> Round:
+        """Run a round; return its record."""
         collector = MeansCollector()
         on_upload = collector.add if stores_means(number, self.experiment.task.rounds) else ignore
-        record = self.server.round(number, told.replied, on_upload)
+        record = self.server.round(number, listeners.replied, on_upload)
         if self.account is not None:
             self.account.count_requests(record.participants)
             record = record.model_copy(update={"epsilon": self.account.highest_epsilon})
@@ -297,18 +297,18 @@ class _Rounds:
 def _check_data_are_here(experiment: Experiment) -> None:
     if experiment.private:
         raise ConfigError(
-            "data.name = 'private': the data are with the participants; `fedgh flower` reaches them"
+            "data.name = 'private': the data are on the clients' machines; use `fedgh flower`"
         )
 
 
-def _told(experiment: Experiment, callbacks: Sequence[Callback | OnRound]) -> Callbacks:
-    """All that are told of a run: the log, what its configuration names, what the caller gives."""
+def _all_callbacks(experiment: Experiment, callbacks: Sequence[Callback | OnRound]) -> Callbacks:
+    """Return the log, the callbacks of the configuration and those of the caller, as one."""
     named = named_callbacks(experiment.config.run.callbacks)
     return Callbacks([Log(), *named, *map(as_callback, callbacks)])
 
 
 def local_engine(experiment: Experiment, folder: RunFolder, round: int, state: Payload) -> Engine:
-    """Clients whose states are in the run folder, computed where `run.engine` says."""
+    """Return the engine that `run.engine` names; it keeps the clients' states in the run folder."""
     _check_data_are_here(experiment)
     files = folder.client_files(round)
     files.check(state["trained"].tolist())

@@ -1,4 +1,4 @@
-"""Progress of a run in the terminal."""
+"""Display the progress of a run in the terminal."""
 
 from dataclasses import dataclass, field
 
@@ -23,14 +23,14 @@ from fedgh.training.experiment import Experiment
 
 @dataclass
 class Live(Callback):
-    """Follow a run: a bar where there is a terminal, one line per round where there is none."""
+    """A callback that shows a progress bar in a terminal, and one line per round elsewhere."""
 
     console: Console
-    kept: bool = True  # whether the run folder is there to stay
+    kept: bool = True  # whether the run folder remains after the run, so that its path is shown
     _bar: Progress = field(init=False)
     _rounds: TaskID = field(init=False)
     _clients: TaskID = field(init=False)
-    _aside: set[int] = field(default_factory=set, init=False)
+    _reported: set[int] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._bar = Progress(
@@ -57,7 +57,7 @@ class Live(Callback):
         self._bar.stop()
 
     def started(self, experiment: Experiment, run: RunFolder, done: list[Round]) -> None:
-        """Say what runs where."""
+        """Print the method, the data, the clients, the rounds and the run folder."""
         config = experiment.config
         own = config.data.name in ("private", "own")
         kinds = "their own" if own else len(set(config.model.extractors))
@@ -71,21 +71,21 @@ class Live(Callback):
             markup=False,
         )
         if done:
-            self.console.print(f"rounds 1 to {len(done)} are there already")
+            self.console.print(f"rounds 1 to {len(done)} are already done")
         total = config.federation.rounds
         self._rounds = self._bar.add_task("rounds", total=total, completed=len(done), note="")
-        # The first evaluation looks at everybody; after that a round has its participants.
+        # The first evaluation includes all clients; later rounds only have their participants.
         first = config.federation.clients
         if config.run.evaluate == "trained":
             first = max(1, round(first * config.federation.participation))
         self._clients = self._bar.add_task("clients", total=first, note="")
 
     def warned(self, text: str) -> None:
-        """Print it."""
+        """Print the warning."""
         self.console.print(text, style="yellow", markup=False)
 
     def replied(self, reply: Reply) -> None:
-        """One client is done."""
+        """Advance the bar by one client; print its error if it failed."""
         self._bar.update(self._clients, advance=1)
         if reply.error:
             self.console.print(
@@ -95,7 +95,7 @@ class Live(Callback):
             )
 
     def finished_round(self, record: Round) -> None:
-        """One round is done."""
+        """Advance the bar by one round; print rejected uploads and excluded clients."""
         note = f"accuracy {percent(record.accuracy)}, {human_bytes(record.bytes_total)} sent"
         self._bar.update(self._rounds, completed=record.round, note=note)
         self._bar.update(self._clients, completed=0, total=len(record.participants))
@@ -112,12 +112,12 @@ class Live(Callback):
                 style="yellow",
                 markup=False,
             )
-        for client in sorted({*record.excluded} - {*record.forgotten} - self._aside):
+        for client in sorted({*record.excluded} - {*record.forgotten} - self._reported):
             self.console.print(
-                f"round {record.round}: client {client} is set aside: too many of its uploads "
+                f"round {record.round}: client {client} is excluded: too many of its uploads "
                 "were rejected",
                 style="yellow",
             )
-        self._aside |= set(record.excluded)
+        self._reported |= set(record.excluded)
         if not self._animated:
             self.console.print(f"round {record.round}: {note}")

@@ -1,4 +1,4 @@
-"""The public data that a configuration names, found and checked."""
+"""Load and check the public data that a configuration names."""
 
 from collections.abc import Sequence
 
@@ -15,33 +15,33 @@ from fedgh.data.public import (
     hold_out,
     publish,
 )
-from fedgh.data.sources import SEPARATE, SOURCES, Source, Where
+from fedgh.data.sources import SEPARATE, SOURCES, DataLocation, Source
 from fedgh.errors import ConfigError, MethodError
 
 
-def check_named(config: Config) -> None:
-    """Refuse a section that names no public data where they are needed, or impossible ones."""
+def check_public_section(config: Config) -> None:
+    """Raise ConfigError if `[public]` names no data that the method needs, or impossible data."""
     method, data, public = config.method, config.data, config.public
     if public.name == "none" and method.public_for != "none":
         raise MethodError(
             f"{method.name} needs public data, but public.name = 'none'; for example "
-            f"public.name = '{HELD_OUT}' takes some out of the data"
+            f"public.name = '{HELD_OUT}' holds some samples out of the data"
         )
     if public.name == HELD_OUT and data.name in SEPARATE:
         raise ConfigError(
-            f"public.name = '{HELD_OUT}' takes samples out of data that are dealt here, but "
-            f"data.name = '{data.name}': participants have their own; name another data set"
+            f"public.name = '{HELD_OUT}' takes samples out of data that are partitioned here, but "
+            f"data.name = '{data.name}': each client has its own; name another data set"
         )
     named_by_path = data.path is not None and data.path != public.path
     if public.name == data.name and data.name not in SEPARATE and not named_by_path:
         raise ConfigError(
-            f"public.name = '{public.name}' are the private data themselves; public.name = "
-            f"'{HELD_OUT}' takes samples out of them"
+            f"public.name = '{public.name}' is the private data set itself; public.name = "
+            f"'{HELD_OUT}' holds samples out of it"
         )
 
 
 def held_out_rows(config: Config, source: Source) -> Tensor:
-    """Return the rows of the data that are public and therefore no client's."""
+    """Return the rows of the data that are public, so that no client gets them."""
     if config.public.name != HELD_OUT:
         return NO_ROWS
     return hold_out(source, config.public.samples, config.federation.seed)
@@ -54,32 +54,32 @@ def load_public(
     held: Tensor = NO_ROWS,
     given: Source | None = None,
 ) -> PublicData | None:
-    """Return the public data beside those of the clients; None when none are named or needed.
+    """Return the public data; None if the configuration names none or the method needs none.
 
-    Rows that are held out are there for any method: all are dealt the same private samples.
-    `given` stands in for what the configuration names.
+    Held-out rows are public with every method, so that clients have the same private samples with
+    all methods. `given` replaces the data set that the configuration names.
     """
     public, labels, source = config.public, config.method.public_labels, sources[0]
     if public.name == HELD_OUT:
         return publish(source, held, HELD_OUT, labels=labels)
     if public.name == "none" or config.method.public_for == "none":
         return None
-    found = SOURCES[public.name](_where(config)) if given is None else given
+    public_source = SOURCES[public.name](_location(config)) if given is None else given
     if labels:
-        check_classes(found, source.class_names)
-    rows = draw(found, public.samples, config.federation.seed, private=sources)
-    return publish(found, rows, public.name, labels=labels)
+        check_classes(public_source, source.class_names)
+    rows = draw(public_source, public.samples, config.federation.seed, private=sources)
+    return publish(public_source, rows, public.name, labels=labels)
 
 
-def not_here(config: Config) -> str | None:
-    """Return the name of a data set that would have to be fetched first; None if all are here."""
-    places = [(config.data.name, config.data.dir)]
+def missing_data_set(config: Config) -> str | None:
+    """Return the name of a data set that must be downloaded first; None if all are here."""
+    needed = [(config.data.name, config.data.dir)]
     if config.method.public_for != "none":
-        places.append((config.public.name, _where(config).dir))
-    missing = (name for name, place in places if name in OFFICIAL and find(name, place) is None)
+        needed.append((config.public.name, _location(config).dir))
+    missing = (name for name, folder in needed if name in OFFICIAL and find(name, folder) is None)
     return next(missing, None)
 
 
-def _where(config: Config) -> Where:
+def _location(config: Config) -> DataLocation:
     public, data = config.public, config.data
-    return Where(public.dir or data.dir, public.path, data.image_size, section="public")
+    return DataLocation(public.dir or data.dir, public.path, data.image_size, section="public")

@@ -1,6 +1,6 @@
-"""A run again, from its folder: the experiment, and the clients as the last round left them.
+"""Load a run from its folder: the experiment, and the clients after the last committed round.
 
-The networks and data that the configuration names are used as far as the caller trusts the folder.
+Networks and data that its configuration names are used only as far as the caller trusts the folder.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from fedgh import config as configs
-from fedgh.config import PLACES, Config
+from fedgh.config import LOCATIONS, Config
 from fedgh.core.types import Client, Payload, Task
 from fedgh.data import partition
 from fedgh.data.sources import Source
@@ -21,23 +21,22 @@ from fedgh.runs.folder import RunFolder
 from fedgh.training import experiment as experiments
 from fedgh.training.client_spec import ClientSpec
 from fedgh.training.experiment import Experiment
-from fedgh.training.public import not_here
+from fedgh.training.public import missing_data_set
 from fedgh.training.run import Run
 from fedgh.training.same import check_same
 from fedgh.trust import Trust
 
 MAX_PARAMETERS = 2**24
-"""Parameters of a network made for a folder from elsewhere: sixteen such take one GiB."""
+"""Parameters of a network that is created for an untrusted folder: sixteen such take one GiB."""
 
-NEEDLESS = (*PLACES, "run.device", "run.global_accuracy", "privacy.protects")
-"""Settings of no importance to what a trained model computes."""
-
+UNUSED_BY_MODELS = (*LOCATIONS, "run.device", "run.global_accuracy", "privacy.protects")
+"""Settings that do not change what a trained model computes."""
 
 FORGETTING = "forgetting"
-"""In the state of a run: the client that `fedgh forget` has begun to take out."""
+"""The name, in a run's state, of the client that an unfinished `fedgh forget` removes."""
 
-SLACK = 2**26
-"""Bytes that a state may have beyond four times the size of its client: a method's own memory."""
+MAX_EXTRA_BYTES = 2**26
+"""Bytes of a client's state beyond four times the client's size, for tensors of the method."""
 
 
 @dataclass(frozen=True)
@@ -52,40 +51,43 @@ class Checkpoint:
 
     @property
     def data(self) -> bool:
-        """Whether the clients have their data, too."""
+        """True if the clients have their data."""
         return len(self.experiment.source) > 0
 
     def client(self, number: int) -> Client:
-        """One of those that took part, with its final model."""
+        """Return a client that took part, with its final model.
+
+        Raise RunError if its saved state does not fit its network.
+        """
         try:
             client = self.blueprint.make(number)
-            saved = self._files.load(number, SLACK + 4 * client.nbytes)
-            assert saved is not None, "its state was checked"
+            saved = self._files.load(number, MAX_EXTRA_BYTES + 4 * client.nbytes)
+            assert saved is not None, "the file was checked before"
             client.load(saved)
         except FedghError:
             raise
         except Exception as error:  # a user's network may have changed, and may raise anything
             raise RunError(
-                f"the state of client {number} does not fit its network as it is now: "
+                f"the state of client {number} does not fit its current network: "
                 f"{printable(one_line(error))}"
             ) from None
         return client
 
 
 def load(folder: RunFolder, *, trust: Trust, forgetting: bool = False) -> Checkpoint:
-    """Load the clients of a run and their data; RunError says what is missing.
+    """Load the clients of a run and their data. Raise RunError if something is missing.
 
-    Those of a `Run` are made from its experiment: nothing that its folder names is used.
-
-    One that `fedgh forget` was killed in is only for that command.
+    The clients of a `Run` are made from its experiment: code and data named in its folder are not
+    used. `forgetting` allows a run in which `fedgh forget` was interrupted; only that command can
+    continue with it.
     """
     if isinstance(folder, Run):
         return load_with(folder, folder.experiment, forgetting=forgetting)
     _check_models_are_here(folder)
     config = _config(folder, trust, ("run.address", "run.callbacks"))
     if config.data.name == "private":
-        raise RunError("the data are with the clients")
-    missing = not_here(config)
+        raise RunError("the data are on the clients' machines")
+    missing = missing_data_set(config)
     if missing is not None:
         raise RunError(f"{missing} is not on this machine (fedgh data fetch {missing})")
     _check_sizes(folder, config, trust)
@@ -93,33 +95,33 @@ def load(folder: RunFolder, *, trust: Trust, forgetting: bool = False) -> Checkp
 
 
 def load_with(folder: RunFolder, experiment: Experiment, *, forgetting: bool = False) -> Checkpoint:
-    """Load the clients of a run of this experiment; nothing that its folder names is used."""
+    """Load the clients of a run of this experiment, without code or data that its folder names."""
     _check_models_are_here(folder)
     check_same(folder, experiment)
-    return _left(folder, experiment, forgetting=forgetting)
+    return _checkpoint(folder, experiment, forgetting=forgetting)
 
 
 def load_models(
     folder: RunFolder, specs: Sequence[ClientSpec] | None = None, *, trust: Trust
 ) -> Checkpoint:
-    """Load the clients of a run from its folder alone: with their models, without data.
+    """Load the clients of a run from its folder alone, with their models but without data.
 
-    Networks that were given in Python have to be given again, as the clients of then.
+    Networks that were given in Python must be given again in `specs`.
     """
     _check_models_are_here(folder)
-    # First without its networks: those of a run from Python have no names to import.
-    config = _config(folder, trust, (*NEEDLESS, "model.extractors"))
+    # First without the networks: those that were given in Python cannot be imported by name.
+    config = _config(folder, trust, (*UNUSED_BY_MODELS, "model.extractors"))
     if config.data.name == "private":
-        raise RunError("the models are with the clients")
+        raise RunError("the models are on the clients' machines")
     if config.data.name == "own":
-        return _left(folder, _from_specs(folder, config, specs or ()))
-    config = _config(folder, trust, NEEDLESS)
+        return _checkpoint(folder, _from_specs(folder, config, specs or ()))
+    config = _config(folder, trust, UNUSED_BY_MODELS)
     _check_sizes(folder, config, trust)
-    return _left(folder, _as_named(folder, config))
+    return _checkpoint(folder, _from_config(folder, config))
 
 
 def _check_sizes(folder: RunFolder, config: Config, trust: Trust) -> None:
-    """Refuse networks that are too large to be made for a folder from elsewhere."""
+    """Raise RunError if an untrusted folder asks for networks that are too large."""
     if trust.limits is None:
         return
     identity = folder.identity()
@@ -131,23 +133,25 @@ def _check_sizes(folder: RunFolder, config: Config, trust: Trust) -> None:
         if size is None or size > MAX_PARAMETERS:
             raise RunError(
                 f"{folder.path}: '{name}' does not fit inputs of shape {shape}, or is too large to "
-                "be made for a folder from elsewhere (--trust, in Python trust=True)"
+                "be created for an untrusted folder; --trust allows it (in Python: trust=True)"
             )
 
 
-def interrupted(folder: RunFolder, state: Payload) -> RunError:
-    """Return the error for a run in which some clients still have a header of before."""
+def unfinished_forget(folder: RunFolder, state: Payload) -> RunError:
+    """Return the error for a run in which `fedgh forget` was interrupted."""
     client = int(state[FORGETTING])
     return RunError(
-        f"{folder.path}: a client is being forgotten; finish that first: "
-        f"fedgh forget {folder.path} --client {client}"
+        f"{folder.path}: `fedgh forget` was interrupted, so some clients have an old header; run "
+        f"it again: fedgh forget {folder.path} --client {client}"
     )
 
 
-def _left(folder: RunFolder, experiment: Experiment, *, forgetting: bool = False) -> Checkpoint:
+def _checkpoint(
+    folder: RunFolder, experiment: Experiment, *, forgetting: bool = False
+) -> Checkpoint:
     round, state = folder.committed()
     if FORGETTING in state and not forgetting:
-        raise interrupted(folder, state)
+        raise unfinished_forget(folder, state)
     trained = state["trained"].tolist()
     files = folder.client_files(round)
     files.check(trained)
@@ -158,9 +162,9 @@ def _left(folder: RunFolder, experiment: Experiment, *, forgetting: bool = False
 def _check_models_are_here(folder: RunFolder) -> None:
     folder.check_exists()
     if (folder.path / "flower.json").exists():
-        raise RunError("the models and their test data are with the clients")
+        raise RunError("the models and their test data are on the clients' machines")
     if not folder.checkpoint.is_dir():
-        raise RunError("the run folder has no checkpoint/: its models are not here")
+        raise RunError("the run folder has no checkpoint/, so its models are missing")
 
 
 def _config(folder: RunFolder, trust: Trust, ignoring: Sequence[str] = ()) -> Config:
@@ -170,43 +174,43 @@ def _config(folder: RunFolder, trust: Trust, ignoring: Sequence[str] = ()) -> Co
         raise ConfigError(f"{folder.path}: {'; '.join(str(error).splitlines())}") from None
 
 
-def _as_named(folder: RunFolder, config: Config) -> Experiment:
-    """An experiment without samples, with the networks that its configuration names."""
-    known = folder.identity()
-    source = _no_samples(folder, known.shape, known.dtype, "data.json")
-    networks = tuple(_when_needed(name) for name in config.model.extractors)
-    return Experiment(config, (source,), partition.nothing(config.federation.clients), networks)
+def _from_config(folder: RunFolder, config: Config) -> Experiment:
+    """Return an experiment without samples, with the networks that its configuration names."""
+    identity = folder.identity()
+    source = _no_samples(folder, identity.shape, identity.dtype, "data.json")
+    networks = tuple(_found_when_called(name) for name in config.model.extractors)
+    return Experiment(config, (source,), partition.empty(config.federation.clients), networks)
 
 
 def _from_specs(folder: RunFolder, config: Config, specs: Sequence[ClientSpec]) -> Experiment:
-    """The same with the networks of these clients."""
-    about = folder.clients()
-    if len(specs) != len(about):
+    """Return an experiment without samples, with the networks of these specs."""
+    clients = folder.clients()
+    if len(specs) != len(clients):
         raise RunError(
-            f"the networks of {folder.path} were given in Python; give all {len(about)} again: "
+            f"the networks of {folder.path} were given in Python; give all {len(clients)} again: "
             "TrainedFederation.load(path, clients=[...])"
         )
     sources = tuple(
-        _no_samples(folder, client.shape, client.dtype, "clients.json") for client in about
+        _no_samples(folder, client.shape, client.dtype, "clients.json") for client in clients
     )
     networks = tuple(
         spec.extractor(source.shape, source.num_classes, config.model.rep_dim)
         for spec, source in zip(specs, sources, strict=True)
     )
-    return Experiment(config, sources, partition.nothing(len(about)), networks)
+    return Experiment(config, sources, partition.empty(len(clients)), networks)
 
 
 def _no_samples(folder: RunFolder, shape: Sequence[int], dtype: str, file: str) -> Source:
-    """Data of that shape and type, and none of them."""
+    """Return a data set of this shape and dtype without samples."""
     dtypes = {"uint8": torch.uint8, "float32": torch.float32}
     try:
         none = torch.empty(0, *shape, dtype=dtypes[dtype])
     except (KeyError, TypeError, ValueError, RuntimeError):
         raise RunError(f"{folder.path / file} is not what a run writes: shape, dtype") from None
-    known = folder.identity()
-    return Source(known.name, none, torch.empty(0), tuple(known.classes))
+    identity = folder.identity()
+    return Source(identity.name, none, torch.empty(0), tuple(identity.classes))
 
 
-def _when_needed(name: str) -> Extractor:
-    """The network of that name, found only when a client that has it is made."""
+def _found_when_called(name: str) -> Extractor:
+    """Return an extractor that looks up its name only when a client's network is made."""
     return lambda shape, rep_dim: extractor(name)(shape, rep_dim)

@@ -1,4 +1,4 @@
-"""A run, and the experiment that was run."""
+"""A run folder together with its experiment in memory."""
 
 from pathlib import Path
 
@@ -7,9 +7,10 @@ from fedgh.training.experiment import Experiment
 
 
 class Run(RunFolder):
-    """A run folder with its experiment at hand: its data are not loaded and dealt again.
+    """A run folder with its experiment in memory, so that its data are not loaded again.
 
-    `fedgh.TrainedFederation(run)` has its final clients, `fedgh.write_report(run)` writes its page.
+    `fedgh.TrainedFederation(run)` gives its final clients; `fedgh.write_report(run)` writes its
+    report.
     """
 
     def __init__(self, path: Path, experiment: Experiment) -> None:

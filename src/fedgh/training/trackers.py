@@ -1,7 +1,8 @@
-"""Callbacks that write the numbers of every round for other programs.
+"""Callbacks that write the metrics of every round for TensorBoard, Weights & Biases and MLflow.
 
-`run.callbacks = ["tensorboard", "wandb", "mlflow"]`: the files of TensorBoard and of an offline
-W&B run are in the run folder; MLflow and W&B are set up by their own environment variables.
+They are selected by `run.callbacks = ["tensorboard", "wandb", "mlflow"]`. The files of TensorBoard
+and of an offline W&B run are in the run folder; MLflow and W&B are configured by their own
+environment variables.
 """
 
 from collections.abc import Sequence
@@ -17,21 +18,21 @@ from fedgh.training.experiment import Experiment
 
 
 def scalars(record: Round) -> dict[str, float]:
-    """Return the numbers of a round that were taken in it."""
-    found = record.scores | {"train_loss": record.train_loss, "bytes_total": record.bytes_total}
+    """Return the metrics that were measured in a round, its traffic and its times."""
+    metrics = record.scores | {"train_loss": record.train_loss, "bytes_total": record.bytes_total}
     seconds = {f"seconds/{phase}": spent for phase, spent in record.seconds.items()}
-    return {name: score for name, score in (found | seconds).items() if score is not None}
+    return {name: score for name, score in (metrics | seconds).items() if score is not None}
 
 
 class TensorBoard(Callback):
-    """Writes event files into tensorboard/ in the run folder."""
+    """A callback that writes event files into tensorboard/ in the run folder."""
 
     def __init__(self) -> None:
         need("tensorboard", "run.callbacks = ['tensorboard']")
         self._writer: Any = None
 
     def started(self, experiment: Experiment, run: RunFolder, done: list[Round]) -> None:
-        """Open the event files; what an interrupted run wrote of later rounds does not count."""
+        """Open the event files; drop entries that an interrupted run wrote for later rounds."""
         from torch.utils.tensorboard import SummaryWriter  # an extra
 
         folder = run.path / "tensorboard"
@@ -40,7 +41,7 @@ class TensorBoard(Callback):
         self._writer = SummaryWriter(folder, purge_step=len(done) + 1)
 
     def finished_round(self, record: Round) -> None:
-        """Write the numbers of the round."""
+        """Write the metrics of the round."""
         for name, value in scalars(record).items():
             self._writer.add_scalar(name, value, record.round)
         self._writer.flush()
@@ -52,14 +53,14 @@ class TensorBoard(Callback):
 
 
 class WeightsAndBiases(Callback):
-    """Logs to Weights & Biases: one of its runs for a run, also when that is resumed."""
+    """A callback that logs to Weights & Biases; a resumed run continues its W&B run."""
 
     def __init__(self) -> None:
         need("wandb", "run.callbacks = ['wandb']")
         self._run: Any = None
 
     def started(self, experiment: Experiment, run: RunFolder, done: list[Round]) -> None:
-        """Start or resume the W&B run that has the identity of this run."""
+        """Start the W&B run with the identifier of this run, or resume it."""
         import wandb  # an extra
 
         with explaining():
@@ -74,7 +75,7 @@ class WeightsAndBiases(Callback):
         )
 
     def finished_round(self, record: Round) -> None:
-        """Log the numbers of the round."""
+        """Log the metrics of the round."""
         self._run.log(scalars(record), step=record.round)
 
     def close(self) -> None:
@@ -84,7 +85,7 @@ class WeightsAndBiases(Callback):
 
 
 class MLflow(Callback):
-    """Logs to the MLflow server or folder that MLFLOW_TRACKING_URI names."""
+    """A callback that logs to the MLflow server or folder in MLFLOW_TRACKING_URI."""
 
     def __init__(self) -> None:
         need("mlflow", "run.callbacks = ['mlflow']")
@@ -92,25 +93,25 @@ class MLflow(Callback):
         self._id = ""
 
     def started(self, experiment: Experiment, run: RunFolder, done: list[Round]) -> None:
-        """Go on with the MLflow run of this run, or start one."""
+        """Resume the MLflow run of this run, or start one."""
         from mlflow import MlflowClient  # an extra
 
         self._client = MlflowClient()
-        place = self._client.get_experiment_by_name("fedgh")
-        where = place.experiment_id if place else self._client.create_experiment("fedgh")
-        of_this = f"tags.fedgh_run = '{run.run_id}'"
-        found = self._client.search_runs([where], of_this)
-        if found:
-            self._id = found[0].info.run_id
+        known = self._client.get_experiment_by_name("fedgh")
+        group = known.experiment_id if known else self._client.create_experiment("fedgh")
+        same_run = f"tags.fedgh_run = '{run.run_id}'"
+        existing = self._client.search_runs([group], same_run)
+        if existing:
+            self._id = existing[0].info.run_id
             return
         tags = {"fedgh_run": run.run_id}
-        self._id = self._client.create_run(where, tags=tags, run_name=run.path.name).info.run_id
+        self._id = self._client.create_run(group, tags=tags, run_name=run.path.name).info.run_id
         for section, values in experiment.config.to_table().items():
             for key, value in values.items():
                 self._client.log_param(self._id, f"{section}.{key}", value)
 
     def finished_round(self, record: Round) -> None:
-        """Log the numbers of the round."""
+        """Log the metrics of the round."""
         for name, value in scalars(record).items():
             self._client.log_metric(self._id, name, value, step=record.round)
 
@@ -125,17 +126,17 @@ TRACKERS: dict[str, type[Callback]] = {
     "wandb": WeightsAndBiases,
     "mlflow": MLflow,
 }
-"""Callbacks that a configuration can name in one word."""
+"""Callbacks with a short name in `run.callbacks`."""
 
 
 def named_callbacks(names: Sequence[str]) -> list[Callback]:
-    """Return the callbacks that a configuration names: a tracker, or "package.module:name"."""
-    found = []
+    """Return the callbacks of a configuration: each is a tracker, or "package.module:name"."""
+    callbacks = []
     for name in names:
         try:
             if name not in TRACKERS and ":" not in name:
                 raise ConfigError(unknown("callback", name, TRACKERS))
-            found.append(as_callback(TRACKERS.get(name) or import_object(name)))
+            callbacks.append(as_callback(TRACKERS.get(name) or import_object(name)))
         except ConfigError as error:
             raise ConfigError(f"run.callbacks: {error}") from None
-    return found
+    return callbacks
