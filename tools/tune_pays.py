@@ -17,8 +17,8 @@ from fedgh.choices import BudgetName
 from fedgh.files import make_folder, write_atomic
 from fedgh.studies import statistics
 from fedgh.studies.pays import ALONE
-from fedgh.studies.study import Case, study
-from fedgh.studies.sweep import Trial, folder_of, found, run_trials
+from fedgh.studies.study import Setting, study
+from fedgh.studies.sweep import Trial, finished_runs, folder_of, run_trials
 from fedgh.studies.tuning import plan_search
 from fedgh.tables import Cell, csv_text
 
@@ -53,16 +53,16 @@ class Point:
 
 
 def plan(
-    case: Case, budget: BudgetName, seeds: Sequence[int], data_dir: Path | None
+    case: Setting, budget: BudgetName, seeds: Sequence[int], data_dir: Path | None
 ) -> list[Trial]:
     """Training alone at every point of the grid."""
-    overrides = [*case.at(budget), f"method.name={ALONE}", "run.global_accuracy=never"]
+    overrides = [*case.overrides(budget), f"method.name={ALONE}", "run.global_accuracy=never"]
     return plan_search(case.experiment, GRID, seeds, overrides, data_dir)
 
 
 def tried(case: str, trials: Sequence[Trial], out: Path) -> list[Point]:
     """The points of one setting that were begun, in the order of the grid."""
-    there = found(trials, out)
+    there = finished_runs(trials, out)
     rows = {row.label: row for row in statistics.rows(there)}
     points = []
     for label in dict.fromkeys(trial.label for trial in trials):
@@ -108,7 +108,7 @@ def main(words: Sequence[str] | None = None) -> None:
     options = parser.parse_args(words)
     seeds = [int(seed) for seed in options.seeds.split(",")]
     only = [name for name in options.only.split(",") if name]
-    tuned = {case.name: case for case in study("pays").cases if case.tuned}
+    tuned = {case.name: case for case in study("pays").settings if case.tuned}
     if strange := [name for name in only if name not in tuned]:
         parser.error(f"--only {strange[0]}: not among {', '.join(tuned)}")
     plans = {
@@ -136,7 +136,7 @@ def _words(name: str, points: Sequence[Point]) -> str:
 
 def _forget_models(trials: Sequence[Trial], out: Path) -> None:
     """A search needs the numbers of its runs; the networks of one take a hundred megabytes."""
-    for _, run in found(trials, out).runs:
+    for _, run in finished_runs(trials, out).runs:
         shutil.rmtree(run.checkpoint, ignore_errors=True)
 
 

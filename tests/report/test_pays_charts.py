@@ -8,18 +8,18 @@ import pytest
 
 from fedgh.report import pays_charts
 from fedgh.studies.pays import Entry, Where
-from fedgh.studies.study import Case
+from fedgh.studies.study import Setting
 from tests.report.parts import rows
 
 METHODS = ["standalone", "fedproto", "fedgh"]
 CASES = [
-    Case(name="a-50", title="A, 2 classes, 50 samples", experiment="demo"),
-    Case(name="a-200", title="A, 2 classes, 200 samples", experiment="demo"),
-    Case(name="b", title="B, N = 10, all samples", experiment="demo"),
+    Setting(name="a-50", title="A, 2 classes, 50 samples", experiment="demo"),
+    Setting(name="a-200", title="A, 2 classes, 200 samples", experiment="demo"),
+    Setting(name="b", title="B, N = 10, all samples", experiment="demo"),
 ]
 
 
-def entry(case: Case, method: str, lead: float | None, sent: float) -> Entry:
+def entry(case: Setting, method: str, lead: float | None, sent: float) -> Entry:
     """Two seeds whose leads are a point apart; None was not run."""
     scores: dict[Where, dict[int, Any]] = {"own": {}, "all": {}}
     if lead is not None:

@@ -1,4 +1,4 @@
-"""Advice: the rule branch by branch, bytes and gains by hand, the command as it is typed."""
+"""Rehearsals: each branch of the recommendation, gains and bytes by hand, and the command."""
 
 import csv
 import json
@@ -28,14 +28,14 @@ from tests.support.commands import SET, inside
 from tests.support.records import a_round
 from tests.support.tiny import QUICK, a_run, quick
 
-SOME = "fedgh,fedproto,standalone:reset_header=true"
+REHEARSED = "fedgh,fedproto,standalone:reset_header=true"
 
 SHORT: dict[str, Any] = {"methods": "fd", "seeds": [0], "rounds": 1, "overrides": QUICK}
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a short rehearsal."""
+    """Return the folder of a short rehearsal."""
     return advise("demo", out=tmp_path_factory.mktemp("rehearsal"), **SHORT).folder
 
 
@@ -48,7 +48,7 @@ def a_row(
     lead: float | None = None,
     test: float = 0.0,
 ) -> MethodGain:
-    """A method whose gain on validation data is surely `low` points, and on test data `test`."""
+    """Return a row with a gain of at least `low` points (validation data) and `test` (test)."""
     gain, validation, ahead = (
         Interval(mean / 100, (mean - 1) / 100, (mean + 1) / 100)
         for mean in (test, low + 1, (low if lead is None else lead) + 1)
@@ -61,7 +61,7 @@ def alone(label: str = "standalone", low: float = -1.0) -> MethodGain:
     return a_row(label, low, 0, shares="nothing")
 
 
-def test_the_surest_method_is_recommended_with_its_numbers() -> None:
+def test_the_method_with_the_highest_lower_end_is_recommended() -> None:
     rows = [alone(), a_row("a", 1.0, 50), a_row("b", 3.0, 2048, test=2.5)]
     label, reason = recommend(rows, rounds=10)
     assert label == "b"
@@ -71,14 +71,14 @@ def test_the_surest_method_is_recommended_with_its_numbers() -> None:
     )
 
 
-def test_within_a_point_the_cheaper_one_is_recommended() -> None:
+def test_of_methods_within_a_point_the_cheapest_is_recommended() -> None:
     label, reason = recommend([alone(), a_row("a", 2.2, 50), a_row("b", 3.0, 2048)], rounds=10)
     assert label == "a"
     assert reason.endswith("; the lower end of b is less than a point higher, for 2.0 KB")
     assert recommend([alone(), a_row("a", 1.9, 50), a_row("b", 3.0, 2048)], rounds=10)[0] == "b"
 
 
-def test_a_gain_that_needs_no_partner_is_none_of_the_federation() -> None:
+def test_a_control_is_recommended_unless_a_method_is_ahead_of_it() -> None:
     control = alone("control", low=2.0)
     label, reason = recommend([alone(), control, a_row("a", 3.0, lead=-0.5)], rounds=10)
     assert label == "control"
@@ -90,21 +90,23 @@ def test_a_gain_that_needs_no_partner_is_none_of_the_federation() -> None:
     assert reason.endswith("and +1.5 [+0.5, +2.5] over control, which shares nothing")
 
 
-def test_do_not_federate_unless_it_is_certain() -> None:
+def test_training_alone_is_recommended_unless_a_gain_is_certain() -> None:
     rows = [alone(), a_row("a", -0.8, test=50.0), a_row("b", -0.1)]
     label, reason = recommend(rows, rounds=10)
-    assert label is None, "test data choose nothing"
+    assert label is None, "test data are not used to choose"
     assert "the largest gain, of b, is +0.9 [-0.1, +1.9] points over training alone" in reason
-    # Ahead of training alone, but perhaps not of a control, which is not certain itself.
+    # Ahead of training alone, but not surely of a control, whose own gain is not certain.
     rows = [alone(), alone("control", low=-0.1), a_row("a", 0.5, lead=-0.2)]
     label, reason = recommend(rows, rounds=10)
     assert label is None
     assert "and +0.8 [-0.2, +1.8] over control" in reason
-    assert recommend([alone()], 10) == (None, "no method that exchanges something was rehearsed")
+    assert recommend([alone()], 10) == (None, "no method that exchanges data was rehearsed")
 
 
-def fake(path: Path, validation: list[float], test: list[float], totals: list[int]) -> RunFolder:
-    """A finished run with these scores in every round, and so many bytes after each."""
+def fake_run(
+    path: Path, validation: list[float], test: list[float], totals: list[int]
+) -> RunFolder:
+    """Return a finished run with these scores in every round and `totals` bytes after each."""
     run = a_run(path)
     for number, total in enumerate(totals, 1):
         scores = {"accuracy_per_client": test, "validation_accuracy_per_client": validation}
@@ -112,7 +114,7 @@ def fake(path: Path, validation: list[float], test: list[float], totals: list[in
     return run
 
 
-def test_rows_worked_by_hand(tmp_path: Path) -> None:
+def test_gains_and_bytes_worked_by_hand(tmp_path: Path) -> None:
     labels = "standalone,standalone:reset_header=true,fedproto"
     scores: dict[str, Any] = {  # validation, test, bytes after each round
         "standalone": ([0.5, 0.5], [0.6, 0.6], [0, 0]),
@@ -123,7 +125,7 @@ def test_rows_worked_by_hand(tmp_path: Path) -> None:
         "demo", labels, [0], ["federation.clients=2", "data.classes_per_client=5"]
     )
     runs = [
-        (trial, fake(tmp_path / str(number), *scores[trial.label]))
+        (trial, fake_run(tmp_path / str(number), *scores[trial.label]))
         for number, trial in enumerate(trials)
     ]
     _, control, fedproto = measure(Outcome(runs, {}), rounds=5)
@@ -140,18 +142,18 @@ def test_rows_worked_by_hand(tmp_path: Path) -> None:
     assert fedproto.global_accuracy is None
 
 
-def test_runs_of_other_clients_are_not_compared(tmp_path: Path) -> None:
+def test_runs_with_different_numbers_of_clients_are_not_compared(tmp_path: Path) -> None:
     trials = plan_comparison("demo", "standalone,fd", [0])
     runs = [
-        (trials[0], fake(tmp_path / "a", [0.5, 0.5], [0.5, 0.5], [0])),
-        (trials[1], fake(tmp_path / "b", [0.5], [0.5], [0])),
+        (trials[0], fake_run(tmp_path / "a", [0.5, 0.5], [0.5, 0.5], [0])),
+        (trials[1], fake_run(tmp_path / "b", [0.5], [0.5], [0])),
     ]
-    with pytest.raises(RunError, match="have no client in common"):
+    with pytest.raises(RunError, match="have no evaluated client in common"):
         measure(Outcome(runs, {}), rounds=5)
 
 
-def test_bytes_are_those_of_the_whole_experiment(tmp_path: Path) -> None:
-    """FedProto's first round has nothing to send down, so its rounds differ."""
+def test_bytes_are_extrapolated_to_the_whole_experiment(tmp_path: Path) -> None:
+    """FedProto has no download in its first round, so rounds have different sizes."""
     found = advise(config.load("demo", QUICK), methods="fedproto", rounds=2, out=tmp_path / "a")
     sent = []
     for seed in SEEDS:
@@ -163,30 +165,39 @@ def test_bytes_are_those_of_the_whole_experiment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedgh", "fedgh_plus"])
-def test_a_rehearsal_has_the_noise_of_the_whole_federation(method: str) -> None:
-    words = [f"method.name={method}", "privacy.protects=client", "privacy.epsilon=3.0"]
-    whole = quick(*words, "federation.rounds=10")
-    short = quick(*words, "federation.rounds=2").config
-    rehearsed = advice.with_whole_noise(Trial(method, 0, short), whole.config).config
-    found = replace(whole, config=rehearsed).privacy
+def test_a_rehearsal_has_the_noise_per_round_of_the_whole_experiment(method: str) -> None:
+    arguments = [f"method.name={method}", "privacy.protects=client", "privacy.epsilon=3.0"]
+    whole = quick(*arguments, "federation.rounds=10")
+    short = quick(*arguments, "federation.rounds=2").config
+    config_of_rehearsal = advice.with_whole_noise(Trial(method, 0, short), whole.config).config
+    rehearsed = replace(whole, config=config_of_rehearsal).privacy
     assert whole.privacy is not None
-    assert found is not None
+    assert rehearsed is not None
     noise = whole.privacy.noise_multiplier
-    assert found.noise_multiplier == pytest.approx(noise, rel=1e-6)
-    open_trial = Trial("fedgh", 0, quick().config)
-    assert advice.with_whole_noise(open_trial, quick().config) is open_trial
+    assert rehearsed.noise_multiplier == pytest.approx(noise, rel=1e-6)
+    without_privacy = Trial("fedgh", 0, quick().config)
+    assert advice.with_whole_noise(without_privacy, quick().config) is without_privacy
 
 
 def test_advise_as_a_user_types_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["advise", *SET, "--methods", f"{SOME},fedavg", "--seeds", "0,1", "--rounds", "2"]
-    words += ["--out", str(tmp_path)]
-    assert inside(monkeypatch, *words, "--set", "run.global_accuracy=every") == 0
+    arguments = [
+        "advise",
+        *SET,
+        "--methods",
+        f"{REHEARSED},fedavg",
+        "--seeds",
+        "0,1",
+        "--rounds",
+        "2",
+    ]
+    arguments += ["--out", str(tmp_path)]
+    assert inside(monkeypatch, *arguments, "--set", "run.global_accuracy=every") == 0
     out = capsys.readouterr().out
     rows = list(csv.DictReader((tmp_path / "advice.csv").open()))
     document = json.loads((tmp_path / "advice.json").read_text())
-    assert [row["label"] for row in rows] == ["standalone", *SOME.split(",")]
+    assert [row["label"] for row in rows] == ["standalone", *REHEARSED.split(",")]
     assert rows[1]["gain_low"] == str(document["rows"][1]["gain"]["low"])
     assert float(rows[1]["bytes_per_client"]) == 3 * (2 * (4 + 16 * 4) + (10 * 16 + 10) * 4)
     assert "fedavg needs the same network at all clients" in document["missing"]["fedavg"]
@@ -207,11 +218,11 @@ def test_advise_as_a_user_types_it(
             assert f"{100 * mean:.1f}%" in out
 
 
-def test_a_rehearsal_that_was_stopped_goes_on(
+def test_a_stopped_rehearsal_is_resumed_by_the_same_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["advise", *SET, "-q", "--methods", "fedgh", "--seeds", "0", "--out"]
-    assert inside(monkeypatch, *words, str(tmp_path / "whole")) == 0
+    arguments = ["advise", *SET, "-q", "--methods", "fedgh", "--seeds", "0", "--out"]
+    assert inside(monkeypatch, *arguments, str(tmp_path / "whole")) == 0
     jobs: list[Job] = []
     original = ClientHost.run
 
@@ -226,14 +237,14 @@ def test_a_rehearsal_that_was_stopped_goes_on(
 
     part = str(tmp_path / "part")
     monkeypatch.setattr(ClientHost, "run", counting(stop_after=22))  # of 2 methods, 3 rounds, 5
-    assert inside(monkeypatch, *words, part) == 130
+    assert inside(monkeypatch, *arguments, part) == 130
     assert capsys.readouterr().err == "\nstopped; the same command resumes here\n"
     jobs.clear()
     monkeypatch.setattr(ClientHost, "run", counting(stop_after=100))
-    assert inside(monkeypatch, *words, part) == 0
+    assert inside(monkeypatch, *arguments, part) == 0
     assert len(jobs) == 2 * 5  # the two rounds that were not complete
     jobs.clear()
-    assert inside(monkeypatch, *words, part) == 0
+    assert inside(monkeypatch, *arguments, part) == 0
     assert jobs == []
     one, two = (
         json.loads((tmp_path / name / "advice.json").read_text()) for name in ("whole", "part")
@@ -243,7 +254,7 @@ def test_a_rehearsal_that_was_stopped_goes_on(
     assert "the intervals of one seed are too narrow" in " ".join(one["caveats"])
 
 
-def test_in_python_with_a_file_and_in_the_usual_place(
+def test_advise_in_python_with_a_file_and_the_default_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -258,57 +269,59 @@ def test_in_python_with_a_file_and_in_the_usual_place(
     )
 
 
-def test_the_usual_methods_are_there_and_the_experiments_own(
+def test_the_default_methods_are_rehearsed_with_that_of_the_experiment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert advice.USUAL_METHODS[:5] == ["standalone", "fedproto", "fedgh", "fd", "lg_fedavg"]
-    assert {label.partition(":")[0] for label in advice.USUAL_METHODS} <= METHODS.keys()
+    assert advice.DEFAULT_METHODS[:5] == ["standalone", "fedproto", "fedgh", "fd", "lg_fedavg"]
+    assert {label.partition(":")[0] for label in advice.DEFAULT_METHODS} <= METHODS.keys()
     demo, other = config.load("demo"), config.load("demo", ["method.name=fml"])
-    assert advice.labels(None, demo) == ",".join(advice.USUAL_METHODS)
-    assert advice.labels(None, other) == ",".join([*advice.USUAL_METHODS, "fml"])
+    assert advice.labels(None, demo) == ",".join(advice.DEFAULT_METHODS)
+    assert advice.labels(None, other) == ",".join([*advice.DEFAULT_METHODS, "fml"])
     assert advice.labels("all", demo) == "all"
-    monkeypatch.setattr(advice, "USUAL_METHODS", ["standalone", "fedgh", "fedgh:server_lr=0"])
+    monkeypatch.setattr(advice, "DEFAULT_METHODS", ["standalone", "fedgh", "fedgh:server_lr=0"])
     frozen = config.load("demo", ["method.server_lr=0"])
-    assert advice.labels(None, frozen) == "standalone,fedgh", "of two that are the same, one"
+    assert advice.labels(None, frozen) == "standalone,fedgh", (
+        "equal configurations are rehearsed once"
+    )
 
 
-def test_without_training_alone_there_is_no_gain(tmp_path: Path) -> None:
-    words = [*QUICK, "local.lr=1e30"]
+def test_a_rehearsal_fails_if_training_alone_fails(tmp_path: Path) -> None:
+    arguments = [*QUICK, "local.lr=1e30"]
     with pytest.raises(RunError, match=r"training alone, .* failed: .*lower local\.lr"):
-        advise("demo", methods="fd", seeds=[0], rounds=1, overrides=words, out=tmp_path)
+        advise("demo", methods="fd", seeds=[0], rounds=1, overrides=arguments, out=tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "says"),
+    ("arguments", "code", "message"),
     [
         (["dmeo"], 2, "no experiment or file 'dmeo'; did you mean 'demo'?"),
         (["--methods", "fedghh"], 2, "did you mean 'fedgh'"),
-        (["--methods", "standalone,"], 2, "name at least one beside standalone"),
-        (["--rounds", "4"], 2, "4 rounds cannot be rehearsed: the experiment has 3"),
+        (["--methods", "standalone,"], 2, "name at least one method beside standalone"),
+        (["--rounds", "4"], 2, "4 rounds cannot be rehearsed: choose 1 to 3"),
         (["--rounds", "0"], 2, "Invalid value for '--rounds'"),
         (["--seeds", "one"], 2, "expected whole numbers"),
         (["--seeds", ","], 2, "there is nothing to run"),
-        (["--set", "federation.seed=1"], 2, "seeds are given with --seeds"),
-        (["--methods", "fedavg"], 1, "there is nothing to advise on; fedavg: fedavg averages"),
+        (["--set", "federation.seed=1"], 2, "seeds of a sweep are given with --seeds"),
+        (["--methods", "fedavg"], 1, "no method has a result to compare; fedavg: fedavg averages"),
     ],
 )
-def test_mistakes(
-    words: list[str],
+def test_mistakes_in_arguments_are_explained(
+    arguments: list[str],
     code: int,
-    says: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert inside(monkeypatch, "advise", *words, *SET, "-q") == code
+    assert inside(monkeypatch, "advise", *arguments, *SET, "-q") == code
     captured = capsys.readouterr()
-    assert says in captured.err
+    assert message in captured.err
     assert "Traceback" not in captured.err
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "why"),
+    ("key", "value", "reason"),
     [
         ("global_accuracy", "high", r"0\.scores\.global_accuracy"),
         ("accuracy_per_client", [7.0] * 5, ".* accuracy has an impossible value"),
@@ -316,13 +329,13 @@ def test_mistakes(
         ("bytes_total", 10**400, r"0\.bytes_total"),
     ],
 )
-def test_a_run_with_numbers_that_cannot_be_is_refused(
-    key: str, value: object, why: str, finished: Path, tmp_path: Path
+def test_a_run_with_impossible_numbers_is_refused(
+    key: str, value: object, reason: str, finished: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(finished, tmp_path / "copy")
     run = tmp_path / "copy" / "fd-seed0"
-    shutil.rmtree(run / "checkpoint")  # which knows better
+    shutil.rmtree(run / "checkpoint")  # it has a digest of the records
     record = json.loads((run / "rounds.jsonl").read_text())
     (run / "rounds.jsonl").write_text(json.dumps({**record, key: value}) + "\n")
-    with pytest.raises(RunError, match=f"is not what a run writes: .*{why}"):
+    with pytest.raises(RunError, match=f"is not what a run writes: .*{reason}"):
         advise("demo", out=tmp_path / "copy", **SHORT)

@@ -1,4 +1,4 @@
-"""The results in docs/results come from the runs that lie beside them."""
+"""The results in docs/results are those of the run folders beside them."""
 
 from pathlib import Path
 
@@ -19,21 +19,23 @@ COMMITTED = [
 ]
 
 
-def again(budget: BudgetName, name: str, text: str) -> Result:
-    """The same result from the committed runs, by the command that the text names."""
+def collect_again(budget: BudgetName, name: str, text: str) -> Result:
+    """Return the result of the committed runs, for the command in the committed text."""
     (line,) = (line for line in text.splitlines() if line.startswith("- command: "))
-    words = line.removeprefix("- command: ").split()
-    assert words[2:5] == [name, "--budget", budget]
-    options = dict(zip(words[3::2], words[4::2], strict=True))
+    arguments = line.removeprefix("- command: ").split()
+    assert arguments[2:5] == [name, "--budget", budget]
+    options = dict(zip(arguments[3::2], arguments[4::2], strict=True))
     request = Reproduction(name, budget, [int(seed) for seed in options["--seeds"].split(",")])
     reasons = document.kept_reasons(RESULTS / budget / f"{name}.missing.json")
     return collect(request, RESULTS, reasons)
 
 
 @pytest.mark.parametrize(("budget", "name"), COMMITTED)
-def test_every_table_can_be_made_again(budget: BudgetName, name: str, tmp_path: Path) -> None:
+def test_every_committed_table_equals_that_of_its_runs(
+    budget: BudgetName, name: str, tmp_path: Path
+) -> None:
     text = (RESULTS / budget / f"{name}.md").read_text(encoding="utf-8")
-    for path in document.write(again(budget, name, text), tmp_path):
+    for path in document.write(collect_again(budget, name, text), tmp_path):
         if path.suffix != ".html":
             committed = (RESULTS / budget / path.name).read_text(encoding="utf-8")
             assert path.read_text(encoding="utf-8") == committed, path.name
@@ -41,5 +43,5 @@ def test_every_table_can_be_made_again(budget: BudgetName, name: str, tmp_path: 
         assert (RESULTS / budget / "figures" / picture.name).exists()
 
 
-def test_there_are_some() -> None:
+def test_the_main_studies_are_committed() -> None:
     assert {name for _, name in COMMITTED} >= {"table-hetero", "models"}

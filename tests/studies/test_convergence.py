@@ -1,4 +1,4 @@
-"""Both sides of Theorem 2: measured as plain autograd measures, computed as worked by hand."""
+"""Both sides of Theorem 2: measurements compared with autograd, values worked by hand."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -28,35 +28,35 @@ from tests.support.tiny import a_client, numbers, quick
 PROBED = "method.name=fedgh.studies.convergence:Probed"
 
 
-def without_measured(run: RunFolder) -> list[dict[str, Any]]:
+def without_metrics(run: RunFolder) -> list[dict[str, Any]]:
     return [{k: v for k, v in record.items() if k != "method_metrics"} for record in numbers(run)]
 
 
 def test_measuring_does_not_change_a_bit_of_fedgh(tmp_path: Path) -> None:
-    """With dropout and batch normalisation, which a look could disturb, and resting clients."""
+    """Measuring must not disturb dropout, batch normalisation and clients that do not take part."""
     how = ["federation.participation=0.6", "local.momentum=0.9", "local.clip=1.0"]
     plain = loop.run(quick(*how), tmp_path / "plain")
     probed = loop.run(quick(*how, PROBED), tmp_path / "probed")
-    assert without_measured(probed) == without_measured(plain)
+    assert without_metrics(probed) == without_metrics(plain)
     assert all(record.method_metrics == {} for record in plain.records())
     assert all("smoothness" in record.method_metrics for record in probed.records())
     files = sorted(path.name for path in plain.checkpoint.iterdir())
     assert files == sorted(path.name for path in probed.checkpoint.iterdir())
     for name in files:
-        mine, theirs = (load_file(run.checkpoint / name) for run in (probed, plain))
-        mine.pop("memory.took_part", None)
-        assert_close(mine, theirs, atol=0, rtol=0, equal_nan=True)
+        of_probed, of_plain = (load_file(run.checkpoint / name) for run in (probed, plain))
+        of_probed.pop("memory.took_part", None)
+        assert_close(of_probed, of_plain, atol=0, rtol=0, equal_nan=True)
 
 
-def test_workers_measure_the_same(tmp_path: Path) -> None:
+def test_workers_measure_the_same_as_one_process(tmp_path: Path) -> None:
     serial = loop.run(quick(PROBED), tmp_path / "serial")
     workers = loop.run(quick(PROBED, "run.engine=workers", "run.workers=2"), tmp_path / "two")
     assert numbers(workers) == numbers(serial)
     assert len(serial.records()[1].method_metrics) == 8
 
 
-def slope(model: SplitModel, x: Tensor, y: Tensor) -> tuple[float, Tensor]:
-    """The loss over all samples at once, and its gradient."""
+def loss_and_gradient(model: SplitModel, x: Tensor, y: Tensor) -> tuple[float, Tensor]:
+    """Return the loss over all samples at once, and its gradient."""
     model.eval()
     loss = cross_entropy(model(x), y)
     parts = torch.autograd.grad(loss, list(model.parameters()))
@@ -71,10 +71,10 @@ def client() -> Client:
     return a_client(x, y, lr=0.1, epochs=2, batch_size=8)
 
 
-def test_a_probe_agrees_with_autograd(client: Client) -> None:
+def test_measurements_agree_with_autograd(client: Client) -> None:
     x, y = client.data.train.x, client.data.train.y
     down = {"weight": torch.randn(3, 4), "bias": torch.randn(3)}
-    Probed().client_update(client, down)  # the first time it has no header of its own
+    Probed().client_update(client, down)  # the first time the client has no header of its own
     assert not {"header_gap", "loss_jump"} & client.metrics.keys()
 
     own = deepcopy(client.model)
@@ -82,9 +82,9 @@ def test_a_probe_agrees_with_autograd(client: Client) -> None:
     Probed().client_update(client, down)
     spliced = deepcopy(own)
     spliced.header.load_state_dict(down)
-    loss_own, at_own = slope(own, x, y)
-    loss_start, at_start = slope(spliced, x, y)
-    _, at_end = slope(client.model, x, y)
+    loss_own, at_own = loss_and_gradient(own, x, y)
+    loss_start, at_start = loss_and_gradient(spliced, x, y)
+    _, at_end = loss_and_gradient(client.model, x, y)
     travelled = torch.cat(
         [
             (p - q).detach().flatten()
@@ -96,7 +96,7 @@ def test_a_probe_agrees_with_autograd(client: Client) -> None:
     stepped = deepcopy(spliced)
     flat = torch.nn.utils.parameters_to_vector(spliced.parameters()) - 0.1 * at_start
     torch.nn.utils.vector_to_parameters(flat, stepped.parameters())
-    over_a_step = (slope(stepped, x, y)[1] - at_start).norm() / (0.1 * at_start.norm())
+    over_a_step = (loss_and_gradient(stepped, x, y)[1] - at_start).norm() / (0.1 * at_start.norm())
     found = client.metrics
     assert found["gradient_start"] == pytest.approx(float(at_start @ at_start), rel=1e-4)
     assert found["smoothness"] == pytest.approx(float(max(over_the_round, over_a_step)), rel=1e-3)
@@ -110,19 +110,19 @@ def test_a_probe_agrees_with_autograd(client: Client) -> None:
     assert found["gradient_noise"] > 0
 
 
-def test_the_gradients_of_training_are_those_of_its_steps(client: Client) -> None:
-    """With plain SGD a step is eta times its gradient: one batch an epoch, two epochs."""
+def test_the_measured_gradients_of_training_follow_from_its_steps(client: Client) -> None:
+    """With plain SGD a step is eta times the gradient; two epochs of one batch are two steps."""
     client.local = replace(client.local, batch_size=1000)
     down = {"weight": torch.randn(3, 4), "bias": torch.randn(3)}
     first = deepcopy(client)
     first.local = replace(first.local, epochs=1)
     before = deepcopy(client.model)
     before.header.load_state_dict(down)
-    places = [before]
+    models = [before]
     for each in (first, client):
         Probed().client_update(each, down)
-        places.append(each.model)
-    flat = [torch.nn.utils.parameters_to_vector(m.parameters()).detach() for m in places]
+        models.append(each.model)
+    flat = [torch.nn.utils.parameters_to_vector(m.parameters()).detach() for m in models]
     steps = [float(((b - a) / 0.1).square().sum()) for a, b in pairwise(flat)]
     assert first.metrics["gradient_steps"] == pytest.approx(steps[0], rel=1e-3)
     assert client.metrics["gradient_steps"] == pytest.approx(sum(steps) / 2, rel=1e-3)
@@ -130,9 +130,9 @@ def test_the_gradients_of_training_are_those_of_its_steps(client: Client) -> Non
 
 
 def test_a_probed_client_sends_what_fedgh_sends(client: Client) -> None:
-    same, down = deepcopy(client), {"weight": torch.randn(3, 4), "bias": torch.randn(3)}
+    copy, down = deepcopy(client), {"weight": torch.randn(3, 4), "bias": torch.randn(3)}
     assert_close(
-        Probed().client_update(client, down), FedGH().client_update(same, down), atol=0, rtol=0
+        Probed().client_update(client, down), FedGH().client_update(copy, down), atol=0, rtol=0
     )
 
 
@@ -142,8 +142,8 @@ def record(number: int, gradient: float, **more: float) -> Round:
     return a_round(number, participants=[0, 1], method_metrics=found)
 
 
-def test_numbers_that_mean_nothing_are_not_shown() -> None:
-    """Two rounds fit a / T + b exactly; and L₁ is not sought where the bound holds anyway."""
+def test_a_fit_of_few_rounds_and_an_unneeded_smoothness_are_not_shown() -> None:
+    """Two rounds fit a / T + b exactly; the implied L₁ is not needed where the bound holds."""
     gap = {"header_gap": 0.5, "loss_jump": 0.25}
 
     def shown_of(*records: Round) -> dict[Any, Any]:
@@ -152,19 +152,19 @@ def test_numbers_that_mean_nothing_are_not_shown() -> None:
 
     few = shown_of(record(1, 9.0), record(2, 3.0, **gap))
     assert few["fit of the running mean by a / T + b"] == "needs 3 rounds"
-    assert "fit: R²" not in few
+    assert "fit of the running mean: R²" not in few
     steep = {"gradient_steps": 100.0}
     for more, shown in ((gap, False), (gap | steep, True)):
         rows = shown_of(*(record(number, 3.0, **more) for number in (1, 2, 3)))
-        assert ("L₁ that would make these sides equal" in rows) == shown
+        assert ("L₁ at which both sides would be equal" in rows) == shown
         assert (rows["Theorem 2, left side"] > rows["Theorem 2, right side"]) == shown
 
 
 def test_both_sides_worked_by_hand() -> None:
     gap = {"header_gap": 0.5, "loss_jump": 0.25}
     records = [record(1, 9.0), record(2, 3.0, **gap), record(3, 3.0, **gap), record(4, 5.0, **gap)]
-    nobody = a_round(5, participants=[0, 1])  # has answered
-    out = analyse([*records, nobody], lr=0.25)
+    without_answers = a_round(5, participants=[0, 1])
+    out = analyse([*records, without_answers], lr=0.25)
     assert out.rounds == 4
     assert out.running_mean == [9, 6, 5, 5]
     assert (out.noise, out.header_gap, out.smoothness, out.steps) == (3, 0.5, 4, 10)
@@ -172,7 +172,7 @@ def test_both_sides_worked_by_hand() -> None:
     # 2 - L_1 eta = 1
     assert out.bound is not None
     assert out.no_bound is None
-    assert out.bound.left == 10 * (5.5 - 3)  # what is not noise
+    assert out.bound.left == 10 * (5.5 - 3)  # without the noise
     assert out.bound.transient == 2 * 2.0 / (4 * 0.25)
     assert out.bound.noise == 4 * 10 * 0.25 * 3
     assert out.bound.header == 4 * 0.5
@@ -182,28 +182,28 @@ def test_both_sides_worked_by_hand() -> None:
     assert out.jump is not None
     assert out.jump.measured == 0.25
     assert out.jump.claimed == 0.25 * 4 * 0.5 / 2
-    # Of 25 (2 - L / 4) = 4 + 10 L 3 / 4 / 4 + 2, multiplied out: 50 - 6 = L (25 + 30) / 4.
+    # 25 (2 - L / 4) = 4 + 10 L 3 / 4 / 4 + 2 gives 50 - 6 = L (25 + 30) / 4.
     assert out.smoothness_implied == pytest.approx(44 * 4 / 55)
 
 
-def test_a_running_mean_of_that_form_is_recovered() -> None:
+def test_the_fit_recovers_a_running_mean_of_its_form() -> None:
     # Terms 8, 2, 2, 2, ... have the running mean 6 / T + 2.
     records = [record(n, 8.0 if n == 1 else 2.0) for n in range(1, 21)]
     found = analyse(records, lr=0.1).fit
     assert (found.a, found.b, found.r_squared) == pytest.approx((6, 2, 1))
 
 
-def test_a_fit_is_the_best_one() -> None:
+def test_the_fit_has_the_smallest_squared_error() -> None:
     curve = np.array([5.0, 2.0, 4.0, 1.0, 3.0])
     found = fit(curve)
     inverse = 1 / np.arange(1, 6)
 
-    def missed(a: float, b: float) -> float:
+    def squared_error(a: float, b: float) -> float:
         return float(np.square(curve - a * inverse - b).sum())
 
-    best = missed(found.a, found.b)
+    best = squared_error(found.a, found.b)
     assert all(
-        best < missed(found.a + da, found.b + db)
+        best < squared_error(found.a + da, found.b + db)
         for da, db in ((0.1, 0), (-0.1, 0), (0, 0.1), (0, -0.1), (0.1, -0.1))
     )
     # For a line, R^2 is the squared correlation.
@@ -211,7 +211,7 @@ def test_a_fit_is_the_best_one() -> None:
     assert fit(curve[:2]).r_squared is None
 
 
-def test_where_the_theorem_says_nothing_no_number_is_printed() -> None:
+def test_a_bound_that_cannot_be_computed_is_explained() -> None:
     gap = {"header_gap": 0.5, "loss_jump": 0.1}
     steep = analyse([record(1, 9.0), record(2, 3.0, **gap)], lr=0.5)
     assert steep.bound is None
@@ -220,8 +220,7 @@ def test_where_the_theorem_says_nothing_no_number_is_printed() -> None:
     )
     assert steep.jump is not None
     others = record(2, 3.0, **gap).model_copy(update={"participants": [1, 2]})
-    now_and_then = [record(1, 9.0), others]
-    changing = analyse(now_and_then, lr=0.1)
+    changing = analyse([record(1, 9.0), others], lr=0.1)
     assert (changing.bound, changing.smoothness_implied) == (None, None)
     assert "federation.participation=1.0" in (changing.no_bound or "")
     once = analyse([record(1, 9.0)], lr=0.1)
@@ -230,13 +229,13 @@ def test_where_the_theorem_says_nothing_no_number_is_printed() -> None:
 
 
 @pytest.mark.parametrize("records", [[], [a_round(1)]])
-def test_an_ordinary_run_is_refused(records: list[Round]) -> None:
+def test_a_run_without_measurements_is_refused(records: list[Round]) -> None:
     with pytest.raises(RunError, match=r"fedgh\.studies\.convergence:Probed"):
         analyse(records, lr=0.1)
 
 
 def test_descent_on_a_quadratic_obeys_the_theorem() -> None:
-    """Gradient descent on L(w) = 2 w^2, one step a round, no noise, no header: all is known."""
+    """Gradient descent on L(w) = 2 w^2, one step per round, without noise and header."""
     lr, w, records = 0.1, 3.0, []
     for number in range(1, 31):
         start, w = w, w - lr * 4 * w
@@ -257,6 +256,6 @@ def test_descent_on_a_quadratic_obeys_the_theorem() -> None:
     out = found.bound
     assert out is not None
     assert out.left == pytest.approx(sum((12 * 0.6**t) ** 2 for t in range(30)) / 30)
-    # Each step takes exactly (eta - L_1 eta^2 / 2) |grad|^2 off the loss, so the sides are equal.
+    # Each step reduces the loss by exactly (eta - L_1 eta^2 / 2) |grad|^2: both sides are equal.
     assert out.left == pytest.approx(out.right, rel=1e-6)
     assert found.smoothness_implied == pytest.approx(4)

@@ -1,4 +1,4 @@
-"""The cost of a run worked by hand."""
+"""The cost of a run, worked by hand."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def test_shares_and_bytes_worked_by_hand() -> None:
     assert out.bytes_up == out.bytes_up_formula == 7 * 501 * 4
 
 
-def test_operations_are_counted_over_everybodys_samples() -> None:
+def test_operations_are_counted_over_the_samples_of_all_clients() -> None:
     out = measure([record(1, [], 0)], CLIENTS, TASK, epochs=1)
     costs = {
         name: (forward_flops(extractor(name), TASK), training_flops(extractor(name), TASK))
@@ -50,14 +50,14 @@ def test_operations_are_counted_over_everybodys_samples() -> None:
     }
     # CNN-1 by hand: products of the two convolutions, three dense layers.
     layers = [16 * 75 * 28 * 28, 32 * 400 * 10 * 10, 800 * 2000, 2000 * 500, 500 * 10]
-    # Backward: each layer twice, but nobody asks for the gradient of the images.
+    # Backward: each layer twice, except that the gradient of the images is not needed.
     assert costs["cnn1"] == (2 * sum(layers), 2 * (3 * sum(layers) - layers[0]))
     forward, training_ = (80 * costs["cnn1"][k] + 40 * costs["cnn5"][k] for k in (0, 1))
     assert out.extraction_epochs_counted == pytest.approx(forward / training_)
     assert 1 / 3 < out.extraction_epochs_counted < 1 / 2
 
 
-def test_a_real_run_sends_what_the_formula_says(tmp_path: Path) -> None:
+def test_the_uploads_of_a_run_have_the_size_of_the_formula(tmp_path: Path) -> None:
     experiment = quick("federation.participation=0.6")
     run = loop.run(experiment, tmp_path / "run")
     out = measure(run.records(), run.clients(), experiment.task, experiment.config.local.epochs)

@@ -1,4 +1,4 @@
-"""Gains over training alone, worked by hand."""
+"""The tables of the study `pays`: gains over training alone, worked by hand."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +10,8 @@ import pytest
 from fedgh.errors import ConfigError, RunError
 from fedgh.runs.folder import RunFolder
 from fedgh.studies.pays import claim_sheets, entries, gains, main_sheet
-from fedgh.studies.plan import narrowed, plan
-from fedgh.studies.statistics import Paired, lead_over
+from fedgh.studies.plan import plan, select
+from fedgh.studies.statistics import PairedLead, lead_over
 from fedgh.studies.study import Study
 from fedgh.studies.sweep import NOT_RUN, Outcome, Trial, plan_comparison
 from fedgh.tables import Sheet
@@ -20,7 +20,7 @@ from tests.support.tiny import a_run
 
 
 def small(*leads: dict[str, Any]) -> Study:
-    """Two settings, of which the second leaves out a method."""
+    """Return a study with two settings; the second one lacks a method."""
     return Study.model_validate(
         {
             "title": "Pays",
@@ -29,7 +29,7 @@ def small(*leads: dict[str, Any]) -> Study:
             "kind": "pays",
             "methods": ["standalone", "fedproto", "fedgh"],
             "lead": [*leads],
-            "case": [
+            "setting": [
                 {"name": "few", "title": "D, A, few", "experiment": "demo"},
                 {
                     "name": "many",
@@ -42,25 +42,22 @@ def small(*leads: dict[str, Any]) -> Study:
     )
 
 
-Made = tuple[Trial, RunFolder]
-
-
-def made(
+def finished_run(
     folder: Path,
     method: str,
     seed: int,
     own: list[float | None],
-    everything: list[float | None] | None = None,
+    on_all: list[float | None] | None = None,
     sent: int = 0,
-) -> Made:
-    """A finished run of two rounds in the setting `few`; the first round was better."""
+) -> tuple[Trial, RunFolder]:
+    """Return a run of two rounds in the setting `few`, whose first round was better."""
     (trial,) = plan_comparison("demo", "fedgh", [seed], [f"federation.clients={len(own)}"])
-    trial = replace(trial, place="few", label=method)
+    trial = replace(trial, setting="few", label=method)
     run = a_run(folder / f"{method}-{seed}")
     run.append(a_round(1, accuracy_per_client=[1.0] * len(own), bytes_total=sent // 2))
     last = a_round(2, bytes_total=sent, accuracy_per_client=own)
-    each = last.per_client | {"global_accuracy": everything}
-    run.append(last.model_copy(update={"per_client": each}))
+    per_client = last.per_client | {"global_accuracy": on_all}
+    run.append(last.model_copy(update={"per_client": per_client}))
     return trial, run
 
 
@@ -75,7 +72,7 @@ def test_the_lead_of_several_seeds_worked_by_hand() -> None:
         0: np.array([0.52, 0.62]),
         1: np.array([0.56, 0.62]),
         2: np.array([0.60, 0.68]),
-        7: np.array([1.0, 1.0]),  # which the other does not have
+        7: np.array([1.0, 1.0]),  # a seed that the other method does not have
     }
     theirs = {seed: np.array([0.5, 0.6]) for seed in (2, 1, 0)}
     theirs[2] = np.array([0.55, 0.55])
@@ -86,8 +83,8 @@ def test_the_lead_of_several_seeds_worked_by_hand() -> None:
     assert lead.over == "3 seeds"
 
 
-def test_clients_of_many_seeds_are_not_taken_for_independent() -> None:
-    """Four clients gain as much as their seed: two observations 0.1 apart, not eight."""
+def test_clients_of_several_seeds_are_not_treated_as_independent() -> None:
+    """All clients of a seed gain the same: two observations 0.1 apart, not eight."""
     alone = {0: np.zeros(4), 1: np.zeros(4)}
     lead = lead_over({0: np.full(4, 0.1), 1: np.full(4, 0.2)}, alone)
     assert lead is not None
@@ -95,8 +92,8 @@ def test_clients_of_many_seeds_are_not_taken_for_independent() -> None:
     assert lead.error == pytest.approx(0.05)
 
 
-def test_with_one_seed_the_error_is_over_its_clients() -> None:
-    """Leads 0, 2, 4 points: s = 2, so the error is 2 / √3. The fourth client was not judged."""
+def test_the_standard_error_of_one_seed_is_over_its_clients() -> None:
+    """Leads 0, 2, 4 points: s = 2, so the error is 2 / √3. The fourth client was not evaluated."""
     ours = {0: np.array([0.5, 0.52, 0.54, np.nan])}
     lead = lead_over(ours, {0: np.array([0.5, 0.5, 0.5, 0.5])})
     assert lead is not None
@@ -105,25 +102,34 @@ def test_with_one_seed_the_error_is_over_its_clients() -> None:
     assert lead.over == "3 clients"
 
 
-def test_what_cannot_be_compared() -> None:
+def test_a_lead_is_none_without_common_clients_and_has_no_error_with_one() -> None:
     one = np.array([0.5])
     assert lead_over({0: one}, {1: one}) is None
     assert lead_over({0: np.array([np.nan])}, {0: one}) is None
-    assert lead_over({0: one + 0.25}, {0: one}) == Paired(0.25, None, "1 client")
+    assert lead_over({0: one + 0.25}, {0: one}) == PairedLead(0.25, None, "1 client")
 
 
-def test_the_table_worked_by_hand(tmp_path: Path) -> None:
+def test_the_table_of_gains_worked_by_hand(tmp_path: Path) -> None:
     runs = [
-        made(tmp_path, "standalone", 0, [0.5, 0.7], [0.1, 0.2]),
-        made(tmp_path, "standalone", 1, [0.4, 0.6], [0.1, 0.2]),
-        made(tmp_path, "fedgh", 0, [0.6, 0.8], [0.4, 0.5], sent=8192),  # 10 points, 30 points
-        made(tmp_path, "fedgh", 1, [0.6, 0.8], [0.3, 0.6], sent=8192),  # 20 points, 30 points
-        made(tmp_path, "fedproto", 0, [0.5, 0.9], sent=2048),  # 0 and 20; of an earlier version
+        finished_run(tmp_path, "standalone", 0, [0.5, 0.7], [0.1, 0.2]),
+        finished_run(tmp_path, "standalone", 1, [0.4, 0.6], [0.1, 0.2]),
+        finished_run(
+            tmp_path, "fedgh", 0, [0.6, 0.8], [0.4, 0.5], sent=8192
+        ),  # 10 points, 30 points
+        finished_run(
+            tmp_path, "fedgh", 1, [0.6, 0.8], [0.3, 0.6], sent=8192
+        ),  # 20 points, 30 points
+        finished_run(
+            tmp_path, "fedproto", 0, [0.5, 0.9], sent=2048
+        ),  # 0 and 20 points; without global accuracy, as in old runs
     ]
     missing = {"few: fedproto, seed 1": NOT_RUN, "many: fedgh, seed 0": "training diverged"}
     rows = table(main_sheet(entries(small(), Outcome(runs, missing)), seeds=2))
     alone, fedproto, fedgh, many_alone, many_fedgh = rows
-    assert [row["method"] for row in rows[3:]] == ["standalone", "fedgh"]  # no fedproto there
+    assert [row["method"] for row in rows[3:]] == [
+        "standalone",
+        "fedgh",
+    ]  # fedproto is not in this setting
 
     assert alone["own data, %"] == pytest.approx(55)
     assert alone["gain, own data"] is None
@@ -147,108 +153,108 @@ def test_the_table_worked_by_hand(tmp_path: Path) -> None:
     assert many_fedgh["own data, %"] == "no result"
 
 
-def test_errors_over_different_seeds_are_both_named(tmp_path: Path) -> None:
+def test_both_samples_of_standard_errors_are_named_if_they_differ(tmp_path: Path) -> None:
     runs = [
-        made(tmp_path, "standalone", 0, [0.5, 0.7]),
-        made(tmp_path, "standalone", 1, [0.5, 0.7], [0.1, 0.2]),
-        made(tmp_path, "fedgh", 0, [0.6, 0.8]),
-        made(tmp_path, "fedgh", 1, [0.6, 0.8], [0.3, 0.5]),
+        finished_run(tmp_path, "standalone", 0, [0.5, 0.7]),
+        finished_run(tmp_path, "standalone", 1, [0.5, 0.7], [0.1, 0.2]),
+        finished_run(tmp_path, "fedgh", 0, [0.6, 0.8]),
+        finished_run(tmp_path, "fedgh", 1, [0.6, 0.8], [0.3, 0.5]),
     ]
     fedgh = table(main_sheet(entries(small(), Outcome(runs, {})), seeds=2))[2]
     assert fedgh["s.e. over"] == "2 seeds; all classes 2 clients"
 
 
-ALONE = {"text": "ahead", "of": "fedgh", "over": ["standalone"], "cases": ["f*"], "errors": 2}
-NOWHERE = {"text": "not behind", "of": "fedgh", "over": ["standalone"], "points": -1}
-EVERYTHING = {"text": "far", "of": "fedgh", "cases": ["few"], "where": "all", "points": 20}
+AHEAD = {"text": "ahead", "of": "fedgh", "over": ["standalone"], "settings": ["f*"], "errors": 2}
+NOT_BEHIND = {"text": "not behind", "of": "fedgh", "over": ["standalone"], "points": -1}
+FAR_ON_ALL = {"text": "far", "of": "fedgh", "settings": ["few"], "where": "all", "points": 20}
 
 
-def judged(tmp_path: Path, *leads: list[float]) -> dict[str, dict[str, Any]]:
-    """The claims when FedGH leads by so much: a list for each seed, an entry for each client."""
+def claims_with(tmp_path: Path, *leads: list[float]) -> dict[str, dict[str, Any]]:
+    """Return the claims if FedGH has these leads: a list for each seed, one lead per client."""
     runs = []
     for seed, lead in enumerate(leads):
         alone: list[float | None] = [0.5] * len(lead)
         ahead: list[float | None] = [0.5 + each for each in lead]
-        runs.append(made(tmp_path, "standalone", seed, alone, alone))
-        runs.append(made(tmp_path, "fedgh", seed, ahead, ahead))
-    study = small(ALONE, NOWHERE, EVERYTHING)
+        runs.append(finished_run(tmp_path, "standalone", seed, alone, alone))
+        runs.append(finished_run(tmp_path, "fedgh", seed, ahead, ahead))
+    study = small(AHEAD, NOT_BEHIND, FAR_ON_ALL)
     claims, _ = claim_sheets(study, entries(study, Outcome(runs, {})))
     return {row["claim"]: row for row in table(claims)}
 
 
-def test_a_lead_has_to_be_large_enough(tmp_path: Path) -> None:
+def test_a_lead_has_to_exceed_its_standard_errors(tmp_path: Path) -> None:
     """Seeds 3 and 5 points ahead: 4 ± 1, more than two errors. Then 1 and 3.01: 2.005 ± 1.005."""
-    claims = judged(tmp_path / "a", [0.03, 0.03], [0.05, 0.05])
-    assert (claims["ahead"]["holds?"], claims["ahead"]["comparisons that bear it out"]) == (
+    claims = claims_with(tmp_path / "a", [0.03, 0.03], [0.05, 0.05])
+    assert (claims["ahead"]["holds?"], claims["ahead"]["comparisons that confirm it"]) == (
         "yes",
         "1 of 1",
     )
     assert claims["ahead"]["narrowest lead"] == pytest.approx(4)
     assert claims["ahead"]["± s.e."] == pytest.approx(1)
     assert claims["ahead"]["where"] == "D, A, few: standalone"
-    assert judged(tmp_path / "b", [0.01, 0.01], [0.0301, 0.0301])["ahead"]["holds?"] == "no"
-    assert judged(tmp_path / "c", [0.01])["ahead"]["holds?"] == "too few runs"
+    assert claims_with(tmp_path / "b", [0.01, 0.01], [0.0301, 0.0301])["ahead"]["holds?"] == "no"
+    assert claims_with(tmp_path / "c", [0.01])["ahead"]["holds?"] == "too few runs"
 
 
-def test_a_lead_in_points_includes_its_limit(tmp_path: Path) -> None:
-    assert judged(tmp_path / "a", [0.2, 0.2])["far"]["holds?"] == "yes, of those run"
-    assert judged(tmp_path / "b", [0.19, 0.19])["far"]["holds?"] == "no"
-    behind = judged(tmp_path / "c", [-0.02, 0.0])["not behind"]
+def test_a_lead_equal_to_its_minimum_in_points_holds(tmp_path: Path) -> None:
+    assert claims_with(tmp_path / "a", [0.2, 0.2])["far"]["holds?"] == "yes, of those run"
+    assert claims_with(tmp_path / "b", [0.19, 0.19])["far"]["holds?"] == "no"
+    behind = claims_with(tmp_path / "c", [-0.02, 0.0])["not behind"]
     assert (behind["holds?"], behind["without a result"]) == ("yes, of those run", 1)
-    assert judged(tmp_path / "d", [-0.02, -0.01])["not behind"]["holds?"] == "no"
+    assert claims_with(tmp_path / "d", [-0.02, -0.01])["not behind"]["holds?"] == "no"
 
 
-def test_every_comparison_is_listed(tmp_path: Path) -> None:
-    study = small(NOWHERE, EVERYTHING)
+def test_every_comparison_of_a_claim_is_listed(tmp_path: Path) -> None:
+    study = small(NOT_BEHIND, FAR_ON_ALL)
     runs = [
-        made(tmp_path, "standalone", 0, [0.5, 0.5], [0.1, 0.1]),
-        made(tmp_path, "fedproto", 0, [0.5, 0.5], [0.3, 0.3]),
-        made(tmp_path, "fedgh", 0, [0.5, 0.6], [0.4, 0.4]),
+        finished_run(tmp_path, "standalone", 0, [0.5, 0.5], [0.1, 0.1]),
+        finished_run(tmp_path, "fedproto", 0, [0.5, 0.5], [0.3, 0.3]),
+        finished_run(tmp_path, "fedgh", 0, [0.5, 0.6], [0.4, 0.4]),
     ]
     missing = {"many: fedgh, seed 0": "training diverged", "many: standalone, seed 0": NOT_RUN}
     _, settings = claim_sheets(study, entries(study, Outcome(runs, missing)))
     assert [(row["over"], row["holds?"]) for row in table(settings)] == [
         ("standalone", "yes"),
-        ("standalone", "no result"),  # among many samples
+        ("standalone", "no result"),  # in the setting `many`
         ("standalone", "yes"),  # 30 points over all classes
         ("fedproto", "no"),  # 10
     ]
 
 
-def test_nothing_was_run() -> None:
-    study = small(ALONE, NOWHERE)
+def test_claims_without_runs_are_not_run() -> None:
+    study = small(AHEAD, NOT_BEHIND)
     claims, _ = claim_sheets(study, entries(study, Outcome([], {})))
     assert [row["holds?"] for row in table(claims)] == ["not run", "not run"]
     assert all(gain is None for _, gain in gains(entries(study, Outcome([], {})), "own"))
 
 
-def test_a_damaged_run_is_named(tmp_path: Path) -> None:
-    trial, run = made(tmp_path, "fedgh", 0, [0.5, 0.5])
+def test_a_damaged_run_is_named_in_the_error(tmp_path: Path) -> None:
+    trial, run = finished_run(tmp_path, "fedgh", 0, [0.5, 0.5])
     run.append(a_round(3, accuracy_per_client=[0.5]))
-    with pytest.raises(RunError, match="fedgh-0 does not hold what this study measures"):
+    with pytest.raises(RunError, match="fedgh-0 does not have the values of this study"):
         entries(small(), Outcome([(trial, run)], {}))
 
 
-def test_a_setting_names_its_own_methods() -> None:
+def test_a_setting_runs_only_its_own_methods() -> None:
     study = small()
-    runs = [(trial.place, trial.label) for trial in plan(study, "smoke", [0])]
+    runs = [(trial.setting, trial.label) for trial in plan(study, "smoke", [0])]
     assert runs == [
         *(("few", method) for method in study.methods),
         *(("many", method) for method in ("standalone", "fedgh")),
     ]
-    part = plan(narrowed(study, ["fedproto", "fedgh"]), "smoke", [0])
-    assert [(trial.place, trial.label) for trial in part] == [
+    part = plan(select(study, ["fedproto", "fedgh"]), "smoke", [0])
+    assert [(trial.setting, trial.label) for trial in part] == [
         ("few", "fedproto"),
         ("few", "fedgh"),
         ("many", "fedgh"),
     ]
     with pytest.raises(ConfigError, match="fedproto is not run in many"):
-        narrowed(study, ["many", "fedproto"])
+        select(study, ["many", "fedproto"])
 
 
-def test_what_is_tuned_holds_with_every_budget() -> None:
-    case = small().cases[0].model_copy(update={"tuned": ["local.batch_size=8"]})
-    study = small().model_copy(update={"cases": [case]})
+def test_tuned_overrides_apply_with_every_budget() -> None:
+    setting = small().settings[0].model_copy(update={"tuned": ["local.batch_size=8"]})
+    study = small().model_copy(update={"settings": [setting]})
     sizes = {
         trial.config.local.batch_size
         for budget in ("smoke", "quick", "paper")
@@ -258,20 +264,20 @@ def test_what_is_tuned_holds_with_every_budget() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lead", "words"),
+    ("lead", "message"),
     [
-        ({**ALONE, "errors": None}, "a lead has `points`, `errors` or both"),
-        ({**ALONE, "cases": ["fw"]}, "no such settings"),
-        ({**NOWHERE, "over": ["fedproto"]}, "not with these methods"),  # not among many
+        ({**AHEAD, "errors": None}, "a lead has `points`, `errors` or both"),
+        ({**AHEAD, "settings": ["fw"]}, "it matches no setting"),
+        ({**NOT_BEHIND, "over": ["fedproto"]}, "or one without all of its methods"),
     ],
 )
-def test_a_lead_that_cannot_be_judged_is_a_mistake(lead: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_an_impossible_lead_is_an_error(lead: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         small(lead)
 
 
-def test_a_method_that_the_study_does_not_have_is_a_mistake() -> None:
+def test_a_setting_with_a_method_outside_the_study_is_an_error() -> None:
     study = small().model_dump(by_alias=True)
-    study["case"][1]["methods"] = ["fd"]
-    with pytest.raises(ValueError, match="many: fd is no method of the study"):
+    study["setting"][1]["methods"] = ["fd"]
+    with pytest.raises(ValueError, match="many: fd is not a method of the study"):
         Study.model_validate(study)

@@ -11,8 +11,8 @@ from fedgh.runs.folder import RunFolder
 from fedgh.studies.study import study
 from tests.support.commands import inside
 
-# Where a study has many settings, some of each kind.
-SOME = {
+# Settings and methods to run of studies with many: some of each kind.
+PARTS = {
     "table-homo": ["cifar10-homo", "cifar100-homo"],
     "noniid": ["cifar10-hetero-e1", "cifar10-hetero-s10", "cifar100-hetero-s100"],
     "participation": ["cifar10-hetero-n100-c10", "cifar100-hetero-n100-c100"],
@@ -25,13 +25,13 @@ SOME = {
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for all, since studies share runs."""
+    """One folder for all studies, because they share runs."""
     return tmp_path_factory.mktemp("reproduce")
 
 
-def reproduce(monkeypatch: pytest.MonkeyPatch, out: Path, *words: str) -> int:
-    words = ("reproduce", *words, "--budget", "smoke", "--out", str(out))
-    return inside(monkeypatch, *words)
+def reproduce(monkeypatch: pytest.MonkeyPatch, out: Path, *arguments: str) -> int:
+    arguments = ("reproduce", *arguments, "--budget", "smoke", "--out", str(out))
+    return inside(monkeypatch, *arguments)
 
 
 @pytest.mark.xdist_group("reproduce")
@@ -43,13 +43,13 @@ def reproduce(monkeypatch: pytest.MonkeyPatch, out: Path, *words: str) -> int:
         "privacy",
     ],
 )
-def test_smoke(
+def test_every_study_runs_with_the_budget_smoke(
     name: str, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    only = ["--only", ",".join(SOME[name])] if name in SOME else []
+    only = ["--only", ",".join(PARTS[name])] if name in PARTS else []
     assert reproduce(monkeypatch, out, name, *only) == 0
-    said = capsys.readouterr().out
-    assert ("not run: " in said) == (name in SOME)
+    printed = capsys.readouterr().out
+    assert ("not run: " in printed) == (name in PARTS)
     folder = out / "smoke"
     with (folder / f"{name}.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -57,59 +57,59 @@ def test_smoke(
     text = (folder / f"{name}.md").read_text(encoding="utf-8")
     assert f"- command: fedgh reproduce {name} --budget smoke --seeds 0\n" in text
     assert escape(study(name).title) in (folder / f"{name}.html").read_text(encoding="utf-8")
-    if study(name).cases:
-        assert "data.name cifar10 → digits" in said
+    if study(name).settings:
+        assert "data.name cifar10 → digits" in printed
         assert "data.name cifar10 → digits" in text
 
 
 @pytest.mark.xdist_group("reproduce")
-def test_what_is_missing_is_said(
+def test_missing_runs_are_listed_with_their_reasons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("ablation", "--only", "cifar10-hetero")
-    assert reproduce(monkeypatch, tmp_path, *words, "--no-run") == 0
+    arguments = ("ablation", "--only", "cifar10-hetero")
+    assert reproduce(monkeypatch, tmp_path, *arguments, "--no-run") == 0
     assert "not run: cifar10-hetero: standalone, seed 0; " in capsys.readouterr().out
     assert not (tmp_path / "smoke" / "cifar10-hetero").exists()
 
-    # A method that cannot work here is refused, and that is remembered without the data.
-    words = ("table-hetero", "--only", "cifar10-hetero,fedavg,standalone")
-    assert reproduce(monkeypatch, tmp_path, *words) == 0
-    assert reproduce(monkeypatch, tmp_path, *words, "--no-run") == 0
-    said = capsys.readouterr().out
-    assert said.count("[1/1] cifar10-hetero: standalone") == 1
+    # The reason of an impossible method is stored, and shown again with --no-run.
+    arguments = ("table-hetero", "--only", "cifar10-hetero,fedavg,standalone")
+    assert reproduce(monkeypatch, tmp_path, *arguments) == 0
+    assert reproduce(monkeypatch, tmp_path, *arguments, "--no-run") == 0
+    printed = capsys.readouterr().out
+    assert printed.count("[1/1] cifar10-hetero: standalone") == 1
     reason = "cifar10-hetero: fedavg, seed 0: fedavg needs the same network at all clients"
-    assert said.count(f"no result: {reason}") == 2
+    assert printed.count(f"no result: {reason}") == 2
     text = (tmp_path / "smoke" / "table-hetero.md").read_text(encoding="utf-8")
     assert "## Without a result" in text
 
     run = RunFolder.open(tmp_path / "smoke" / "cifar10-hetero" / "standalone-seed0")
     assert run.summary().data == "digits"
-    assert reproduce(monkeypatch, tmp_path, *words, "--set", "local.lr=0.5") == 1
+    assert reproduce(monkeypatch, tmp_path, *arguments, "--set", "local.lr=0.5") == 1
     assert "holds another run: local.lr is 0.01 there, 0.5 requested" in capsys.readouterr().err
 
 
-def test_settings_of_one_method_and_two_seeds(
+def test_results_of_two_seeds_and_of_damaged_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["header-lr", "--only", "cifar10-hetero-lr0.1,fedgh:server_lr=0.01"]
-    words += ["--seeds", "0,1", "--set", "method.server_batch=client"]
-    assert reproduce(monkeypatch, tmp_path, *words) == 0
-    said = capsys.readouterr().out
-    assert "method.server_batch pair → client" in said
-    assert "2 of 2" in said
-    place = tmp_path / "smoke" / "cifar10-hetero-lr0.1"
-    damaged = place / "fedgh,server_lr=0.01-seed1"
+    arguments = ["header-lr", "--only", "cifar10-hetero-lr0.1,fedgh:server_lr=0.01"]
+    arguments += ["--seeds", "0,1", "--set", "method.server_batch=client"]
+    assert reproduce(monkeypatch, tmp_path, *arguments) == 0
+    printed = capsys.readouterr().out
+    assert "method.server_batch pair → client" in printed
+    assert "2 of 2" in printed
+    setting = tmp_path / "smoke" / "cifar10-hetero-lr0.1"
+    damaged = setting / "fedgh,server_lr=0.01-seed1"
 
     (damaged / "summary.json").unlink()
-    assert reproduce(monkeypatch, tmp_path, *words, "--no-run") == 0
-    said = capsys.readouterr().out
-    assert "1 of 2" in said
-    assert "cifar10-hetero-lr0.1: fedgh:server_lr=0.01, seed 1" in said
+    assert reproduce(monkeypatch, tmp_path, *arguments, "--no-run") == 0
+    printed = capsys.readouterr().out
+    assert "1 of 2" in printed
+    assert "cifar10-hetero-lr0.1: fedgh:server_lr=0.01, seed 1" in printed
 
-    # What is damaged is refused in a line, and never counted.
-    whole = (place / "fedgh,server_lr=0.01-seed0" / "summary.json").read_text(encoding="utf-8")
+    # A damaged run is refused with one line of text.
+    whole = (setting / "fedgh,server_lr=0.01-seed0" / "summary.json").read_text(encoding="utf-8")
     (damaged / "summary.json").write_text(whole, encoding="utf-8")
-    assert reproduce(monkeypatch, tmp_path, *words, "--no-run") == 1
+    assert reproduce(monkeypatch, tmp_path, *arguments, "--no-run") == 1
     assert "summary.json does not agree with rounds.jsonl" in capsys.readouterr().err
     rounds = (damaged / "rounds.jsonl").read_text(encoding="utf-8")
     for summary, lines in [
@@ -121,13 +121,13 @@ def test_settings_of_one_method_and_two_seeds(
     ]:
         (damaged / "summary.json").write_text(summary, encoding="utf-8")
         (damaged / "rounds.jsonl").write_text(lines, encoding="utf-8")
-        assert reproduce(monkeypatch, tmp_path, *words, "--no-run") == 1
+        assert reproduce(monkeypatch, tmp_path, *arguments, "--no-run") == 1
         err = capsys.readouterr().err
         assert err.startswith(f"error: {damaged}")
         assert "delete it, and it is run again" in err
 
 
-def test_a_run_without_what_is_measured_is_named(
+def test_a_run_without_the_values_of_a_study_is_named_in_the_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert reproduce(monkeypatch, tmp_path, "cost", "--only", "cifar10-hetero") == 0
@@ -138,10 +138,10 @@ def test_a_run_without_what_is_measured_is_named(
     capsys.readouterr()
     assert reproduce(monkeypatch, tmp_path, "cost", "--no-run") == 1
     err = capsys.readouterr().err
-    assert err.startswith(f"error: {run} does not hold what this study measures (IndexError: ")
+    assert err.startswith(f"error: {run} does not have the values of this study (IndexError: ")
 
 
-def test_a_study_that_is_stopped_has_a_table(
+def test_a_stopped_study_shows_and_writes_its_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stopped(*_: object) -> None:
@@ -149,13 +149,13 @@ def test_a_study_that_is_stopped_has_a_table(
 
     monkeypatch.setattr("fedgh.studies.reproduce.run_study", stopped)
     assert reproduce(monkeypatch, tmp_path, "overlap") == 130
-    said = capsys.readouterr()
-    assert "not run: cifar10-hetero-n50-all: standalone, seed 0; " in said.out
-    assert "the same command resumes here" in said.err
+    printed = capsys.readouterr()
+    assert "not run: cifar10-hetero-n50-all: standalone, seed 0; " in printed.out
+    assert "the same command resumes here" in printed.err
     assert (tmp_path / "smoke" / "overlap.md").exists()
 
 
-def test_without_the_packages_for_charts_there_are_tables(
+def test_tables_are_written_without_the_optional_packages_for_charts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("fedgh.extras.find_spec", lambda _: None)
@@ -164,7 +164,7 @@ def test_without_the_packages_for_charts_there_are_tables(
     assert {path.name for path in (tmp_path / "smoke").iterdir()} == {"models.md", "models.csv"}
 
 
-def test_mistakes_are_named(
+def test_mistakes_in_arguments_are_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert reproduce(monkeypatch, tmp_path, "table-heter") == 2

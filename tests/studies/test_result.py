@@ -1,4 +1,4 @@
-"""From runs to "paper, ours, difference" and to what holds, worked by hand."""
+"""The tables of a study of accuracy and the verdicts on its claims, worked by hand."""
 
 import csv
 import io
@@ -27,7 +27,7 @@ STUDY = Study.model_validate(
             {"text": "FedGH is best", "highest": "fedgh"},
             {"text": "nothing matters", "alike": ["standalone", "fedgh", "fd"]},
         ],
-        "case": [
+        "setting": [
             {
                 "name": "here",
                 "title": "Here",
@@ -49,8 +49,8 @@ STUDY = Study.model_validate(
 )
 
 
-def made(path: Path, accuracies: list[float]) -> RunFolder:
-    """A finished run of two rounds, of which the first was better."""
+def finished_run(path: Path, accuracies: list[float]) -> RunFolder:
+    """Return a finished run of two rounds, whose first round was better."""
     run = a_run(path)
     for number, each in enumerate([[1.0] * len(accuracies), accuracies], 1):
         mean = sum(each) / len(each)
@@ -70,18 +70,18 @@ def made(path: Path, accuracies: list[float]) -> RunFolder:
 
 @pytest.fixture
 def outcome(tmp_path: Path) -> Outcome:
-    """FedGH is a tenth better for each of eight clients."""
+    """Two runs in the setting `here`: FedGH is 10 points better for each of eight clients."""
     (trial,) = plan_comparison("demo", "fedgh", [0])
-    trial = replace(trial, place="here")
+    trial = replace(trial, setting="here")
     alone = [0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85]
     runs: list[tuple[Trial, RunFolder]] = [
-        (replace(trial, label="standalone"), made(tmp_path / "a", alone)),
-        (trial, made(tmp_path / "b", [each + 0.1 for each in alone])),
+        (replace(trial, label="standalone"), finished_run(tmp_path / "a", alone)),
+        (trial, finished_run(tmp_path / "b", [each + 0.1 for each in alone])),
     ]
     return Outcome(runs, {"here: fd, seed 0": NOT_RUN, "there: fedgh, seed 0": "training diverged"})
 
 
-def test_paper_ours_difference(outcome: Outcome) -> None:
+def test_the_table_of_accuracies_has_paper_ours_and_difference(outcome: Outcome) -> None:
     table = main_sheet(lines(STUDY, outcome, 1))
     titles = [column.title for column in table.columns]
     rows = [dict(zip(titles, row, strict=True)) for row in table.rows]
@@ -94,68 +94,73 @@ def test_paper_ours_difference(outcome: Outcome) -> None:
     assert rows[5]["ours, %"] == "no result"
 
 
-def test_costs_where_the_paper_prints_them(outcome: Outcome) -> None:
+def test_communication_is_shown_for_methods_with_published_costs(outcome: Outcome) -> None:
     (row,) = communication(lines(STUDY, outcome, 1)).rows
     assert row == ["Here", "fedgh", 2.0, 2.0, 1.5, 4, 1, "1 of 1", 8.0, 3.0]
 
 
-def test_what_holds(outcome: Outcome) -> None:
+def test_verdicts_on_claims_worked_by_hand(outcome: Outcome) -> None:
     rows = {(str(row[0]), str(row[1])): list(row[2:]) for row in verdicts(STUDY, outcome).rows}
-    word, because, points, p = rows["FedGH is best", "Here"]
-    assert word == "yes, of those run"
-    assert because == "least surely of standalone; 1 of 2 rivals have no result"
+    verdict, because, points, p = rows["FedGH is best", "Here"]
+    assert verdict == "yes, of those run"
+    assert because == "least certain against standalone; 1 of 2 other methods have no result"
     assert points == pytest.approx(10)
-    assert p == pytest.approx(2 / 2**8, abs=0.002)  # both ways of flipping eight alike signs
-    word, because, points, _ = rows["nothing matters", "Here"]
-    assert word == "no"
+    assert p == pytest.approx(2 / 2**8, abs=0.002)  # all eight signs plus, or all minus
+    verdict, because, points, _ = rows["nothing matters", "Here"]
+    assert verdict == "no"
     assert points == pytest.approx(10)
     assert because == "lowest standalone, highest fedgh; 1 of 3 have no result"
     assert rows["FedGH is best", "There"][0] == "no result"
     assert rows["nothing matters", "There"][0] == "no result"
 
 
-def test_the_rival_that_decides_is_named(tmp_path: Path, outcome: Outcome) -> None:
-    """A small and steady lead says more than a large and erratic one; p is multiplied by two."""
+def test_the_method_that_decides_a_verdict_is_named(tmp_path: Path, outcome: Outcome) -> None:
+    """A small, steady lead is more significant than a large, erratic one; p is multiplied by 2."""
     trial = outcome.runs[1][0]
     scores = [0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65]
     erratic = [each + more for each, more in zip(scores, [0.3, -0.2] * 4, strict=True)]
     runs = [
-        (replace(trial, label="standalone"), made(tmp_path / "s", [x + 0.01 for x in scores])),
-        (replace(trial, label="fd"), made(tmp_path / "e", erratic)),
-        (trial, made(tmp_path / "f", scores)),
+        (
+            replace(trial, label="standalone"),
+            finished_run(tmp_path / "s", [x + 0.01 for x in scores]),
+        ),
+        (replace(trial, label="fd"), finished_run(tmp_path / "e", erratic)),
+        (trial, finished_run(tmp_path / "f", scores)),
     ]
-    word, because, points, p = list(verdicts(STUDY, Outcome(runs, {})).rows[0])[2:]
-    assert (word, because) == ("no", "standalone is ahead")
+    verdict, because, points, p = list(verdicts(STUDY, Outcome(runs, {})).rows[0])[2:]
+    assert (verdict, because) == ("no", "standalone is ahead")
     assert points == pytest.approx(-1)
     assert p == pytest.approx(2 * 2 / 2**8, abs=0.004)
 
 
-def test_a_verdict_does_not_wait_for_rivals_to_be_run(tmp_path: Path, outcome: Outcome) -> None:
-    """Five clients give p = 1/16 at best: by itself, by two rivals, and where one is impossible."""
+def test_the_correction_counts_methods_that_are_not_run_yet_but_no_impossible_ones(
+    tmp_path: Path, outcome: Outcome
+) -> None:
+    """Five clients give p = 1/16; it is doubled if a second method may still be run."""
     trial = outcome.runs[1][0]
     runs = [
-        (replace(trial, label="standalone"), made(tmp_path / "s", [0.6] * 5)),
-        (trial, made(tmp_path / "f", [0.5] * 5)),
+        (replace(trial, label="standalone"), finished_run(tmp_path / "s", [0.6] * 5)),
+        (trial, finished_run(tmp_path / "f", [0.5] * 5)),
     ]
 
     def p(**missing: str) -> object:
-        gone = {f"here: {label}, seed 0": why for label, why in missing.items()}
-        return verdicts(STUDY, Outcome(runs, gone)).rows[0][5]
+        reasons = {f"here: {label}, seed 0": reason for label, reason in missing.items()}
+        return verdicts(STUDY, Outcome(runs, reasons)).rows[0][5]
 
     assert p(fd=NOT_RUN) == pytest.approx(2 / 16, abs=0.01)
     assert p(fd="cannot") == pytest.approx(1 / 16, abs=0.005)
 
 
-def test_a_claim_names_its_rivals(tmp_path: Path, outcome: Outcome) -> None:
+def test_a_claim_is_only_about_the_methods_that_it_names(tmp_path: Path, outcome: Outcome) -> None:
     table = STUDY.model_dump(by_alias=True)
     table["claim"] = [{"text": "ahead of alone", "highest": "fedgh", "over": ["standalone"]}]
-    better = (replace(outcome.runs[0][0], label="fd"), made(tmp_path / "fd", [1.0] * 8))
+    better = (replace(outcome.runs[0][0], label="fd"), finished_run(tmp_path / "fd", [1.0] * 8))
     runs = Outcome([*outcome.runs, better], {})
-    word, because, *_ = list(verdicts(Study.model_validate(table), runs).rows[0])[2:]
-    assert (word, because) == ("yes", "least surely of standalone")
+    verdict, because, *_ = list(verdicts(Study.model_validate(table), runs).rows[0])[2:]
+    assert (verdict, because) == ("yes", "least certain against standalone")
 
 
-def test_a_claim_that_fails(outcome: Outcome) -> None:
+def test_a_claim_fails_if_the_other_method_is_ahead(outcome: Outcome) -> None:
     swapped = Outcome(
         [
             (replace(trial, label="fedgh" if trial.label == "standalone" else "standalone"), run)
@@ -163,22 +168,24 @@ def test_a_claim_that_fails(outcome: Outcome) -> None:
         ],
         {},
     )
-    word, _, points, _ = list(verdicts(STUDY, swapped).rows[0])[2:]
-    assert word == "no"
+    verdict, _, points, _ = list(verdicts(STUDY, swapped).rows[0])[2:]
+    assert verdict == "no"
     assert points == pytest.approx(-10)
 
 
-def test_noise_is_called_noise(tmp_path: Path, outcome: Outcome) -> None:
+def test_a_difference_that_is_not_significant_is_within_noise(
+    tmp_path: Path, outcome: Outcome
+) -> None:
     trial = outcome.runs[1][0]
     runs = [
-        (replace(trial, label="standalone"), made(tmp_path / "c", [0.5, 0.7, 0.5, 0.7])),
-        (trial, made(tmp_path / "d", [0.7, 0.5, 0.6, 0.7])),
+        (replace(trial, label="standalone"), finished_run(tmp_path / "c", [0.5, 0.7, 0.5, 0.7])),
+        (trial, finished_run(tmp_path / "d", [0.7, 0.5, 0.6, 0.7])),
     ]
-    words = [row[2] for row in verdicts(STUDY, Outcome(runs, {})).rows]
-    assert words == ["ahead, within noise", "not run", "within noise", "not run"]
+    cells = [row[2] for row in verdicts(STUDY, Outcome(runs, {})).rows]
+    assert cells == ["ahead, within noise", "not run", "within noise", "not run"]
 
 
-def test_tables_for_people_and_programs() -> None:
+def test_a_table_as_markdown_and_csv() -> None:
     sheet = Sheet(
         "t",
         "T",
@@ -199,28 +206,28 @@ def test_tables_for_people_and_programs() -> None:
     ]
 
 
-def test_a_seed_without_a_result_is_said(tmp_path: Path, outcome: Outcome) -> None:
+def test_a_missing_seed_is_shown_with_its_reason(tmp_path: Path, outcome: Outcome) -> None:
     trial, run = outcome.runs[1]
     two = Outcome([(trial, run)], {"here: fedgh, seed 1": "training diverged"})
     line = lines(STUDY, two, 2)[2]
-    assert (line.method, line.why_not) == ("fedgh", "training diverged")
+    assert (line.method, line.missing_reason) == ("fedgh", "training diverged")
     assert main_sheet([line]).rows[0][-1] == "1 of 2"
 
 
-def test_only_shared_seeds_are_compared(tmp_path: Path, outcome: Outcome) -> None:
-    """FedGH has a second seed that went very well; Standalone has not, so it does not count."""
+def test_only_seeds_that_both_methods_have_are_compared(tmp_path: Path, outcome: Outcome) -> None:
+    """FedGH has a second, better seed, which is ignored because Standalone does not have it."""
     trial = outcome.runs[1][0]
-    lucky = (replace(trial, seed=1), made(tmp_path / "lucky", [1.0] * 8))
-    judged = verdicts(STUDY, Outcome([*outcome.runs, lucky], {}))
-    assert [row[4] for row in judged.rows[::2]] == [pytest.approx(10), pytest.approx(10)]
+    lucky = (replace(trial, seed=1), finished_run(tmp_path / "lucky", [1.0] * 8))
+    table = verdicts(STUDY, Outcome([*outcome.runs, lucky], {}))
+    assert [row[4] for row in table.rows[::2]] == [pytest.approx(10), pytest.approx(10)]
     apart = Outcome([outcome.runs[0], lucky], {})
     assert [row[2] for row in verdicts(STUDY, apart).rows] == ["not run"] * 4
     because = [row[3] for row in verdicts(STUDY, apart).rows[::2]]
-    assert because == ["no rival has a seed in common", "they have no seed in common"]
+    assert because == ["no other method has a seed in common", "they have no seed in common"]
 
 
-def test_many_methods_that_are_alike_are_called_alike() -> None:
-    """Comparing the lowest of eight with the highest would say "different" far too often."""
+def test_the_range_test_accounts_for_the_number_of_methods() -> None:
+    """A test of the lowest of eight against the highest would be significant far too often."""
     rng = np.random.default_rng(0)
     p = [statistics.range_test(rng.normal(0, 1, (8, 10))) for _ in range(40)]
     assert np.mean(np.array(p) < 0.05) < 0.2
@@ -231,15 +238,17 @@ def test_many_methods_that_are_alike_are_called_alike() -> None:
     assert statistics.range_test(np.ones((3, 0))) == 1.0
 
 
-def test_rivals_are_many(tmp_path: Path, outcome: Outcome) -> None:
-    """Rivals are a little ahead: one by itself would count, one among many does not."""
+def test_a_verdict_is_corrected_for_the_number_of_methods(tmp_path: Path, outcome: Outcome) -> None:
+    """Eight methods are slightly ahead: a single one would count, one of eight does not."""
     trial = outcome.runs[1][0]
     base = [0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
     ahead = [0.52, 0.52, 0.52, 0.52, 0.52, 0.52, 0.52, 0.51]
     study = STUDY.model_copy(update={"methods": ["fedgh", *"abcdefgh"]})
-    runs = [(trial, made(tmp_path / "fedgh", base))]
-    runs += [(replace(trial, label=x), made(tmp_path / f"run-{x}", ahead)) for x in "abcdefgh"]
-    word, _, points, p = list(verdicts(study, Outcome(runs, {})).rows[0])[2:]
-    assert word == "not ahead, within noise"
+    runs = [(trial, finished_run(tmp_path / "fedgh", base))]
+    runs += [
+        (replace(trial, label=x), finished_run(tmp_path / f"run-{x}", ahead)) for x in "abcdefgh"
+    ]
+    verdict, _, points, p = list(verdicts(study, Outcome(runs, {})).rows[0])[2:]
+    assert verdict == "not ahead, within noise"
     assert points == pytest.approx(-1.875)
     assert p == pytest.approx(8 * 2 / 2**8, abs=0.01)

@@ -1,4 +1,4 @@
-"""Comparisons and searches: fair, resumable, and counted right."""
+"""Comparisons and grid searches: equal conditions, resuming, and correct statistics."""
 
 import csv
 import json
@@ -31,7 +31,7 @@ def plan(methods: str, seeds: tuple[int, ...] = (0, 1), *overrides: str) -> list
     return plan_comparison("demo", methods, seeds, [*QUICK, *overrides])
 
 
-def test_all_means_all_and_settings_follow_a_colon() -> None:
+def test_methods_are_planned_by_name_with_optional_settings() -> None:
     trials = plan_comparison("demo", "all", [0, 1])
     assert [t.label for t in trials] == [*METHODS, *METHODS]
     trials = plan("fedgh,fedgh:server_lr=0:server_batch=client,standalone:reset_header=true", (3,))
@@ -46,23 +46,23 @@ def test_all_means_all_and_settings_follow_a_colon() -> None:
 def test_methods_train_on_the_same_batches_from_the_same_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What each method's client really trains on in its first two rounds, batch by batch."""
+    """Record the batches that a client of each method trains on in its first two rounds."""
     from fedgh.core import local
     from fedgh.core.batches import shuffled
 
     seen: dict[str, list[tuple[float, float]]] = {}
     weights: dict[str, float] = {}
     for name in METHODS:
-        words = ["model.extractors=tests.support.tiny:mlp", "local.augment=flip,crop,erase"]
+        overrides = ["model.extractors=tests.support.tiny:mlp", "local.augment=flip,crop,erase"]
         if name in ("fml", "fedkd"):
-            words.append("method.shared=tests.support.tiny:mlp")
-        prepared = quick(f"method.name={name}", *words)
+            overrides.append("method.shared=tests.support.tiny:mlp")
+        prepared = quick(f"method.name={name}", *overrides)
         client, server = prepared.blueprint().make(0), prepared.initial_server()
         weights[name] = client.model.extractor[1].weight.sum().item()  # type: ignore[index]
         batches: list[tuple[float, float]] = []
 
-        def recorded(*words: Any, batches: list[tuple[float, float]] = batches) -> Any:
-            for x, y in shuffled(*words):
+        def recorded(*arguments: Any, batches: list[tuple[float, float]] = batches) -> Any:
+            for x, y in shuffled(*arguments):
                 batches.append((float(x.sum()), float(y.sum())))
                 yield x, y
 
@@ -77,7 +77,7 @@ def test_methods_train_on_the_same_batches_from_the_same_weights(
     assert len(set(weights.values())) == 1
 
 
-def test_a_sweep_runs_what_is_missing_resumes_what_was_stopped_and_skips_the_rest(
+def test_a_sweep_starts_missing_runs_resumes_stopped_ones_and_skips_finished_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedgh.engines.host import ClientHost
@@ -85,38 +85,38 @@ def test_a_sweep_runs_what_is_missing_resumes_what_was_stopped_and_skips_the_res
     jobs: list[Job] = []
     original = ClientHost.run
 
-    def counting(host: ClientHost, job: Job) -> Any:
+    def counted(host: ClientHost, job: Job) -> Any:
         jobs.append(job)
         return original(host, job)
 
-    monkeypatch.setattr(ClientHost, "run", counting)
+    monkeypatch.setattr(ClientHost, "run", counted)
     trials = plan("fedgh,standalone", (0,))
-    whole = run_trials(trials, tmp_path / "whole")
+    uninterrupted = run_trials(trials, tmp_path / "uninterrupted")
     assert len(jobs) == 2 * 3 * 5
 
     from tests.support.runs import interrupted
 
-    interrupted(experiment.prepare(trials[0].config), tmp_path / "part" / "fedgh-seed0", after=2)
+    interrupted(experiment.prepare(trials[0].config), tmp_path / "resumed" / "fedgh-seed0", after=2)
     jobs.clear()
-    part = run_trials(trials, tmp_path / "part")
+    resumed = run_trials(trials, tmp_path / "resumed")
     assert len(jobs) == (1 + 3) * 5  # one round left of the first run, three of the second
-    for (_, a), (_, b) in zip(whole.runs, part.runs, strict=True):
+    for (_, a), (_, b) in zip(uninterrupted.runs, resumed.runs, strict=True):
         assert numbers(a) == numbers(b)
     jobs.clear()
-    run_trials(trials, tmp_path / "part")
+    run_trials(trials, tmp_path / "resumed")
     assert jobs == []
 
 
-def test_other_settings_are_not_mixed_into_an_old_sweep(tmp_path: Path) -> None:
+def test_a_sweep_refuses_finished_runs_with_other_settings(tmp_path: Path) -> None:
     run_trials(plan("standalone", (0,)), tmp_path)
     with pytest.raises(RunError, match=r"local\.lr is 0\.01 there, 0\.5 requested"):
         run_trials(plan("standalone", (0,), "local.lr=0.5"), tmp_path)
-    # How it is computed is another matter, and so is what else is measured.
+    # Settings of the engine and additional metrics do not change results.
     run_trials(plan("standalone", (0,), "run.workers=1"), tmp_path)
     run_trials(plan("standalone", (0,), "run.global_accuracy=every"), tmp_path)
 
 
-def test_a_run_that_did_not_ask_about_all_classes_has_a_dash(tmp_path: Path) -> None:
+def test_a_run_without_global_accuracy_is_shown_with_a_dash(tmp_path: Path) -> None:
     run_trials(plan("standalone", (0,), "run.global_accuracy=never"), tmp_path)
     outcome = run_trials(plan("standalone", (0,)), tmp_path)
     (row,) = statistics.rows(outcome)
@@ -126,11 +126,13 @@ def test_a_run_that_did_not_ask_about_all_classes_has_a_dash(tmp_path: Path) -> 
     assert {column.header: list(column.cells) for column in table.columns}["global %"] == ["-"]
 
 
-def test_other_settings_are_not_mixed_into_a_run_that_was_begun_meanwhile(tmp_path: Path) -> None:
+def test_a_sweep_refuses_a_run_that_another_process_started_with_other_settings(
+    tmp_path: Path,
+) -> None:
     other = quick("method.name=standalone", "run.eval_every=3")
 
     @contextmanager
-    def begin_it_first(line: str) -> Iterator[Callback]:
+    def start_other_run(line: str) -> Iterator[Callback]:
         a_run(
             tmp_path / "standalone-seed0",
             config=other.config.to_toml(),
@@ -139,38 +141,38 @@ def test_other_settings_are_not_mixed_into_a_run_that_was_begun_meanwhile(tmp_pa
         )
         yield Callback()
 
-    outcome = run_trials(plan("standalone", (0,)), tmp_path, begin_it_first)
+    outcome = run_trials(plan("standalone", (0,)), tmp_path, start_other_run)
     assert "run.eval_every is 3 there, 1 requested" in outcome.missing["standalone, seed 0"]
 
 
-def test_a_comparison_of_nothing_is_an_error(
+def test_a_comparison_without_any_result_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["compare", *SET, "-q", "--methods", "standalone", "--seeds", "0"]
+    arguments = ["compare", *SET, "-q", "--methods", "standalone", "--seeds", "0"]
     folder = tmp_path / "standalone-seed0"
     folder.mkdir()
     with RunFolder(folder).locked():
-        assert inside(monkeypatch, *words, "--out", str(tmp_path)) == 1
+        assert inside(monkeypatch, *arguments, "--out", str(tmp_path)) == 1
     assert capsys.readouterr().err == (
         f"error: no method has a result to compare; standalone, seed 0: {folder} is in use by "
         "another process\n"
     )
 
 
-def test_other_data_are_not_mixed_in_either(tmp_path: Path) -> None:
+def test_a_sweep_refuses_runs_on_other_data(tmp_path: Path) -> None:
     path = tmp_path / "mine.npz"
     rng = np.random.default_rng(0)
-    words = ["data.name=npz", f"data.path={path}", "data.partition=iid"]
+    arguments = ["data.name=npz", f"data.path={path}", "data.partition=iid"]
     for fill in (0.0, 1.0):
         np.savez(path, x=rng.normal(fill, 1, (60, 4)), y=np.arange(60) % 3)
         if fill:
             with pytest.raises(RunError, match="holds another run: its data"):
-                run_trials(plan("standalone,fedgh", (0,), *words), tmp_path / "out")
+                run_trials(plan("standalone,fedgh", (0,), *arguments), tmp_path / "out")
         else:
-            run_trials(plan("standalone", (0,), *words), tmp_path / "out")
+            run_trials(plan("standalone", (0,), *arguments), tmp_path / "out")
 
 
-def test_what_is_impossible_is_noted_or_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_an_impossible_method_is_reported_or_refused_before_any_run(tmp_path: Path) -> None:
     trials = plan("standalone,fedavg", (0,))
     with pytest.raises(ConfigError, match="differ"):
         run_trials(trials, tmp_path / "refused")
@@ -178,39 +180,41 @@ def test_what_is_impossible_is_noted_or_refused_before_anything_runs(tmp_path: P
     outcome = run_trials(trials, tmp_path / "noted", skip_impossible=True)
     assert [trial.label for trial, _ in outcome.runs] == ["standalone"]
     assert "clients 1, 3 differ" in outcome.missing["fedavg"]
-    with pytest.raises(ConfigError, match="cannot hold all 10 classes"):  # no method's fault
+    with pytest.raises(
+        ConfigError, match="cannot hold all 10 classes"
+    ):  # a mistake of the configuration
         run_trials(plan("all", (0,), "federation.clients=2"), tmp_path, skip_impossible=True)
     outcome = run_trials(plan("fedavg", (0,)), tmp_path / "none", skip_impossible=True)
     assert (outcome.runs, list(outcome.missing)) == ([], ["fedavg"])
 
 
-def test_what_is_left_is_judged_by_what_is_alike(tmp_path: Path) -> None:
-    """Half the rounds of a method that took 8 s here, and one that is not known: 6 s a run."""
+def test_the_remaining_time_is_estimated_from_the_most_similar_runs(tmp_path: Path) -> None:
+    """FedGH took 8 s and FD 4 s; half the rounds of FedGH take 4 s, an unknown method takes 6 s."""
 
-    def done(label: str, seconds: float, *words: str, place: str = "here") -> Any:
-        (trial,) = plan(label, (0,), "federation.rounds=4", *words)
-        folder = a_run(tmp_path / f"{place}-{label}")
+    def done(label: str, seconds: float, *overrides: str, setting: str = "here") -> Any:
+        (trial,) = plan(label, (0,), "federation.rounds=4", *overrides)
+        folder = a_run(tmp_path / f"{setting}-{label}")
         folder.write_summary(a_summary(seconds=seconds))
-        return replace(trial, place=place), folder
+        return replace(trial, setting=setting), folder
 
     (known, _), (other, _), *_ = runs = [done("fedgh", 8.0), done("fd", 4.0)]
     shorter = replace(known, config=plan("fedgh", (1,), "federation.rounds=2")[0].config)
-    elsewhere = done("fedgh", 16.0, place="there")
+    elsewhere = done("fedgh", 16.0, setting="there")
     assert sweep.forecast([*runs, elsewhere], [shorter]).endswith("0:00:04")
-    assert sweep.forecast([*runs, elsewhere], [replace(other, place="there")]).endswith("0:00:04")
+    assert sweep.forecast([*runs, elsewhere], [replace(other, setting="there")]).endswith("0:00:04")
     assert sweep.forecast(runs, [replace(other, label="fedproto")]).endswith("0:00:06")
     assert sweep.forecast([], [known]) == ""
 
 
-def test_a_run_that_diverges_is_a_result_and_the_sweep_goes_on(tmp_path: Path) -> None:
+def test_a_sweep_continues_after_a_run_that_diverges(tmp_path: Path) -> None:
     trials = plan_search("demo", ["local.lr=0.01,1e30,0.02"], [0], QUICK)
-    for _ in range(2):  # also when it is started again
+    for _ in range(2):  # also when the sweep is repeated
         outcome = run_trials(trials, tmp_path)
         assert [t.label for t, _ in outcome.runs] == ["local.lr=0.01", "local.lr=0.02"]
         assert "lower local.lr" in outcome.missing["local.lr=1e+30, seed 0"]
 
 
-def test_the_reason_of_one_seed_is_not_that_of_another(tmp_path: Path) -> None:
+def test_a_method_that_fails_with_one_seed_has_no_result(tmp_path: Path) -> None:
     trials = [
         replace(trial, label="fedgh")
         for seed, lr in enumerate(("1e30", "0.01"))
@@ -218,16 +222,16 @@ def test_the_reason_of_one_seed_is_not_that_of_another(tmp_path: Path) -> None:
     ]
     outcome = run_trials(trials, tmp_path)
     assert list(outcome.missing) == ["fedgh, seed 0"]
-    assert not outcome.runs, "a mean over the seeds that went well would flatter"
+    assert not outcome.runs, "a mean over the other seeds would be biased"
 
 
-def test_grids_may_have_lists() -> None:
+def test_values_of_a_grid_may_be_lists() -> None:
     trials = plan_search("demo", ['local.augment=["flip", "crop"],[]', "data.partition=iid"], [0])
     assert [trial.config.local.augment for trial in trials] == [["flip", "crop"], []]
     assert {trial.config.data.partition for trial in trials} == {"iid"}
 
 
-def test_bad_plans() -> None:
+def test_impossible_plans_are_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean 'fedproto'"):
         plan("fedgh,fedprot")
     with pytest.raises(ConfigError, match="'fedgh' and 'fedgh', seed 0, are the same"):
@@ -246,7 +250,7 @@ def test_bad_plans() -> None:
         plan_search("demo", ["local.lr"], [0])
     with pytest.raises(ConfigError, match=r"local\.ephocs"):
         plan_search("demo", ["local.ephocs=1,2"], [0])
-    with pytest.raises(ConfigError, match="has a --grid already"):
+    with pytest.raises(ConfigError, match="there is another --grid for it"):
         plan_search("demo", ["local.lr=1,2", "local.lr=3"], [0])
     with pytest.raises(ConfigError, match="given with --seeds"):
         plan_search("demo", ["federation.seed=1,2"], [0])
@@ -255,7 +259,7 @@ def test_bad_plans() -> None:
 
 
 def fake_run(path: Path, rounds: list[list[float]], reached: int | None = None) -> RunFolder:
-    """A finished run with these accuracies per round and client."""
+    """Return a finished run with these accuracies per round and client."""
     run = a_run(path)
     for number, accuracies in enumerate(rounds, 1):
         mean = float(np.mean([a for a in accuracies if a is not None]))
@@ -272,7 +276,7 @@ def fake_run(path: Path, rounds: list[list[float]], reached: int | None = None) 
     return run
 
 
-def test_a_table_worked_by_hand(tmp_path: Path) -> None:
+def test_the_rows_of_a_comparison_worked_by_hand(tmp_path: Path) -> None:
     config = plan("fedgh", (0,))[0].config
     runs = [
         (Trial("fedgh", 0, config), fake_run(tmp_path / "a", [[1.0, 1.0], [0.8, 0.6]], 1)),
@@ -289,7 +293,7 @@ def test_a_table_worked_by_hand(tmp_path: Path) -> None:
     assert fedgh.bytes_to_target_std == pytest.approx(100 * np.std([1, 2], ddof=1))
     assert (fedgh.seconds, fedgh.seconds_std) == (2.0, 0.0)
     assert fd.difference == pytest.approx(-0.1)  # all four pairs differ by a tenth
-    # Of the 16 ways to flip four equal differences, two are as extreme: all one way, or the other.
+    # Of the 16 sign patterns of four equal differences, two are as extreme: all plus, all minus.
     assert fd.p_value == pytest.approx(2 / 16, abs=0.01)
     assert (fd.reached, fd.rounds_to_target) == (1, 2)
     assert statistics.rows(Outcome(runs, {}), last=2)[0].accuracy == pytest.approx(0.9)
@@ -298,7 +302,7 @@ def test_a_table_worked_by_hand(tmp_path: Path) -> None:
     assert statistics.rows(Outcome(runs, {}))[1].difference is None  # nothing to compare with
 
 
-def test_scores_that_nobody_took_are_left_out(tmp_path: Path) -> None:
+def test_clients_without_scores_are_ignored(tmp_path: Path) -> None:
     config = plan("fedgh", (0,))[0].config
     hole: Any = [[0.2, None], [0.4, None]]
     runs = [
@@ -313,7 +317,7 @@ def test_scores_that_nobody_took_are_left_out(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "table.json").read_text(), parse_constant=pytest.fail)
 
 
-def test_a_label_is_no_formula_to_a_spreadsheet(tmp_path: Path) -> None:
+def test_a_label_is_not_a_formula_in_a_spreadsheet(tmp_path: Path) -> None:
     trial = Trial("=1+1", 0, plan("fedgh", (0,))[0].config)
     outcome = Outcome([(trial, fake_run(tmp_path / "a", [[1.0, 1.0]]))], {})
     statistics.write(statistics.rows(outcome), outcome, tmp_path / "table", {})
@@ -321,7 +325,7 @@ def test_a_label_is_no_formula_to_a_spreadsheet(tmp_path: Path) -> None:
     assert (row["label"], row["accuracy"], row["p_value"]) == ("'=1+1", "1.0", "")
 
 
-def test_the_test_finds_what_is_there_and_nothing_else() -> None:
+def test_the_paired_test_finds_a_difference_and_is_uniform_without_one() -> None:
     rng = np.random.default_rng(0)
     assert statistics.paired_test(rng.normal(0.02, 0.02, 30)) < 0.01
     assert statistics.paired_test(np.zeros(30)) == 1.0
@@ -335,14 +339,15 @@ def test_compare_as_a_user_types_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    words = ["compare", *SET, "--seeds", "0,1", "--rounds", "2", "--out", str(tmp_path)]
+    arguments = ["compare", *SET, "--seeds", "0,1", "--rounds", "2", "--out", str(tmp_path)]
     small = "shared=tests.support.tiny:mlp"
     methods = f"standalone,lg_fedavg,fd,fedproto,fedgh,fml:{small},fedkd:{small}"
-    assert inside(monkeypatch, *words, "--methods", methods + ",fedavg") == 2  # named, so refused
+    # A method that is named and impossible is an error.
+    assert inside(monkeypatch, *arguments, "--methods", methods + ",fedavg") == 2
     assert "fedavg needs the same network at all clients" in capsys.readouterr().err
-    assert inside(monkeypatch, *words, "--methods", methods) == 0
+    assert inside(monkeypatch, *arguments, "--methods", methods) == 0
     out = capsys.readouterr().out
-    assert "…" not in out  # every number whole
+    assert "…" not in out  # no number is cut off
     rows = list(csv.DictReader((tmp_path / "comparison.csv").open()))
     document = json.loads((tmp_path / "comparison.json").read_text())
     assert [row["label"] for row in rows] == [row["label"] for row in document["rows"]]
@@ -362,17 +367,17 @@ def test_compare_as_a_user_types_it(
         assert float(row["global_accuracy_std"]) == pytest.approx(np.std(finals, ddof=1))
 
 
-def test_tune_chooses_on_the_evaluation_split(
+def test_tune_chooses_on_the_validation_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["tune", *SET, "--grid", "local.lr=0.0001,0.05", "--grid", "local.epochs=1,2"]
-    words += ["--set", "method.name=lg_fedavg", "--out", str(tmp_path)]
-    assert inside(monkeypatch, *words) == 0
+    arguments = ["tune", *SET, "--grid", "local.lr=0.0001,0.05", "--grid", "local.epochs=1,2"]
+    arguments += ["--set", "method.name=lg_fedavg", "--out", str(tmp_path)]
+    assert inside(monkeypatch, *arguments) == 0
     out = capsys.readouterr().out
     rows = json.loads((tmp_path / "search.json").read_text())["rows"]
     assert len(rows) == 4
-    judged = [row["validation_accuracy"] for row in rows]
-    assert judged == sorted(judged, reverse=True)
+    accuracies = [row["validation_accuracy"] for row in rows]
+    assert accuracies == sorted(accuracies, reverse=True)
     assert f"best: {rows[0]['label']};" in out
     assert "lr = 0.05" in (tmp_path / "best.toml").read_text()
     # Make the worst point look perfect on test data: the choice must not change.
@@ -382,13 +387,13 @@ def test_tune_chooses_on_the_evaluation_split(
         for line in lines:
             line["accuracy_per_client"] = [1.0] * 5
         (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        shutil.rmtree(folder / "checkpoint")  # which knows better
-    assert inside(monkeypatch, *words) == 0
+        shutil.rmtree(folder / "checkpoint")  # it has a digest of the records
+    assert inside(monkeypatch, *arguments) == 0
     assert f"best: {rows[0]['label']};" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("arguments", "message"),
     [
         (["tune"], "nothing to search"),
         (["tune", "--grid", "local.epochs"], "expected section.key=value"),
@@ -396,11 +401,11 @@ def test_tune_chooses_on_the_evaluation_split(
         (["compare", "--methods", "fedghh"], "did you mean 'fedgh'"),
     ],
 )
-def test_mistakes(
-    words: list[str],
-    says: str,
+def test_mistakes_in_arguments_are_explained(
+    arguments: list[str],
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert inside(monkeypatch, *words) == 2
-    assert says in capsys.readouterr().err
+    assert inside(monkeypatch, *arguments) == 2
+    assert message in capsys.readouterr().err

@@ -8,7 +8,7 @@ import altair as alt
 from fedgh.report.charts import Rows
 from fedgh.report.page import Figure
 from fedgh.studies.pays import ALONE, Entry, Where, gains
-from fedgh.studies.study import Case
+from fedgh.studies.study import Setting
 from fedgh.tables import Column
 
 CELL_WIDTH, CELL_HEIGHT = 58, 34
@@ -170,7 +170,7 @@ def _cells(found: Sequence[Entry], where: Where) -> Rows:
     for entry, gain in gains(found, where):
         row: dict[str, Any] = {
             "method": entry.method,
-            **_place(entry.case),
+            **_place(entry.setting),
             "error": "",
             "over": "",
         }
@@ -198,7 +198,7 @@ def _dots(found: Sequence[Entry]) -> Rows:
     return rows
 
 
-def _place(case: Case) -> dict[str, str]:
+def _place(case: Setting) -> dict[str, str]:
     """Data, group and setting: the parts of a title."""
     data, group, setting = case.title.split(", ", 2)
     place = {"data": data, "group": group, "setting": setting}

@@ -14,7 +14,7 @@ from fedgh.runs.read import NamedRun
 from fedgh.studies import convergence, pays
 from fedgh.studies.reproduce import Result
 from fedgh.studies.result import Line
-from fedgh.studies.study import Case, Study
+from fedgh.studies.study import Setting, Study
 from fedgh.studies.sweep import Trial
 
 
@@ -58,7 +58,7 @@ def _beside_paper(result: Result) -> alt.FacetChart:
     """A row per method, a panel per setting."""
     rows: list[dict[str, Any]] = []
     for line in result.lines:
-        place = {"setting": line.case.title, "method": line.method}
+        place = {"setting": line.setting.title, "method": line.method}
         if line.ours is not None and line.accuracy is not None:
             ours = {"whose": "ours", "accuracy": line.accuracy}
             rows.append({**place, **ours, **_spread(line)})
@@ -76,7 +76,7 @@ def _beside_paper(result: Result) -> alt.FacetChart:
         tooltip=["method:N", "whose:N", alt.Tooltip("accuracy:Q", format=".2f")],
     )
     spreads = base.mark_rule().encode(x=alt.X("low:Q", scale=scale, title=title), x2="high:Q")
-    titles = [case.title for case in result.study.cases]
+    titles = [case.title for case in result.study.settings]
     facets: alt.FacetChart = (
         alt.layer(spreads, points, data={"values": rows})
         .properties(width=520)
@@ -89,18 +89,18 @@ def _beside_paper(result: Result) -> alt.FacetChart:
 
 def _over_axis(result: Result, axis: str) -> alt.FacetChart:
     """A line per method, a panel per data set; what has no place on the axis goes across all."""
-    placed = [case for case in result.study.cases if case.x is not None]
+    placed = [case for case in result.study.settings if case.x is not None]
     panels = list(dict.fromkeys(_panel(case) for case in placed))
     rows = [
         {
             "data": panel,
-            "x": line.case.x,
+            "x": line.setting.x,
             "accuracy": line.accuracy,
             **_spread(line),
-            "method": line.method if line.case in placed else line.case.title,
+            "method": line.method if line.setting in placed else line.setting.title,
         }
         for line in result.lines
-        for panel in ([_panel(line.case)] if line.case in placed else panels)
+        for panel in ([_panel(line.setting)] if line.setting in placed else panels)
         if line.accuracy is not None
     ]
     same_data = len({case.experiment for case in placed}) == 1  # then heights can be compared
@@ -151,12 +151,12 @@ def _axis(study: Study, title: str) -> alt.X:
     """A logarithmic axis names the places of the cases: its own numbers are far apart."""
     if study.scale == "linear":
         return alt.X("x:Q", title=title)
-    places = sorted({case.x for case in study.cases if case.x is not None})
+    places = sorted({case.x for case in study.settings if case.x is not None})
     scale = alt.Scale(type="log", nice=False, padding=12)
     return alt.X("x:Q", title=title, scale=scale, axis=alt.Axis(values=places, format="~g"))
 
 
-def _panel(case: Case) -> str:
+def _panel(case: Setting) -> str:
     return case.title.partition(",")[0]
 
 
@@ -187,8 +187,8 @@ def _gradient(trial: Trial, records: list[Round]) -> Figure:
             description="Squared gradient norm over rounds, its running mean and the fit to it",
         )
     )
-    caption = f"{trial.place}, seed {trial.seed}: mean over clients at the start of each round."
-    return Figure(f"gradient-{trial.place}-{trial.seed}", caption, chart)
+    caption = f"{trial.setting}, seed {trial.seed}: mean over clients at the start of each round."
+    return Figure(f"gradient-{trial.setting}-{trial.seed}", caption, chart)
 
 
 def _curves(result: Result) -> list[Section]:
@@ -198,17 +198,17 @@ def _curves(result: Result) -> list[Section]:
     (first, *others), name = result.study.methods, result.request.name
     if others:
         pictures = {
-            f"{name}-{case.name}-rounds": (case.title, result.outcome.at(case.name).runs)
-            for case in result.study.cases
+            f"{name}-{case.name}-rounds": (case.title, result.outcome.of_setting(case.name).runs)
+            for case in result.study.settings
         }
     else:
         pictures = {f"{name}-rounds": (first, result.outcome.runs)}
-    titles = {case.name: case.title for case in result.study.cases}
+    titles = {case.name: case.title for case in result.study.settings}
 
     def chart(runs: list[tuple[Trial, RunFolder]]) -> AnyChart:
         lines: dict[str, list[NamedRun]] = {}
         for trial, run in runs:
-            label = trial.label if others else titles[trial.place]
+            label = trial.label if others else titles[trial.setting]
             lines.setdefault(label, []).append(NamedRun(label, run))
         if len(result.request.seeds) > 1:
             return mean_over_rounds(lines)

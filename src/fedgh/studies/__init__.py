@@ -1,1 +1,1 @@
-"""Many runs: comparisons, searches, advice, and the paper's tables and figures run again."""
+"""Sweeps: comparisons, grid searches, rehearsals, and studies such as the tables of the paper."""

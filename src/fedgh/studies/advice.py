@@ -1,7 +1,7 @@
-"""A short rehearsal on one's own data: what a federation would gain, and whether to join one.
+"""A short rehearsal on a user's own data that recommends a method or training alone.
 
-Methods are chosen on validation data and what the chosen one gains is told on test data, so that
-being the best of several does not flatter a number.
+The method is chosen on validation data, and its gain is reported on test data. So the reported gain
+is not biased by choosing the best of several methods.
 """
 
 from collections.abc import Sequence
@@ -25,19 +25,21 @@ from fedgh.studies.statistics import Interval, Runs, client_accuracies, mean_int
 from fedgh.studies.sweep import Outcome, Trial, Watch, plan_comparison, run_trials
 
 REFERENCE = "standalone"
+"""The method of training alone, over which gains are measured."""
 
-USUAL_METHODS = [
+DEFAULT_METHODS = [
     label
     for label in (
         *(REFERENCE, "fedproto", "fedgh", "fd", "lg_fedavg"),
-        *("fedgh_plus", "fedgh_plus:statistics=own"),  # the second shares nothing
+        *("fedgh_plus", "fedgh_plus:statistics=own"),  # the second is a control that shares nothing
     )
     if label.partition(":")[0] in METHODS
 ]
-"""Methods that are rehearsed when none is named."""
+"""Methods that are rehearsed by default."""
 
-USUAL_ROUNDS = 5
+DEFAULT_ROUNDS = 5
 ENOUGH_SEEDS = 5
+"""Number of seeds from which on intervals are not reported as wide."""
 
 POINT = 0.01
 """Difference in accuracy below which the cheaper of two methods is recommended."""
@@ -48,18 +50,18 @@ class MethodGain:
     """Result of one method: means over seeds; accuracies and gains are shares, not percent."""
 
     label: str
-    shares: Sharing  # what its uploads tell of a client's data
-    accuracy: float  # of the clients, each on its own test data
-    global_accuracy: float | None  # over all classes, where it was measured
+    shares: Sharing  # the kind of its uploads
+    accuracy: float  # mean over clients, each on its own test data
+    global_accuracy: float | None  # None if not measured
     gain: Interval  # over training alone, on test data
-    validation_gain: Interval  # the same on validation data
+    validation_gain: Interval  # over training alone, on validation data
     lead: Interval  # over the best method that shares nothing, on validation data
-    lead_over: str  # that method
-    bytes_per_client: float  # in all rounds of the experiment
+    lead_over: str  # the method that `lead` is over
+    bytes_per_client: float  # sent in all rounds of the experiment
 
     @property
     def sure(self) -> float:
-        """Lower end, on validation data, of the gain over every method that shares nothing."""
+        """Lower end of the gain over training alone and controls, on validation data."""
         return min(self.validation_gain.low, self.lead.low)
 
 
@@ -68,12 +70,12 @@ class Advice:
     """Result of a rehearsal.
 
     Attributes:
-        rows: a row for each method that could be rehearsed.
-        recommendation: the method to use; None means that training alone is as good.
-        reason: why, in a sentence with numbers.
-        caveats: what the rehearsal cannot know.
-        missing: methods that could not be rehearsed, and why.
-        folder: holds the runs, advice.csv and advice.json.
+        rows: one for each method with a result.
+        recommendation: the method to use; None recommends training alone.
+        reason: a sentence with the numbers behind the recommendation.
+        caveats: limits of the rehearsal.
+        missing: methods without a result, each with the reason.
+        folder: the folder with the runs, advice.csv and advice.json.
     """
 
     rows: list[MethodGain]
@@ -95,25 +97,27 @@ def advise(
     data_dir: Path | None = None,
     watch: Watch | None = None,
 ) -> Advice:
-    """Rehearse an experiment with several methods, and say which one is worth its bytes.
+    """Rehearse an experiment with several methods, and recommend one or training alone.
+
+    Raise ConfigError for wrong arguments, and RunError if there is nothing to compare.
 
     Args:
-        experiment: a named one, a TOML file, or what `fedgh.load` returns.
-        methods: names with optional settings, "fedgh,fedgh:server_lr=0"; else the usual ones, and
-            that of the experiment.
-        rounds: of the rehearsal; else five, or all if the experiment has fewer.
-        seeds: each deals the data and draws first weights anew; three are the least to be sure.
-        out: the folder for the runs, else runs/advise-NAME; what is there is not run again.
-        overrides: changes of the experiment, ["local.epochs=5"].
-        data_dir: holds the data sets.
-        watch: given a line about a run, returns what watches it.
+        experiment: the name of an experiment, a TOML file, or the result of `fedgh.load`.
+        methods: names with optional settings, such as "fedgh,fedgh:server_lr=0". By default
+            `DEFAULT_METHODS` and the method of the experiment.
+        rounds: number of rounds of the rehearsal; by default 5, or all if the experiment has fewer.
+        seeds: each gives another partition and other initial weights; use at least three.
+        out: folder for the runs, by default runs/advise-NAME; finished runs in it are not repeated.
+        overrides: changes of the experiment, such as ["local.epochs=5"].
+        data_dir: folder of the data sets.
+        watch: function of a line about a run that returns a callback for this run.
     """
     whole = configs.load(experiment, overrides, data_dir)
-    rounds = min(whole.federation.rounds, USUAL_ROUNDS) if rounds is None else rounds
+    rounds = min(whole.federation.rounds, DEFAULT_ROUNDS) if rounds is None else rounds
     if not 1 <= rounds <= whole.federation.rounds:
         raise ConfigError(
-            f"{rounds} rounds cannot be rehearsed: the experiment has {whole.federation.rounds} "
-            "(federation.rounds)"
+            f"{rounds} rounds cannot be rehearsed: choose 1 to {whole.federation.rounds} "
+            "(federation.rounds of the experiment)"
         )
     settings = [*overrides, f"federation.rounds={rounds}"]
     planned = plan_comparison(experiment, labels(methods, whole), seeds, settings, data_dir)
@@ -137,14 +141,14 @@ def advise(
 
 
 def measure(outcome: Outcome, rounds: int) -> list[MethodGain]:
-    """A row for each method of a rehearsal, for an experiment of so many rounds."""
+    """Return a row for each method of a rehearsal; `rounds` are those of the whole experiment."""
     runs = statistics.by_label(outcome)
     if REFERENCE not in runs:
-        why = outcome.why_not(REFERENCE)
-        raise RunError(f"training alone, which gains are measured against, failed: {why}")
+        reason = outcome.missing_reason(REFERENCE)
+        raise RunError(f"training alone, over which gains are measured, failed: {reason}")
     if len(runs) == 1:
-        label, why = next(iter(outcome.missing.items()))
-        raise RunError(f"there is nothing to advise on; {label}: {why}")
+        label, reason = next(iter(outcome.missing.items()))
+        raise RunError(f"no method has a result to compare; {label}: {reason}")
     clients = outcome.runs[0][0].config.federation.clients
     shares = {trial.label: trial.config.method.shares for trial, _ in outcome.runs}
 
@@ -158,70 +162,70 @@ def measure(outcome: Outcome, rounds: int) -> list[MethodGain]:
         MethodGain(
             label=label,
             shares=shares[label],
-            accuracy=fmean(float(np.nanmean(client_accuracies(run))) for run in found.values()),
-            global_accuracy=_global_accuracy(found),
+            accuracy=fmean(float(np.nanmean(client_accuracies(run))) for run in of_label.values()),
+            global_accuracy=_global_accuracy(of_label),
             gain=gain(label, REFERENCE, "accuracy"),
             validation_gain=validation[label],
             lead=gain(label, best, "validation_accuracy"),
             lead_over=best,
-            bytes_per_client=fmean(_bytes(run, rounds) for run in found.values()) / clients,
+            bytes_per_client=fmean(_bytes(run, rounds) for run in of_label.values()) / clients,
         )
-        for label, found in runs.items()
+        for label, of_label in runs.items()
     ]
 
 
 def recommend(rows: Sequence[MethodGain], rounds: int) -> tuple[str | None, str]:
-    """The method to use, None for training alone, and why; judged on validation data.
+    """Return the recommended method (None: training alone) and the reason, from validation data.
 
-    A method that exchanges something has to be ahead of training alone and of the best method that
-    shares nothing: both intervals lie above zero. Among those, the one whose lower end is highest,
-    or the cheapest that is less than a point below. If there is none, a method that shares nothing
-    and is ahead of training alone.
+    A method that exchanges data must be ahead of training alone and of the best control: both
+    intervals are above zero. Among such methods, choose the cheapest whose lower end is less than a
+    point below the highest lower end. If there is none, choose a control that is ahead of training
+    alone, if any.
     """
     exchanging = [row for row in rows if row.shares != "nothing"]
     ahead = [row for row in exchanging if row.sure > 0]
     if ahead:
-        most = max(ahead, key=lambda row: row.sure)
-        near = [row for row in ahead if row.sure > most.sure - POINT]
-        chosen = min(near, key=lambda row: row.bytes_per_client)
-        return chosen.label, _why_join(chosen, most, rounds)
+        best = max(ahead, key=lambda row: row.sure)
+        candidates = [row for row in ahead if row.sure > best.sure - POINT]
+        chosen = min(candidates, key=lambda row: row.bytes_per_client)
+        return chosen.label, _reason_to_join(chosen, best, rounds)
     controls = [row for row in rows if row.shares == "nothing" and row.validation_gain.low > 0]
     if controls:
-        alone = max(controls, key=lambda row: row.validation_gain.low)
-        return alone.label, (
-            f"{alone.label} shares nothing and gains {alone.validation_gain.points} points over "
-            f"training alone on validation data ({_on_test(alone)}); no method that "
-            "exchanges something is certain to be ahead of it: use it, and do not federate"
+        control = max(controls, key=lambda row: row.validation_gain.low)
+        return control.label, (
+            f"{control.label} shares nothing and gains {control.validation_gain.points} points "
+            f"over training alone on validation data ({_on_test(control)}); no method that "
+            "exchanges data is certain to be ahead of it: use it, and do not federate"
         )
-    return None, _why_not(exchanging)
+    return None, _reason_not_to_join(exchanging)
 
 
-def _why_join(chosen: MethodGain, most: MethodGain, rounds: int) -> str:
+def _reason_to_join(chosen: MethodGain, best: MethodGain, rounds: int) -> str:
     reason = (
         f"{chosen.label} gains {chosen.validation_gain.points} points over training alone on "
         f"validation data ({_on_test(chosen)}) for "
         f"{human_bytes(chosen.bytes_per_client)} per client in {rounds} rounds{_over(chosen)}"
     )
-    if chosen is not most:
-        dearer = human_bytes(most.bytes_per_client)
-        reason += f"; the lower end of {most.label} is less than a point higher, for {dearer}"
+    if chosen is not best:
+        cost = human_bytes(best.bytes_per_client)
+        reason += f"; the lower end of {best.label} is less than a point higher, for {cost}"
     return reason
 
 
-def _why_not(exchanging: list[MethodGain]) -> str:
+def _reason_not_to_join(exchanging: list[MethodGain]) -> str:
     if not exchanging:
-        return "no method that exchanges something was rehearsed"
+        return "no method that exchanges data was rehearsed"
     best = max(exchanging, key=lambda row: row.validation_gain.mean)
     return (
-        "no method that exchanges something is certain to be ahead on validation data; the largest "
+        "no method that exchanges data is certain to be ahead on validation data; the largest "
         f"gain, of {best.label}, is {best.validation_gain.points} points over training alone"
         f"{_over(best)}"
     )
 
 
 def _on_test(row: MethodGain) -> str:
-    doubt = "" if row.gain.low > 0 else ", which do not confirm it"
-    return f"{row.gain.points} on test data{doubt}"
+    unconfirmed = "" if row.gain.low > 0 else ", which do not confirm it"
+    return f"{row.gain.points} on test data{unconfirmed}"
 
 
 def _over(row: MethodGain) -> str:
@@ -231,67 +235,68 @@ def _over(row: MethodGain) -> str:
 
 
 def _caveats(rounds: int, whole: int, seeds: int, rows: list[MethodGain]) -> list[str]:
-    """List the limits of the rehearsal."""
-    out = []
+    """Return the limits of the rehearsal, one sentence each."""
+    caveats = []
     if rounds < whole:
-        out.append(f"{rounds} of {whole} rounds were rehearsed: gains may grow or vanish later")
-    out.append(
-        "the partition of this experiment stands in for the real partners, whose data may differ "
-        "more, or less"
+        caveats.append(f"{rounds} of {whole} rounds were rehearsed: gains may grow or vanish later")
+    caveats.append(
+        "the clients of this experiment stand for the real ones, whose data may differ more or less"
     )
     exchanging = sum(row.shares != "nothing" for row in rows)
     if exchanging > 1:
-        out.append(
+        caveats.append(
             f"intervals are not corrected for the number of methods: one of {exchanging} may be "
             f"ahead by chance in up to {2.5 * exchanging:g}% of such rehearsals"
         )
     if seeds == 1:
-        out.append("the intervals of one seed are too narrow: its clients share a server")
+        caveats.append(
+            "the intervals of one seed are too narrow, because its clients share a server"
+        )
     elif seeds < ENOUGH_SEEDS:
-        out.append(f"more seeds narrow the intervals; those of {seeds} are wide")
-    return out
+        caveats.append(f"the intervals of {seeds} seeds are wide; more seeds narrow them")
+    return caveats
 
 
 def with_whole_noise(trial: Trial, whole: Config) -> Trial:
-    """Give each round of a private rehearsal the noise that it has in the whole federation."""
+    """Return the trial with the noise per round that the whole experiment has."""
     privacy, config = whole.privacy, trial.config
     if privacy.protects == "nothing" or config.method.releases_once:
         return trial
     noise = noise_multiplier(privacy.epsilon, privacy.delta, whole.federation.rounds)
     epsilon = epsilon_of(config.federation.rounds / noise**2, privacy.delta)
-    less = privacy.model_copy(update={"epsilon": epsilon})
-    return replace(trial, config=config.model_copy(update={"privacy": less}))
+    spent = privacy.model_copy(update={"epsilon": epsilon})
+    return replace(trial, config=config.model_copy(update={"privacy": spent}))
 
 
 def labels(methods: str | None, whole: Config) -> str:
-    """The methods to rehearse, training alone first."""
+    """Return the methods to rehearse, separated by commas, training alone first."""
     if methods == "all":
         return methods
-    words = _usual(whole) if methods is None else [word.strip() for word in methods.split(",")]
-    others = [word for word in words if word not in ("", REFERENCE)]
+    names = _defaults(whole) if methods is None else [each.strip() for each in methods.split(",")]
+    others = [name for name in names if name not in ("", REFERENCE)]
     if not others:
-        raise ConfigError(f"--methods {methods}: name at least one beside {REFERENCE}")
+        raise ConfigError(f"--methods {methods}: name at least one method beside {REFERENCE}")
     return ",".join([REFERENCE, *others])
 
 
-def _usual(whole: Config) -> list[str]:
-    """The usual methods and the experiment's own, whose settings may make two of them one."""
-    found: dict[str, Config] = {}
-    for label in (*USUAL_METHODS, whole.method_name):
+def _defaults(whole: Config) -> list[str]:
+    """Return the default methods and that of the experiment, without equal configurations."""
+    configurations: dict[str, Config] = {}
+    for label in (*DEFAULT_METHODS, whole.method_name):
         (trial,) = plan_comparison(whole, label, [0])
-        if trial.config not in found.values():
-            found[label] = trial.config
-    return list(found)
+        if trial.config not in configurations.values():
+            configurations[label] = trial.config
+    return list(configurations)
 
 
 def _bytes(run: RunFolder, rounds: int) -> float:
-    """Sent up and down; rounds that were not rehearsed are taken to be like the last that was."""
+    """Return the bytes of all rounds; those not rehearsed are assumed to equal the last one."""
     totals = [0, *(record.bytes_total for record in run.records())]
     later = (rounds - len(totals) + 1) * (totals[-1] - totals[-2])
     return float(totals[-1] + later)
 
 
 def _global_accuracy(runs: Runs) -> float | None:
-    found = [run.records()[-1].scores.get("global_accuracy") for run in runs.values()]
-    known = [accuracy for accuracy in found if accuracy is not None]
-    return fmean(known) if known else None
+    scores = [run.records()[-1].scores.get("global_accuracy") for run in runs.values()]
+    measured = [score for score in scores if score is not None]
+    return fmean(measured) if measured else None

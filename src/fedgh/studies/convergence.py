@@ -1,43 +1,44 @@
-"""Theorem 2 of the FedGH paper beside what a run does.
+"""Theorem 2 of the FedGH paper, compared with measurements of a run.
 
-The theorem, for a client with learning rate eta, E local steps a round, T rounds:
+For a client with learning rate eta, E local steps per round and T rounds the theorem states:
 
     1/T sum_t sum_e |grad L_(tE+e)|^2
         <= 2 (L_0 - L*) / (T eta (2 - L_1 eta)) + L_1 (E eta sigma^2 + delta^2) / (2 - L_1 eta)
 
-How its symbols are read, and what is measured for each participant and round, on its own
+The symbols are interpreted and measured as follows, for each participant and round, on its own
 training data:
 
-L           the client's mean cross-entropy (without weight decay). The paper prints |L|^2, but its
-            Lemma 1 needs the gradient there. L_0 is the loss of the first round, with the global
-            header in place; L* is taken as 0, which no cross-entropy can be below.
-e, E        SGD steps, as section 4 says ("local iteration"); in section 5 E is a number of epochs.
-            The sum over e has a term for each step taken, 0 to E - 1 (the paper writes 0 to E). The
-            gradient of all data is measured before the first (`gradient_start`: the model with the
-            global header). At every step that would take an epoch each, so there the mini-batches
-            that are trained on stand for it: their mean squared gradient (`gradient_steps`) is that
-            of all data plus sigma^2.
-sigma^2     the mean squared distance of a mini-batch's gradient from that of all data, before the
-            first step and after the last (`gradient_noise`, the mean of both).
-L_1         the change of the gradient over the distance travelled (`smoothness`), by the round's
-            training or by one step along the gradient of all data, whichever is more: the
-            assumption's constant is at least this.
-delta^2     |grad L(theta_k) - grad L(theta)|^2 for the parameters of the header, where it is
-            replaced: the extractor, the client's data, its old header and the one it received
-            (`header_gap`). Known from the second time on that a client takes part.
+L           The client's mean cross-entropy, without weight decay. The paper prints |L|^2, but its
+            Lemma 1 needs the gradient. L_0 is the loss in the first round with the global header.
+            L* is set to 0, the lower bound of every cross-entropy.
+e, E        SGD steps, as in section 4 ("local iteration"); in section 5, E is a number of epochs.
+            The sum over e has one term for each step, 0 to E - 1 (the paper writes 0 to E). Before
+            the first step the gradient over all data is measured, for the model with the global
+            header (`gradient_start`). Measuring it at every step would take an epoch each time, so
+            the mini-batches of training are used instead: their mean squared gradient
+            (`gradient_steps`) is that of all data plus sigma^2.
+sigma^2     Mean squared distance between the gradients of a mini-batch and of all data: the mean of
+            its values before the first step and after the last (`gradient_noise`).
+L_1         Change of the gradient divided by the distance between two points (`smoothness`). The
+            larger value of two pairs of points is used: before and after the round's training, and
+            before and after one step along the gradient of all data. The constant of the theorem's
+            assumption is at least as large.
+delta^2     |grad L(theta_k) - grad L(theta)|^2 over the parameters of the header (`header_gap`),
+            with the client's extractor and data, its old header theta_k and the received header
+            theta. It is known from the second round in which a client takes part.
 
-The assumptions ask for bounds over all clients and rounds. Means stand for them here, so the right
-side is an estimate that a single client may exceed. The theorem follows one client through its
-rounds, so everybody must take part in all of them. Momentum, weight decay, clipping and
-augmentation are not in it: run without them to test it.
+The theorem assumes bounds over all clients and rounds. Here means replace them, so the right side
+is an estimate that single clients may exceed. The theorem is about one client in successive rounds,
+so all clients must take part in all rounds. It has no momentum, weight decay, clipping or
+augmentation: to test it, run without them.
 
-Lemma 2, from which delta^2 comes, does not hold as proved: (c) drops an inner product and (f) a
-distance that may be positive, (e) takes one step of the same length for client and server, and the
-last line has eta where eta^2 is due. What it bounds can be measured: how much the loss grows when
-the header is replaced (`loss_jump`). With that growth J in its place the floor of the theorem is
-(L_1 E eta sigma^2 + 2 J / eta) / (2 - L_1 eta), and what is left in doubt is L_1. Where the left
-side is larger nevertheless, L_1 is larger than was measured: about as large as makes the sides
-equal (`Convergence.smoothness_implied`).
+Lemma 2, the source of delta^2, does not hold as proved: (c) drops an inner product and (f) a
+distance that may be positive, (e) assumes one step of equal length for client and server, and the
+last line has eta instead of eta^2. But the quantity that it bounds can be measured: the increase J
+of the loss when the header is replaced (`loss_jump`). With J the last term of the theorem becomes
+(L_1 E eta sigma^2 + 2 J / eta) / (2 - L_1 eta), and only L_1 remains uncertain. If the left side is
+still larger, L_1 is larger than measured: about the value at which both sides are equal
+(`Convergence.smoothness_implied`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -60,33 +61,35 @@ from fedgh.methods.fedgh import FedGH
 
 
 class Probed(FedGH):
-    """FedGH to the bit, with measurements before and after local training."""
+    """FedGH with measurements before and after local training; its results are bit-identical."""
 
     name: ClassVar[str] = "fedgh_probed"
 
     def client_update(self, client: Client, down: Payload) -> Payload:
-        """FedGH's, measured: about three epochs more."""
+        """Do the update of FedGH and measure it, at the cost of about three more epochs."""
         model, header = client.model, client.model.header
-        with_own_header = _look(client, header)
+        with_own_header = _measure(client, header)
         header.load_state_dict(down)
-        start = _look(client, model)
-        one_step_on = _after_a_step(client, start)
-        with _gradients_of_training(model) as squares:
+        start = _measure(client, model)
+        after_step = _measure_after_step(client, start)
+        with _squared_gradients(model) as squares:
             up = super().client_update(client, down)
-        end = _look(client, model)
+        end = _measure(client, model)
 
         steps = client.local.epochs * start.gradient.batches
         client.metrics |= {
             "gradient_start": float(start.gradient.mean.square().sum()),
             "gradient_steps": float(sum(squares)) / steps,
             "gradient_noise": (start.gradient.noise + end.gradient.noise) / 2,
-            "smoothness": max(_secant(start, end), _secant(start, one_step_on)),
+            "smoothness": max(_secant(start, end), _secant(start, after_step)),
             "loss_start": start.gradient.loss,
             "steps": steps,
         }
-        if client.memory:  # else its own header is no more than its random start
+        if client.memory:  # otherwise its own header is still the random initial one
             own = with_own_header.gradient
-            gap = own.mean - start.gradient.mean[-len(own.mean) :]  # a model ends with its header
+            gap = (
+                own.mean - start.gradient.mean[-len(own.mean) :]
+            )  # the header's parameters are last
             client.metrics |= {
                 "header_gap": float(gap @ gap),
                 "loss_jump": start.gradient.loss - own.loss,
@@ -97,43 +100,43 @@ class Probed(FedGH):
 
 @dataclass(frozen=True)
 class _Point:
-    """Where a client's model is, and the gradient there."""
+    """The parameters of a client's model, and the gradient of the loss at them."""
 
     position: Tensor  # the parameters, flat and in double precision
     gradient: Gradient
 
 
-def _look(client: Client, module: nn.Module) -> _Point:
-    """The client's model as a function of the parameters of `module`."""
+def _measure(client: Client, module: nn.Module) -> _Point:
+    """Return the parameters of `module` and the gradient of the client's loss at them."""
     parameters = _trained(module)
     with client.timed("probe"), isolated(client.task.seed, "probe", client.id, client.round):
-        found = gradient(client, lambda x, y: cross_entropy(client.model(x), y), parameters)
+        measured = gradient(client, lambda x, y: cross_entropy(client.model(x), y), parameters)
     position = torch.cat([p.detach().flatten() for p in parameters]).cpu().double()
-    return _Point(position, found)
+    return _Point(position, measured)
 
 
-def _after_a_step(client: Client, start: _Point) -> _Point:
-    """One step of gradient descent from `start`; the client is back there afterwards."""
+def _measure_after_step(client: Client, start: _Point) -> _Point:
+    """Measure after one step of gradient descent from `start`, then undo the step."""
     before, parameters = client.state(), _trained(client.model)
     direction = start.gradient.mean.split([p.numel() for p in parameters])
     with torch.no_grad():
         for parameter, part in zip(parameters, direction, strict=True):
             parameter.sub_(part.view_as(parameter).to(parameter), alpha=client.local.lr)
-    found = _look(client, client.model)
+    point = _measure(client, client.model)
     client.load(before)
-    return found
+    return point
 
 
 @contextmanager
-def _gradients_of_training(module: nn.Module) -> Iterator[list[Tensor]]:
-    """The squared norm of every gradient that is computed for a parameter, as it is computed."""
+def _squared_gradients(module: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect the squared norm of each parameter's gradient at every backward pass."""
     squares: list[Tensor] = []
 
-    def note(parameter: Tensor) -> None:
+    def collect(parameter: Tensor) -> None:
         assert parameter.grad is not None
         squares.append(parameter.grad.square().sum())
 
-    hooks = [p.register_post_accumulate_grad_hook(note) for p in _trained(module)]
+    hooks = [p.register_post_accumulate_grad_hook(collect) for p in _trained(module)]
     try:
         yield squares
     finally:
@@ -146,75 +149,78 @@ def _trained(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _secant(one: _Point, other: _Point) -> float:
-    """How fast the gradient changes from one place to another."""
-    moved = float((other.position - one.position).norm())
-    changed = float((other.gradient.mean - one.gradient.mean).norm())
-    return changed / moved if moved else 0.0
+    """Return the change of the gradient between two points, divided by their distance."""
+    distance = float((other.position - one.position).norm())
+    change = float((other.gradient.mean - one.gradient.mean).norm())
+    return change / distance if distance else 0.0
 
 
 @dataclass(frozen=True)
 class Fit:
-    """a / T + b, fitted to a running mean by least squares.
+    """The function a / T + b, fitted to a running mean by least squares.
 
-    A mean over rounds takes that form whenever its terms settle soon, so a good fit speaks for
-    a floor, not for this theorem.
+    A running mean has this form whenever its terms settle early. So a good fit is evidence that the
+    mean has a limit above zero, not evidence for this theorem.
     """
 
     a: float
-    b: float  # the floor
-    r_squared: float | None  # None: fewer than three rounds, or all the same
+    b: float  # limit for large T
+    r_squared: float | None  # None with fewer than three rounds or equal values
 
 
 @dataclass(frozen=True)
 class ConvergenceBound:
-    """Theorem 2 with measured values: sums over the steps of a round, mean over rounds."""
+    """Both sides of Theorem 2, measured: sums over the steps of a round, means over rounds."""
 
-    left: float  # the squared gradient; by chance below zero when it is nothing beside the noise
+    left: float  # squared gradient; noise can make the estimate negative
     transient: float  # 2 (L_0 - L*) / (T eta (2 - L_1 eta))
     noise: float  # L_1 E eta sigma^2 / (2 - L_1 eta)
     header: float  # L_1 delta^2 / (2 - L_1 eta)
-    header_by_jump: float  # 2 J / (eta (2 - L_1 eta)), which does not need Lemma 2
+    header_by_jump: float  # 2 J / (eta (2 - L_1 eta)), without Lemma 2
 
     @property
     def right(self) -> float:
-        """As the paper has it."""
+        """The right side as in the paper."""
         return self.transient + self.noise + self.header
 
     @property
     def right_by_jump(self) -> float:
-        """With the measured cost of replacing the header in the place of Lemma 2."""
+        """The right side with the measured jump of the loss instead of Lemma 2."""
         return self.transient + self.noise + self.header_by_jump
 
 
 @dataclass(frozen=True)
 class Jump:
-    """Lemma 2: how much the loss grows when the global header replaces the local one."""
+    """Lemma 2: the increase of the loss when the global header replaces the local one."""
 
     measured: float
-    claimed: float  # at most eta L_1 delta^2 / 2
+    claimed: float  # upper bound of the lemma: eta L_1 delta^2 / 2
 
 
 @dataclass(frozen=True)
 class Convergence:
-    """What a run of `Probed` says about Theorem 2. Constants are means over clients and rounds."""
+    """The quantities of Theorem 2 in a run of `Probed`; constants are means over all rounds."""
 
     rounds: int  # T
-    gradient: list[float]  # its squared norm at the start of each round, global header in place
+    gradient: list[float]  # squared norm at the start of each round, with the global header
     running_mean: list[float]  # of `gradient` over the rounds 1 to T, for each T
     fit: Fit  # of `running_mean`
     noise: float  # sigma^2
-    header_gap: float | None  # delta^2; None: nobody took part twice
+    header_gap: float | None  # delta^2; None if no client took part twice
     smoothness: float  # L_1
-    smoothness_implied: float | None  # what L_1 must be for the sides (by jump) to be equal
+    smoothness_implied: float | None  # L_1 at which both sides (by jump) are equal
     steps: float  # E
     initial_loss: float  # L_0
-    jump: Jump | None  # None: nobody took part twice
+    jump: Jump | None  # None if no client took part twice
     bound: ConvergenceBound | None
-    no_bound: str | None  # why there is none
+    no_bound: str | None  # the reason if `bound` is None
 
 
 def analyse(records: Sequence[Round], lr: float) -> Convergence:
-    """Both sides of Theorem 2 from the records of a run of `Probed` with this `local.lr`."""
+    """Return the quantities of Theorem 2 from the records of a run of `Probed`.
+
+    `lr` is the `local.lr` of the run. Raise RunError if another method was run.
+    """
     rounds = [record.method_metrics for record in records if record.method_metrics]
     noise, smoothness = _mean(rounds, "gradient_noise"), _mean(rounds, "smoothness")
     steps, initial_loss = _mean(rounds, "steps"), rounds[0]["loss_start"]
@@ -226,21 +232,21 @@ def analyse(records: Sequence[Round], lr: float) -> Convergence:
         header_gap = _mean(rounds, "header_gap")
         jump = Jump(_mean(rounds, "loss_jump"), lr * smoothness * header_gap / 2)
     if header_gap is None or jump is None:
-        no_bound = "delta^2 is not known: no client has taken part twice"
+        no_bound = "delta^2 is unknown, because no client has taken part twice"
     elif len({tuple(record.participants) for record in records}) > 1:
-        no_bound = "not everybody took part in every round: set federation.participation=1.0"
+        no_bound = "not all clients took part in every round: set federation.participation=1.0"
     else:
         left = steps * (_mean(rounds, "gradient_steps") - noise)
         transient, by_jump = 2 * initial_loss / (len(rounds) * lr), 2 * jump.measured / lr
         implied = (2 * left - transient - by_jump) / (lr * (left + steps * noise))
-        room = 2 - smoothness * lr
-        if room > 0:
+        denominator = 2 - smoothness * lr
+        if denominator > 0:
             bound = ConvergenceBound(
                 left=left,
-                transient=transient / room,
-                noise=smoothness * steps * lr * noise / room,
-                header=smoothness * header_gap / room,
-                header_by_jump=by_jump / room,
+                transient=transient / denominator,
+                noise=smoothness * steps * lr * noise / denominator,
+                header=smoothness * header_gap / denominator,
+                header_by_jump=by_jump / denominator,
             )
         else:
             no_bound = (
@@ -265,21 +271,22 @@ def analyse(records: Sequence[Round], lr: float) -> Convergence:
 
 
 def fit(running_mean: NDArray[np.float64]) -> Fit:
-    """The a / T + b that is nearest to a running mean over T = 1, 2, ... rounds."""
+    """Return the least-squares fit of a / T + b to a running mean over T = 1, 2, ... rounds."""
     inverse = 1 / np.arange(1, len(running_mean) + 1)
     design = np.stack([inverse, np.ones_like(inverse)], axis=1)
     (a, b), *_ = np.linalg.lstsq(design, running_mean)
-    missed = float(np.square(running_mean - design @ (a, b)).sum())
+    residual = float(np.square(running_mean - design @ (a, b)).sum())
     spread = float(np.square(running_mean - running_mean.mean()).sum())
-    known = len(running_mean) > 2 and spread > 0
-    return Fit(float(a), float(b), 1 - missed / spread if known else None)
+    defined = len(running_mean) > 2 and spread > 0
+    return Fit(float(a), float(b), 1 - residual / spread if defined else None)
 
 
 def _mean(rounds: Sequence[dict[str, float]], name: str) -> float:
-    """The mean over the rounds in which it was measured."""
-    known = [measured[name] for measured in rounds if name in measured]
-    if not known:
+    """Return the mean of a metric over the rounds in which it was measured."""
+    values = [measured[name] for measured in rounds if name in measured]
+    if not values:
         raise RunError(
-            f"no round has measured '{name}'; run with method.name=fedgh.studies.convergence:Probed"
+            f"no round has the metric '{name}'; run the experiment with "
+            "method.name=fedgh.studies.convergence:Probed"
         )
-    return float(np.mean(known))
+    return float(np.mean(values))

@@ -1,4 +1,4 @@
-"""The tables of the studies that are not about accuracy: networks, convergence, cost."""
+"""The tables of studies of other quantities: networks, convergence, cost and poisoning."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,22 +17,23 @@ PAPER_TASK = Task(
 )
 MIB = 2**20
 MIN_ROUNDS = 3
+"""Minimum number of rounds to fit two parameters."""
 
 
 @contextmanager
-def readable(run: RunFolder) -> Iterator[None]:
-    """What a damaged run folder, or one of an earlier version, does not hold is a RunError."""
+def damage_as_run_error(run: RunFolder) -> Iterator[None]:
+    """Turn errors due to a damaged or outdated run folder into a RunError that names it."""
     try:
         yield
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise RunError(
-            f"{run.path} does not hold what this study measures ({type(error).__name__}: {error}); "
+            f"{run.path} does not have the values of this study ({type(error).__name__}: {error}); "
             "delete it, and it is run again"
         ) from None
 
 
 def structures(study: Study) -> Sheet:
-    """Parameters and sizes of the networks, counted."""
+    """Return the table of networks: number of parameters and size, paper and ours."""
     columns = [
         Column("network"),
         Column("parameters", 0),
@@ -51,7 +52,7 @@ def structures(study: Study) -> Sheet:
 
 
 def convergence_sheet(outcome: Outcome) -> Sheet:
-    """What Theorem 2 speaks of, as it was measured."""
+    """Return the table of the measured quantities of Theorem 2."""
     columns = [
         Column("setting"),
         Column("seed", 0),
@@ -60,66 +61,75 @@ def convergence_sheet(outcome: Outcome) -> Sheet:
     ]
     rows: list[list[Cell]] = []
     for trial, run in outcome.runs:
-        with readable(run):
-            found = convergence.analyse(run.records(), trial.config.local.lr)
-            rows += [[trial.place, trial.seed, *row] for row in theorem_rows(found)]
+        with damage_as_run_error(run):
+            quantities = convergence.analyse(run.records(), trial.config.local.lr)
+            rows += [[trial.setting, trial.seed, *row] for row in theorem_rows(quantities)]
     note = (
-        "Constants are means over clients and rounds. L₁ is the larger of two secants: the "
-        "assumption's constant is at least that, so that a left side above the right one says "
-        "that L₁ is larger, not that the theorem is wrong. A running mean takes the form "
-        "a / T + b whenever its terms settle soon, so a good fit says little; with a < 0 it "
-        "still rises, and b is no floor."
+        "Constants are means over clients and rounds. L₁ is estimated as the larger of two "
+        "secants, which is a lower bound of the constant in the theorem. So if the left side is "
+        "larger than the right side, L₁ is larger than estimated; the theorem is not refuted. A "
+        "running mean has the form a / T + b whenever its terms settle early, so a good fit is "
+        "weak evidence; with a < 0 the mean still rises, and b is not its limit."
     )
     return Sheet("", "Theorem 2, measured", columns, rows, note)
 
 
-def theorem_rows(found: convergence.Convergence) -> list[list[Cell]]:
+def theorem_rows(quantities: convergence.Convergence) -> list[list[Cell]]:
     """Return a row for each quantity of Theorem 2."""
     rows: list[list[Cell]] = [
-        ["squared gradient norm, first round", found.gradient[0]],
-        ["squared gradient norm, last round", found.gradient[-1]],
-        [f"its mean over all {found.rounds} rounds", found.running_mean[-1]],
-        *_fit(found),
-        ["σ², noise of a mini-batch gradient", found.noise],
-        ["δ², gap between local and global header", found.header_gap],
-        ["L₁, smoothness, estimated", found.smoothness],
-        ["E, local steps per round", found.steps],
-        ["L₀, loss at the start", found.initial_loss],
+        ["squared gradient norm, first round", quantities.gradient[0]],
+        ["squared gradient norm, last round", quantities.gradient[-1]],
+        [f"its mean over all {quantities.rounds} rounds", quantities.running_mean[-1]],
+        *_fit(quantities),
+        ["σ², noise of a mini-batch gradient", quantities.noise],
+        ["δ², gap between local and global header", quantities.header_gap],
+        ["L₁, smoothness, estimated", quantities.smoothness],
+        ["E, local steps per round", quantities.steps],
+        ["L₀, loss before training", quantities.initial_loss],
     ]
-    if found.bound is not None:
+    if quantities.bound is not None:
         rows += [
-            ["Theorem 2, left side", found.bound.left],
-            ["Theorem 2, right side: the part that falls as 1/T", found.bound.transient],
-            ["Theorem 2, right side: from σ²", found.bound.noise],
-            ["Theorem 2, right side: from δ²", found.bound.header],
-            ["Theorem 2, right side", found.bound.right],
-            ["the same with the measured jump of the loss for δ²", found.bound.right_by_jump],
+            ["Theorem 2, left side", quantities.bound.left],
+            ["Theorem 2, right side: the part that falls as 1/T", quantities.bound.transient],
+            ["Theorem 2, right side: from σ²", quantities.bound.noise],
+            ["Theorem 2, right side: from δ²", quantities.bound.header],
+            ["Theorem 2, right side", quantities.bound.right],
+            [
+                "Theorem 2, right side, with the measured jump of the loss instead of δ²",
+                quantities.bound.right_by_jump,
+            ],
         ]
-        if found.smoothness_implied is not None and found.smoothness_implied > found.smoothness:
-            rows.append(["L₁ that would make these sides equal", found.smoothness_implied])
+        if (
+            quantities.smoothness_implied is not None
+            and quantities.smoothness_implied > quantities.smoothness
+        ):
+            rows.append(["L₁ at which both sides would be equal", quantities.smoothness_implied])
     else:
-        rows.append(["Theorem 2, right side", found.no_bound])
-    if found.jump is not None:
+        rows.append(["Theorem 2, right side", quantities.no_bound])
+    if quantities.jump is not None:
         rows += [
-            ["Lemma 2: the loss jumps when the header is replaced by", found.jump.measured],
-            ["Lemma 2: it claims at most", found.jump.claimed],
+            [
+                "Lemma 2: measured jump of the loss when the header is replaced",
+                quantities.jump.measured,
+            ],
+            ["Lemma 2: claimed upper bound of this jump", quantities.jump.claimed],
         ]
     return rows
 
 
-def _fit(found: convergence.Convergence) -> list[list[Cell]]:
-    """Two numbers are fitted: with fewer than three rounds that says nothing."""
-    if found.rounds < MIN_ROUNDS:
+def _fit(quantities: convergence.Convergence) -> list[list[Cell]]:
+    """Return the rows of the fit; with fewer than three rounds it would be meaningless."""
+    if quantities.rounds < MIN_ROUNDS:
         return [["fit of the running mean by a / T + b", f"needs {MIN_ROUNDS} rounds"]]
     return [
-        ["fit of the running mean by a / T + b: a", found.fit.a],
-        ["fit: b, which it tends to", found.fit.b],
-        ["fit: R²", found.fit.r_squared],
+        ["fit of the running mean by a / T + b: a", quantities.fit.a],
+        ["fit of the running mean: b, its limit", quantities.fit.b],
+        ["fit of the running mean: R²", quantities.fit.r_squared],
     ]
 
 
 def cost_sheet(outcome: Outcome) -> Sheet:
-    """What FedGH adds to the work, beside what the paper says of it."""
+    """Return the table of the cost that FedGH adds, as the paper claims and as measured."""
     columns = [
         Column("setting"),
         Column("seed", 0),
@@ -129,53 +139,54 @@ def cost_sheet(outcome: Outcome) -> Sheet:
     ]
     rows: list[list[Cell]] = []
     for trial, run in outcome.runs:
-        with readable(run):
-            found = _measure(trial, run)
-            rows += [[trial.place, trial.seed, *row] for row in _cost(found)]
-    note = "Epochs by the clock depend on the machine; by counted operations they do not."
+        with damage_as_run_error(run):
+            measured = _measure(trial, run)
+            rows += [[trial.setting, trial.seed, *row] for row in _cost(measured)]
+    note = "Values by time depend on the machine; those by counted operations do not."
     return Sheet("", "Paper and ours", columns, rows, note)
 
 
 def poisoning_sheet(study: Study, outcome: Outcome) -> Sheet:
-    """How those who never lie fare while others do."""
+    """Return the table of honest clients' accuracy while others send poisoned uploads."""
     columns = [
         Column("method"),
         Column("setting"),
         Column("seed", 0),
         Column("honest accuracy, %"),
-        Column("lies left out, %", 0),
-        Column("truths left out, %", 0),
-        Column("rejected", 0),
+        Column("poisoned means dropped, %", 0),
+        Column("honest means dropped, %", 0),
+        Column("rejected uploads", 0),
     ]
-    titles = {case.name: case.title for case in study.cases}
-    most = max((trial.config.attack.clients for trial, _ in outcome.runs), default=0)
+    titles = {setting.name: setting.title for setting in study.settings}
+    max_malicious = max((trial.config.attack.clients for trial, _ in outcome.runs), default=0)
     rows: list[list[Cell]] = []
     for trial, run in outcome.runs:
-        with readable(run):
+        with damage_as_run_error(run):
             attack, classes = trial.config.attack, len(run.identity().classes)
-            named = [
+            sent = [
                 attack.count_named_classes(number, len(client.classes), classes)
                 for number, client in enumerate(run.clients())
             ]
-            honest = range(most, len(named))
-            harm = poisoning.measure(run.records(), named, attack.clients, honest)
-        lies = None if harm.lies_left_out is None else 100 * harm.lies_left_out
+            honest = range(max_malicious, len(sent))
+            effect = poisoning.measure(run.records(), sent, attack.clients, honest)
+        poisoned = effect.poisoned_dropped
         rows.append(
             [
                 trial.label,
-                titles[trial.place],
+                titles[trial.setting],
                 trial.seed,
-                100 * harm.accuracy,
-                lies,
-                100 * harm.truths_left_out,
-                harm.rejected,
+                100 * effect.accuracy,
+                None if poisoned is None else 100 * poisoned,
+                100 * effect.honest_dropped,
+                effect.rejected,
             ]
         )
     note = (
-        f"The mean over clients {most} and up, which lie in none of the runs, after the last "
-        "round. Left out: of the class means that the server received, over all rounds."
+        f"Honest accuracy is the mean over clients {max_malicious} and up, which are honest in all "
+        "runs, after the last round. Dropped means are shares of the class means that the server "
+        "received in all rounds."
     )
-    return Sheet("", "The honest ones", columns, sorted(rows, key=lambda row: str(row[0])), note)
+    return Sheet("", "Honest clients", columns, sorted(rows, key=lambda row: str(row[0])), note)
 
 
 def _measure(trial: Trial, run: RunFolder) -> cost.Cost:
@@ -191,17 +202,21 @@ def _measure(trial: Trial, run: RunFolder) -> cost.Cost:
     return cost.measure(run.records(), run.clients(), task, config.local.epochs)
 
 
-def _cost(found: cost.Cost) -> list[list[Cell]]:
+def _cost(measured: cost.Cost) -> list[list[Cell]]:
     return [
-        ["class means, in local epochs, by the clock", 0.5, found.extraction_epochs],
+        ["class means, in local epochs, by time", 0.5, measured.extraction_epochs],
         [
             "class means, in local epochs, by counted operations",
             0.5,
-            found.extraction_epochs_counted,
+            measured.extraction_epochs_counted,
         ],
-        ["class means, share of the clients' time", None, found.extraction_share],
-        ["server, share of the round by the clock", "negligible", found.server_share],
-        ["server, share of all work", "negligible", found.server_work_share],
-        ["server, milliseconds per pair", None, 1000 * found.server_seconds_per_pair],
-        ["sent up, KB in all", found.bytes_up_formula / 1024, found.bytes_up / 1024],
+        ["class means, share of the clients' time", None, measured.extraction_share],
+        ["server, share of the duration of a round", "negligible", measured.server_share],
+        [
+            "server, share of the time of clients and server",
+            "negligible",
+            measured.server_work_share,
+        ],
+        ["server, milliseconds per class mean", None, 1000 * measured.server_seconds_per_pair],
+        ["uploads, KB in total", measured.bytes_up_formula / 1024, measured.bytes_up / 1024],
     ]

@@ -1,4 +1,4 @@
-"""When federating pays: how far each method is ahead of training alone, and what it sends."""
+"""Tables of the study `pays`: the gain of each method over training alone, and its bytes."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,20 +8,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgh.runs.folder import RunFolder
-from fedgh.studies.measured import readable
-from fedgh.studies.result import kb, percent, short
-from fedgh.studies.statistics import Paired, lead_over
-from fedgh.studies.study import Case, Lead, Study
+from fedgh.studies.measured import damage_as_run_error
+from fedgh.studies.result import kb, percent, short_reason
+from fedgh.studies.statistics import PairedLead, lead_over
+from fedgh.studies.study import Lead, Setting, Study
 from fedgh.studies.sweep import NOT_RUN, Outcome, Trial
 from fedgh.tables import Cell, Column, Sheet
 
 ALONE = "standalone"
-"""The method that gains are counted from."""
+"""The method of training alone, over which gains are measured."""
 
 ROUNDING = 1e-9
-"""Points by which a lead may miss its limit: the same numbers may add up differently."""
+"""Tolerance in points when a lead is compared with its minimum, for the order of additions."""
 
 Where = Literal["own", "all"]
+"""Own test data of each client, or test data of all clients."""
+
 METRICS: dict[Where, str] = {"own": "accuracy", "all": "global_accuracy"}
 
 Scores = NDArray[np.float64]
@@ -29,45 +31,45 @@ Scores = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Entry:
-    """One method in one setting: what its runs measured, by seed."""
+    """The results of one method in one setting."""
 
-    case: Case
+    setting: Setting
     method: str
-    why_not: str | None  # there is no run, or not of all seeds
-    scores: dict[Where, dict[int, Scores]]  # of the clients; an earlier version has no "all"
-    bytes_per_client: list[float]  # over the whole run
+    missing_reason: str | None  # why a run is missing
+    scores: dict[Where, dict[int, Scores]]  # of the clients, by seed; old runs have no "all"
+    bytes_per_client: list[float]  # sent in all rounds, for each seed
 
     def accuracy(self, where: Where) -> float | None:
-        """The mean over seeds of the mean over clients."""
+        """Return the mean over seeds of the mean over clients; None without runs."""
         means = [np.nanmean(scores) for scores in self.scores[where].values()]
         return float(np.mean(means)) if means else None
 
-    def lead(self, other: "Entry", where: Where) -> Paired | None:
-        """How far it is ahead of another method in the same setting."""
+    def lead(self, other: "Entry", where: Where) -> PairedLead | None:
+        """Return the lead over another method in the same setting."""
         return lead_over(self.scores[where], other.scores[where])
 
     @property
     def sent(self) -> float | None:
-        """Bytes up and down per client over the whole run, mean over seeds."""
+        """Bytes up and down per client in all rounds, mean over seeds."""
         return float(np.mean(self.bytes_per_client)) if self.bytes_per_client else None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What became of a lead in one setting over one rival."""
+    """A claimed lead compared with the measured one, in one setting over one other method."""
 
     lead: Lead
-    case: Case
-    rival: str
-    found: Paired | None
-    why_not: str  # it was not found, if it was not
+    setting: Setting
+    rival: str  # the other method
+    measured: PairedLead | None
+    missing_reason: str  # why `measured` is None
 
     @property
     def verdict(self) -> str:
-        """Whether the lead is as large as it is said to be."""
-        if self.found is None:
-            return short(self.why_not)
-        mean, error = self.found.mean, self.found.error
+        """Whether the measured lead is as large as claimed."""
+        if self.measured is None:
+            return short_reason(self.missing_reason)
+        mean, error = self.measured.mean, self.measured.error
         if self.lead.points is not None and 100 * mean < self.lead.points - ROUNDING:
             return "no"
         if self.lead.errors is None:
@@ -78,47 +80,47 @@ class Comparison:
 
     @property
     def margin(self) -> float:
-        """How far the lead is from being too small, to find the narrowest."""
-        if self.found is None:
+        """The measured lead minus the claimed one; the smallest is the narrowest."""
+        if self.measured is None:
             return np.inf
-        needed = []
+        required = []
         if self.lead.points is not None:
-            needed.append(self.lead.points / 100)
+            required.append(self.lead.points / 100)
         if self.lead.errors is not None:
-            needed.append(self.lead.errors * (self.found.error or 0.0))
-        return self.found.mean - max(needed)
+            required.append(self.lead.errors * (self.measured.error or 0.0))
+        return self.measured.mean - max(required)
 
 
 def entries(study: Study, outcome: Outcome) -> list[Entry]:
-    """Every method in every setting, whether it was run or not."""
-    found: list[Entry] = []
-    for case in study.cases:
-        here = outcome.at(case.name)
-        for method in study.methods_of(case):
-            runs = [(trial, run) for trial, run in here.runs if trial.label == method]
+    """Return an entry for every method in every setting, also for those without a run."""
+    all_entries: list[Entry] = []
+    for setting in study.settings:
+        in_setting = outcome.of_setting(setting.name)
+        for method in study.methods_of(setting):
+            runs = [(trial, run) for trial, run in in_setting.runs if trial.label == method]
             scores = {where: _scores(runs, metric) for where, metric in METRICS.items()}
             sent = [_sent(trial, run) for trial, run in runs]
-            found.append(Entry(case, method, here.why_not(method), scores, sent))
-    return found
+            reason = in_setting.missing_reason(method)
+            all_entries.append(Entry(setting, method, reason, scores, sent))
+    return all_entries
 
 
-def gains(found: Iterable[Entry], where: Where) -> list[tuple[Entry, Paired | None]]:
-    """Every entry with its lead over training alone in the same setting."""
-    found = list(found)
-    alone = {entry.case.name: entry for entry in found if entry.method == ALONE}
+def gains(all_entries: Sequence[Entry], where: Where) -> list[tuple[Entry, PairedLead | None]]:
+    """Return every entry with its lead over training alone in the same setting."""
+    alone = {entry.setting.name: entry for entry in all_entries if entry.method == ALONE}
     return [
         (
             entry,
-            entry.lead(alone[entry.case.name], where)
-            if entry.method != ALONE and entry.case.name in alone
+            entry.lead(alone[entry.setting.name], where)
+            if entry.method != ALONE and entry.setting.name in alone
             else None,
         )
-        for entry in found
+        for entry in all_entries
     ]
 
 
-def main_sheet(found: Sequence[Entry], seeds: int) -> Sheet:
-    """Accuracy, gain over training alone, and what was sent for it."""
+def main_sheet(all_entries: Sequence[Entry], seeds: int) -> Sheet:
+    """Return the table of accuracies, gains over training alone and bytes."""
     columns = [
         Column("setting"),
         Column("method"),
@@ -133,41 +135,42 @@ def main_sheet(found: Sequence[Entry], seeds: int) -> Sheet:
         Column("s.e. over"),
     ]
     rows: list[list[Cell]] = []
-    both = zip(gains(found, "own"), gains(found, "all"), strict=True)
-    for (entry, own), (_, everything) in both:
-        ran = entry.scores["own"]
+    both = zip(gains(all_entries, "own"), gains(all_entries, "all"), strict=True)
+    for (entry, own), (_, on_all) in both:
+        runs = entry.scores["own"]
         rows.append(
             [
-                entry.case.title,
+                entry.setting.title,
                 entry.method,
-                percent(entry.accuracy("own")) if ran else short(entry.why_not),
+                percent(entry.accuracy("own")) if runs else short_reason(entry.missing_reason),
                 *_points(own),
                 percent(entry.accuracy("all")),
-                *_points(everything),
+                *_points(on_all),
                 kb(entry.sent),
-                f"{len(ran)} of {seeds}",
-                _over(own, everything),
+                f"{len(runs)} of {seeds}",
+                _sample(own, on_all),
             ]
         )
     note = (
-        f"Gains in points over {ALONE} after the last round, on the clients' own test data and "
-        "over all classes on the test data of all clients; never the best round. Clients are "
-        "paired within a seed. With several seeds the standard error is that of the seeds' means; "
-        "with one it is taken over its clients, which flatters, since they share a server. KB "
-        "sent up and down per client over the whole run; 1 KB = 1024 B. A dash: nothing to "
-        "compare with, or a run of an earlier version, which did not measure it."
+        f"Gains are in points over {ALONE} after the last round, not the best round: on the "
+        "clients' own test data, and over all classes on the test data of all clients. Clients "
+        "are paired within a seed. With several seeds the standard error is that of the seeds' "
+        "means. With one seed it is that of its clients, which is too small, because they share a "
+        "server. KB per client are sent up and down in all rounds; 1 KB = 1024 B. A dash means "
+        "that there is nothing to compare with, or that an earlier version of fedgh did not "
+        "measure it."
     )
     return Sheet("", "Gain over training alone", columns, rows, note)
 
 
-def claim_sheets(study: Study, found: Sequence[Entry]) -> list[Sheet]:
-    """What became of every lead that the study names: as a whole, and setting by setting."""
-    compared = [(lead, list(_compare(lead, study, found))) for lead in study.leads]
+def claim_sheets(study: Study, all_entries: Sequence[Entry]) -> list[Sheet]:
+    """Return the tables of the claimed leads: one row per claim, and one per comparison."""
+    compared = [(lead, list(_compare(lead, study, all_entries))) for lead in study.leads]
     if not compared:
         return []
     return [
         _claims(compared),
-        _settings([one for _, each in compared for one in each]),
+        _comparisons([one for _, comparisons in compared for one in comparisons]),
     ]
 
 
@@ -175,37 +178,38 @@ def _claims(compared: Iterable[tuple[Lead, Sequence[Comparison]]]) -> Sheet:
     columns = [
         Column("claim"),
         Column("holds?"),
-        Column("comparisons that bear it out"),
+        Column("comparisons that confirm it"),
         Column("without a result", 0),
         Column("narrowest lead", signed=True),
         Column("± s.e."),
         Column("where"),
     ]
     rows: list[list[Cell]] = []
-    for lead, each in compared:
-        words = [one.verdict for one in each]
-        narrowest = min(each, key=lambda one: one.margin)
-        where = f"{narrowest.case.title}: {narrowest.rival}" if narrowest.found else ""
+    for lead, comparisons in compared:
+        verdicts = [one.verdict for one in comparisons]
+        narrowest = min(comparisons, key=lambda one: one.margin)
+        where = f"{narrowest.setting.title}: {narrowest.rival}" if narrowest.measured else ""
         rows.append(
             [
                 lead.text,
-                _whole(words),
-                f"{words.count('yes')} of {len(words)}",
-                sum(one.found is None for one in each),
-                *_points(narrowest.found),
+                _overall(verdicts),
+                f"{verdicts.count('yes')} of {len(verdicts)}",
+                sum(one.measured is None for one in comparisons),
+                *_points(narrowest.measured),
                 where,
             ]
         )
     note = (
-        "A claim holds when all of its comparisons bear it out; those without a result bear out "
-        "nothing. Over all classes, runs of an earlier version count as not run: they did not "
-        "measure it. Two standard errors are a weak bar with few seeds: taken alone, a method "
-        "that gains nothing passes it once in 17 with five seeds, once in 11 with three."
+        "A claim holds if all of its comparisons confirm it; those without a result confirm "
+        "nothing. For claims over all classes, runs of an earlier version of fedgh count as not "
+        "run, because it did not measure this. Two standard errors are a weak criterion with few "
+        "seeds: a single method without any gain passes it once in 17 times with five seeds, and "
+        "once in 11 times with three."
     )
-    return Sheet("claims", "Does it hold?", columns, rows, note)
+    return Sheet("claims", "Claims", columns, rows, note)
 
 
-def _settings(compared: Iterable[Comparison]) -> Sheet:
+def _comparisons(compared: Iterable[Comparison]) -> Sheet:
     columns = [
         Column("claim"),
         Column("setting"),
@@ -218,65 +222,68 @@ def _settings(compared: Iterable[Comparison]) -> Sheet:
     rows: list[list[Cell]] = [
         [
             one.lead.text,
-            one.case.title,
+            one.setting.title,
             one.rival,
             one.verdict,
-            *_points(one.found),
-            one.found.over if one.found else None,
+            *_points(one.measured),
+            one.measured.over if one.measured else None,
         ]
         for one in compared
     ]
-    return Sheet("claims-settings", "Setting by setting", columns, rows)
+    return Sheet("claims-settings", "Claims in each setting", columns, rows)
 
 
-def _whole(words: Sequence[str]) -> str:
-    """One word for all comparisons of a claim: the worst there is a number for."""
-    for word in ("no", "too few runs"):
-        if word in words:
-            return word
-    if "yes" not in words:
-        return min(words)  # "no result" before "not run"
-    return "yes" if set(words) == {"yes"} else "yes, of those run"
+def _overall(verdicts: Sequence[str]) -> str:
+    """Return one verdict for all comparisons of a claim: the worst one with a result."""
+    for verdict in ("no", "too few runs"):
+        if verdict in verdicts:
+            return verdict
+    if "yes" not in verdicts:
+        return min(verdicts)  # "no result" before "not run"
+    return "yes" if set(verdicts) == {"yes"} else "yes, of those run"
 
 
-def _compare(lead: Lead, study: Study, found: Sequence[Entry]) -> Iterator[Comparison]:
-    for case in filter(lead.speaks_of, study.cases):
-        here = {entry.method: entry for entry in found if entry.case == case}
-        ours = here[lead.of]
-        for rival in lead.over or [method for method in here if method != lead.of]:
-            theirs = here[rival]
-            reasons = [why for why in (ours.why_not, theirs.why_not) if why not in (None, NOT_RUN)]
-            why_not = reasons[0] if reasons else NOT_RUN
-            yield Comparison(lead, case, rival, ours.lead(theirs, lead.where), why_not)
+def _compare(lead: Lead, study: Study, all_entries: Sequence[Entry]) -> Iterator[Comparison]:
+    """Yield the comparisons of a claimed lead, in each of its settings."""
+    for setting in filter(lead.applies_to, study.settings):
+        by_method = {entry.method: entry for entry in all_entries if entry.setting == setting}
+        ours = by_method[lead.of]
+        for rival in lead.over or [method for method in by_method if method != lead.of]:
+            theirs = by_method[rival]
+            reasons = [each.missing_reason for each in (ours, theirs)]
+            reason = next((each for each in reasons if each not in (None, NOT_RUN)), None)
+            measured = ours.lead(theirs, lead.where)
+            yield Comparison(lead, setting, rival, measured, reason or NOT_RUN)
 
 
 def _scores(runs: Iterable[tuple[Trial, RunFolder]], metric: str) -> dict[int, Scores]:
-    """By seed, each client's score after the last round, where that was measured."""
-    found: dict[int, Scores] = {}
+    """Return by seed the score of each client after the last round, if it was measured."""
+    by_seed: dict[int, Scores] = {}
     for trial, run in runs:
-        with readable(run):
-            listed = run.records()[-1].per_client.get(metric)
-            if listed is None:
+        with damage_as_run_error(run):
+            per_client = run.records()[-1].per_client.get(metric)
+            if per_client is None:
                 continue
-            scores = np.array(listed, dtype=np.float64)
+            scores = np.array(per_client, dtype=np.float64)
             if scores.shape != (trial.config.federation.clients,):
-                raise ValueError(f"{metric}_per_client is not a number for each client")
+                raise ValueError(f"{metric}_per_client does not have a value for each client")
         if not np.isnan(scores).all():
-            found[trial.seed] = scores
-    return found
+            by_seed[trial.seed] = scores
+    return by_seed
 
 
 def _sent(trial: Trial, run: RunFolder) -> float:
     return float(run.records()[-1].bytes_total / trial.config.federation.clients)
 
 
-def _points(found: Paired | None) -> list[Cell]:
-    return [None, None] if found is None else [percent(found.mean), percent(found.error)]
+def _points(lead: PairedLead | None) -> list[Cell]:
+    """Return the cells of a lead and its standard error, in points."""
+    return [None, None] if lead is None else [percent(lead.mean), percent(lead.error)]
 
 
-def _over(own: Paired | None, everything: Paired | None) -> str | None:
-    """What the errors are taken over; both, where that differs."""
-    if own and everything and own.over != everything.over:
-        return f"{own.over}; all classes {everything.over}"
-    known = own or everything
-    return known.over if known else None
+def _sample(own: PairedLead | None, on_all: PairedLead | None) -> str | None:
+    """Return the sample of the standard errors; both samples, if they differ."""
+    if own and on_all and own.over != on_all.over:
+        return f"{own.over}; all classes {on_all.over}"
+    lead = own or on_all
+    return lead.over if lead else None

@@ -1,4 +1,4 @@
-"""From a study to the runs it needs, with a budget, and what that budget changes."""
+"""The runs that a study needs with a budget, and the settings that the budget changes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,36 +12,37 @@ from fedgh.studies.study import Study
 from fedgh.studies.sweep import Trial, plan_comparison
 
 MAX_NAMED = 6
-"""Settings that are named one by one; of more it is said how many they are."""
+"""Maximum number of settings that a text lists by name; of more it gives the number."""
 
 
-def narrowed(study: Study, only: Sequence[str]) -> Study:
-    """The cases and methods that `only` names; where it names none of either, all of them.
+def select(study: Study, only: Sequence[str]) -> Study:
+    """Return the part of a study with the settings and methods that `only` names.
 
-    A name may be a pattern such as cifar10-*.
+    Names may be patterns such as cifar10-*. If `only` names no setting, all settings are selected,
+    and likewise for methods. Raise ConfigError for a name without a match.
     """
-    known = [*(case.name for case in study.cases), *study.methods]
-    if only and not known:
+    names = [*(setting.name for setting in study.settings), *study.methods]
+    if only and not names:
         raise ConfigError("--only: this study trains nothing")
-    named: set[str] = set()
-    for word in only:
-        matching = [name for name in known if fnmatchcase(name, word)]
-        if not matching:
-            raise ConfigError(f"--only: {unknown('setting or method', word, known)}")
-        named.update(matching)
-    cases = [case for case in study.cases if case.name in named] or study.cases
-    methods = [method for method in study.methods if method in named] or study.methods
-    here = [[m for m in study.methods_of(case) if m in methods] for case in cases]
-    left = [
-        case.model_copy(update={"methods": chosen})
-        for case, chosen in zip(cases, here, strict=True)
-        if chosen
-    ]
-    if cases and not left:
+    selected: set[str] = set()
+    for pattern in only:
+        matches = [name for name in names if fnmatchcase(name, pattern)]
+        if not matches:
+            raise ConfigError(f"--only: {unknown('setting or method', pattern, names)}")
+        selected.update(matches)
+    settings = [setting for setting in study.settings if setting.name in selected]
+    settings = settings or study.settings
+    methods = [method for method in study.methods if method in selected] or study.methods
+    part = []
+    for setting in settings:
+        if both := [method for method in study.methods_of(setting) if method in methods]:
+            part.append(setting.model_copy(update={"methods": both}))
+    if settings and not part:
         raise ConfigError(
-            f"--only: {', '.join(methods)} is not run in {', '.join(case.name for case in cases)}"
+            f"--only: {', '.join(methods)} is not run in "
+            f"{', '.join(setting.name for setting in settings)}"
         )
-    return study.model_copy(update={"cases": left, "methods": methods})
+    return study.model_copy(update={"settings": part, "methods": methods})
 
 
 def plan(
@@ -51,38 +52,38 @@ def plan(
     overrides: Sequence[str] = (),
     data_dir: Path | None = None,
 ) -> list[Trial]:
-    """A run for every case, method and seed."""
+    """Return a trial for every setting, method and seed."""
     return [
-        replace(trial, place=case.name, home=case.folder(budget))
-        for case in study.cases
+        replace(trial, setting=setting.name, subfolder=setting.folder(budget))
+        for setting in study.settings
         for trial in plan_comparison(
-            case.experiment,
-            ",".join(study.methods_of(case)),
+            setting.experiment,
+            ",".join(study.methods_of(setting)),
             seeds,
-            [*case.at(budget), *overrides],
+            [*setting.overrides(budget), *overrides],
             data_dir,
         )
     ]
 
 
 def changes(study: Study, budget: BudgetName, overrides: Sequence[str] = ()) -> list[str]:
-    """What the budget (and whoever runs it) made different from the paper's settings."""
+    """Return the differences between the budget `paper` and this budget with `overrides`."""
     by_text: dict[str, dict[str, None]] = {}
     before, after = plan(study, "paper", [0]), plan(study, budget, [0], overrides)
     for old, new in zip(before, after, strict=True):
         for text in _differences(old.config, new.config):
-            by_text.setdefault(text, {})[new.place] = None
+            by_text.setdefault(text, {})[new.setting] = None
     return [
-        text if len(places) == len(study.cases) else f"{text} ({_named(list(places), study)})"
-        for text, places in by_text.items()
+        text if len(names) == len(study.settings) else f"{text} ({_listed(list(names), study)})"
+        for text, names in by_text.items()
     ]
 
 
-def _named(places: list[str], study: Study) -> str:
-    """Some settings of many, as words."""
-    if len(places) > MAX_NAMED:
-        return f"in {len(places)} of {len(study.cases)} settings"
-    return ", ".join(places)
+def _listed(names: list[str], study: Study) -> str:
+    """Return the names of some settings of a study, or their number if they are many."""
+    if len(names) > MAX_NAMED:
+        return f"in {len(names)} of {len(study.settings)} settings"
+    return ", ".join(names)
 
 
 def _differences(before: Config, after: Config) -> list[str]:

@@ -1,4 +1,4 @@
-"""What lies do to those who do not lie, and what the server's defences find."""
+"""The effect of poisoned uploads on honest clients, and the class means that defences drop."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,36 +7,36 @@ from fedgh.core.records import Round
 
 
 @dataclass(frozen=True)
-class Harm:
-    """One run, seen by the clients that are honest in all runs it is compared with."""
+class PoisoningEffect:
+    """Accuracy of clients that are honest in all compared runs, and shares of dropped means."""
 
-    accuracy: float  # their mean after the last round
-    lies_left_out: float | None  # the share of poisoned class means that the server left out
-    truths_left_out: float  # the share of the honest ones
-    rejected: int  # uploads
+    accuracy: float  # mean over these clients after the last round
+    poisoned_dropped: float | None  # share of the poisoned class means that the server dropped
+    honest_dropped: float  # share of the honest class means that the server dropped
+    rejected: int  # number of rejected uploads
 
 
 def measure(
-    records: Sequence[Round], named: Sequence[int], liars: int, always_honest: Sequence[int]
-) -> Harm:
-    """From the records of a run in which the first `liars` clients lie.
+    records: Sequence[Round], sent: Sequence[int], malicious: int, always_honest: Sequence[int]
+) -> PoisoningEffect:
+    """Return the effect of poisoning in a run whose first `malicious` clients are malicious.
 
-    `named` says how many classes each client speaks about: as many means it sends in a round.
+    `sent` has the number of class means that each client sends in a round.
     """
     last = records[-1].accuracies
     scores = [score for client in always_honest if (score := last[client]) is not None]
-    return Harm(
+    return PoisoningEffect(
         accuracy=sum(scores) / len(scores),
-        lies_left_out=_left_out(records, named, range(liars)) if liars else None,
-        truths_left_out=_left_out(records, named, range(liars, len(named))),
+        poisoned_dropped=_dropped(records, sent, range(malicious)) if malicious else None,
+        honest_dropped=_dropped(records, sent, range(malicious, len(sent))),
         rejected=sum(len(record.rejected) for record in records),
     )
 
 
-def _left_out(records: Sequence[Round], named: Sequence[int], clients: Sequence[int]) -> float:
-    """The share of these clients' class means that were received and left out."""
-    received = left_out = 0
+def _dropped(records: Sequence[Round], sent: Sequence[int], clients: Sequence[int]) -> float:
+    """Return the share of the class means received from these clients that the server dropped."""
+    received = dropped = 0
     for record in records:
-        received += sum(named[client] for client in record.answered if client in clients)
-        left_out += sum(len(item.classes) for item in record.dropped if item.client in clients)
-    return left_out / received if received else 0.0
+        received += sum(sent[client] for client in record.answered if client in clients)
+        dropped += sum(len(item.classes) for item in record.dropped if item.client in clients)
+    return dropped / received if received else 0.0

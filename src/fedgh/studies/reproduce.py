@@ -1,4 +1,4 @@
-"""Run a study, or what is left of it, and see what its runs say together."""
+"""Run the missing runs of a study, and collect its tables from the finished runs."""
 
 import shlex
 from collections.abc import Sequence
@@ -9,16 +9,16 @@ from fedgh.choices import BudgetName
 from fedgh.core.records import Summary
 from fedgh.errors import ConfigError
 from fedgh.studies import measured, pays
-from fedgh.studies.plan import changes, narrowed, plan
+from fedgh.studies.plan import changes, plan, select
 from fedgh.studies.result import Line, communication, lines, main_sheet, verdicts
 from fedgh.studies.study import Study, budgets, study
-from fedgh.studies.sweep import NOT_RUN, Outcome, Trial, Watch, found, run_trials
+from fedgh.studies.sweep import NOT_RUN, Outcome, Trial, Watch, finished_runs, run_trials
 from fedgh.tables import Sheet
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Which study, and how much of it."""
+    """A request to run a study with a budget, seeds and overrides."""
 
     name: str
     budget: BudgetName = "quick"
@@ -32,23 +32,23 @@ class Reproduction:
         return study(self.name)
 
     def trials(self, only: Sequence[str] = ()) -> list[Trial]:
-        """The runs it takes, or those of the settings and methods that `only` names."""
-        part = narrowed(self.study, only)
-        if not part.cases and self.overrides:
-            raise ConfigError(f"{self.name} trains nothing, so that there is nothing to --set")
+        """Return the trials of the study, or those of settings and methods that `only` names."""
+        part = select(self.study, only)
+        if not part.settings and self.overrides:
+            raise ConfigError(f"{self.name} trains nothing; leave out --set")
         return plan(part, self.budget, self.seeds, self.overrides, self.data_dir)
 
     def command(self) -> str:
-        """What to type for the same again."""
-        words = ["fedgh", "reproduce", self.name, "--budget", self.budget]
-        words += ["--seeds", ",".join(map(str, self.seeds))]
-        words += [word for override in self.overrides for word in ("--set", override)]
-        return shlex.join(words)
+        """Return the command line that repeats this request."""
+        arguments = ["fedgh", "reproduce", self.name, "--budget", self.budget]
+        arguments += ["--seeds", ",".join(map(str, self.seeds))]
+        arguments += [part for override in self.overrides for part in ("--set", override)]
+        return shlex.join(arguments)
 
 
 @dataclass(frozen=True)
 class Result:
-    """A study with the runs that are there."""
+    """The tables of a study from its finished runs."""
 
     request: Reproduction
     outcome: Outcome
@@ -58,29 +58,30 @@ class Result:
 
     @property
     def study(self) -> Study:
-        """What was asked."""
+        """The whole study."""
         return self.request.study
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Why some have no result although they were tried."""
-        return {run: why for run, why in self.outcome.missing.items() if why != NOT_RUN}
+        """Runs that were tried and have no result, each with the reason."""
+        missing = self.outcome.missing.items()
+        return {run: reason for run, reason in missing if reason != NOT_RUN}
 
     @property
     def not_run(self) -> list[str]:
-        """What was not run, the seeds of each together."""
+        """Runs that were not tried, one text for all seeds of a method in a setting."""
         seeds: dict[str, list[str]] = {}
-        for run, why in self.outcome.missing.items():
-            if why == NOT_RUN:
+        for run, reason in self.outcome.missing.items():
+            if reason == NOT_RUN:
                 name, _, seed = run.rpartition(", seed ")
                 seeds.setdefault(name, []).append(seed)
         return [
-            f"{name}, seed{'s' if len(each) > 1 else ''} {', '.join(each)}"
-            for name, each in seeds.items()
+            f"{name}, seed{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+            for name, numbers in seeds.items()
         ]
 
     def provenance(self) -> list[str]:
-        """Which command made this, with what budget, where and when."""
+        """Return facts about the origin of the result: command, budget, dates and machine."""
         facts = [self.study.source, f"command: {self.request.command()}"]
         facts += self.conditions()
         summaries = [run.summary() for _, run in self.outcome.runs]
@@ -93,8 +94,8 @@ class Result:
         return facts
 
     def conditions(self) -> list[str]:
-        """The budget, and what it changes."""
-        if not self.study.cases:
+        """Return facts about the budget and the settings that it changes."""
+        if not self.study.settings:
             return []
         facts = [f"budget {self.request.budget}: {budgets()[self.request.budget].about}"]
         if self.changes:
@@ -109,43 +110,44 @@ def run_study(
     only: Sequence[str] = (),
     watch: Watch | None = None,
 ) -> None:
-    """Run what is not there yet; why some have no result is put into `reasons` as it is found."""
+    """Run the missing runs of a study; add the reasons of runs without a result to `reasons`."""
     trials = request.trials(only)
     if trials:
         run_trials(trials, out / request.budget, watch, skip_impossible=True, missing=reasons)
 
 
 def collect(request: Reproduction, out: Path, reasons: dict[str, str]) -> Result:
-    """What the runs that are there say; `reasons` tells why others have no result."""
-    wanted, trials = request.study, request.trials()
-    there = found(trials, out / request.budget)
+    """Return the tables of the finished runs; `reasons` explains runs without a result."""
+    study, trials = request.study, request.trials()
+    finished = finished_runs(trials, out / request.budget)
     names = {trial.run: trial.name for trial in trials}
     missing = {
-        run: reasons.get(run) or reasons.get(names[run], why) for run, why in there.missing.items()
+        run: reasons.get(run) or reasons.get(names[run], reason)
+        for run, reason in finished.missing.items()
     }
-    outcome = Outcome(there.runs, missing)
+    outcome = Outcome(finished.runs, missing)
     sheets: list[Sheet]
-    found_lines: list[Line] = []
-    if wanted.kind == "models":
-        sheets = [measured.structures(wanted)]
-    elif wanted.kind == "convergence":
+    all_lines: list[Line] = []
+    if study.kind == "models":
+        sheets = [measured.structures(study)]
+    elif study.kind == "convergence":
         sheets = [measured.convergence_sheet(outcome)]
-    elif wanted.kind == "cost":
+    elif study.kind == "cost":
         sheets = [measured.cost_sheet(outcome)]
-    elif wanted.kind == "poisoning":
-        sheets = [measured.poisoning_sheet(wanted, outcome)]
-    elif wanted.kind == "pays":
-        entries = pays.entries(wanted, outcome)
+    elif study.kind == "poisoning":
+        sheets = [measured.poisoning_sheet(study, outcome)]
+    elif study.kind == "pays":
+        entries = pays.entries(study, outcome)
         sheets = [pays.main_sheet(entries, len(request.seeds))]
-        sheets += pays.claim_sheets(wanted, entries)
+        sheets += pays.claim_sheets(study, entries)
     else:
-        found_lines = lines(wanted, outcome, len(request.seeds))
-        costs = communication(found_lines)
-        sheets = [main_sheet(found_lines)]
-        sheets += [verdicts(wanted, outcome)] if wanted.claims else []
+        all_lines = lines(study, outcome, len(request.seeds))
+        costs = communication(all_lines)
+        sheets = [main_sheet(all_lines)]
+        sheets += [verdicts(study, outcome)] if study.claims else []
         sheets += [costs] if costs.rows else []
-    differences = changes(wanted, request.budget, request.overrides)
-    return Result(request, outcome, found_lines, sheets, differences)
+    differences = changes(study, request.budget, request.overrides)
+    return Result(request, outcome, all_lines, sheets, differences)
 
 
 def _machine(summary: Summary) -> str:

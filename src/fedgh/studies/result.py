@@ -1,4 +1,4 @@
-"""What the runs of a study say: the paper's number, ours, the difference, and what holds."""
+"""The tables of a study of accuracy: paper, ours, difference, costs, and claims that hold."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,27 +8,28 @@ import numpy as np
 from fedgh.runs.folder import RunFolder
 from fedgh.studies import statistics
 from fedgh.studies.statistics import Row, client_accuracies
-from fedgh.studies.study import Case, Published, Study
+from fedgh.studies.study import Published, Setting, Study
 from fedgh.studies.sweep import NOT_RUN, Outcome
 from fedgh.tables import Cell, Column, Sheet
 
 SIGNIFICANT = 0.05
+"""The p-value below which a difference counts."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One method in one setting."""
+    """The result of one method in one setting, with the published numbers."""
 
-    case: Case
+    setting: Setting
     method: str
     paper: Published
     ours: Row | None
-    seeds: int  # that were asked for
-    why_not: str | None  # there are no numbers of ours
+    seeds: int  # number of requested seeds
+    missing_reason: str | None  # why a run is missing
 
     @property
     def accuracy(self) -> float | None:
-        """Ours, in percent."""
+        """Our accuracy in percent."""
         return None if self.ours is None else percent(self.ours.accuracy)
 
     @property
@@ -40,19 +41,20 @@ class Line:
 
 
 def lines(study: Study, outcome: Outcome, seeds: int) -> list[Line]:
-    """Every method in every setting, whether it was run or not."""
-    found: list[Line] = []
-    for case in study.cases:
-        ours = {row.label: row for row in statistics.rows(outcome.at(case.name))}
-        for method in study.methods_of(case):
-            published, row = case.published.get(method, Published()), ours.get(method)
-            why_not = outcome.at(case.name).why_not(method)
-            found.append(Line(case, method, published, row, seeds, why_not))
-    return found
+    """Return a line for every method in every setting, also for those without a run."""
+    all_lines: list[Line] = []
+    for setting in study.settings:
+        in_setting = outcome.of_setting(setting.name)
+        ours = {row.label: row for row in statistics.rows(in_setting)}
+        for method in study.methods_of(setting):
+            published, row = setting.published.get(method, Published()), ours.get(method)
+            reason = in_setting.missing_reason(method)
+            all_lines.append(Line(setting, method, published, row, seeds, reason))
+    return all_lines
 
 
-def main_sheet(found: Iterable[Line]) -> Sheet:
-    """Paper, ours, difference."""
+def main_sheet(all_lines: Iterable[Line]) -> Sheet:
+    """Return the table of accuracies: paper, ours, difference."""
     columns = [
         Column("setting"),
         Column("method"),
@@ -64,31 +66,31 @@ def main_sheet(found: Iterable[Line]) -> Sheet:
     ]
     rows: list[list[Cell]] = [
         [
-            line.case.title,
+            line.setting.title,
             line.method,
             line.paper.accuracy,
-            line.accuracy if line.ours else short(line.why_not),
+            line.accuracy if line.ours else short_reason(line.missing_reason),
             percent(line.ours.accuracy_std) if line.ours else None,
             line.difference,
             f"{line.ours.seeds if line.ours else 0} of {line.seeds}",
         ]
-        for line in found
+        for line in all_lines
     ]
     note = (
         "Ours is the mean accuracy over all clients, each on its own test data, after the last "
-        "round; never the best round. Differences in points."
+        "round, not the best round. Differences are in points."
     )
     return Sheet("", "Accuracy", columns, rows, note)
 
 
-def communication(found: Iterable[Line]) -> Sheet:
-    """Bytes and rounds, for the methods of which the paper prints them."""
+def communication(all_lines: Iterable[Line]) -> Sheet:
+    """Return the table of bytes and rounds, for the methods with published ones."""
     columns = [
         Column("setting"),
         Column("method"),
         Column("KB/c/r, paper"),
-        Column("reckoned alike"),
-        Column("really sent"),
+        Column("as the paper computes it"),
+        Column("sent"),
         Column("rounds to target, paper", 0),
         Column("ours", 1),
         Column("seeds that reached it"),
@@ -96,16 +98,19 @@ def communication(found: Iterable[Line]) -> Sheet:
         Column("ours, sent"),
     ]
     rows: list[list[Cell]] = [
-        [line.case.title, line.method, *_costs(line)]
-        for line in found
+        [line.setting.title, line.method, *_costs(line)]
+        for line in all_lines
         if line.paper.kb_per_client_round is not None
     ]
-    note = "KB per client and round, up and down; 1 KB = 1024 B. Means over seeds that reached it."
-    return Sheet("communication", "What it costs to send", columns, rows, note)
+    note = (
+        "KB/c/r: KB per client and round, up and down; 1 KB = 1024 B. Rounds and KB to the target "
+        "are means over the seeds that reached it."
+    )
+    return Sheet("communication", "Communication", columns, rows, note)
 
 
 def verdicts(study: Study, outcome: Outcome) -> Sheet:
-    """For every claim and setting what our runs say."""
+    """Return the table of claims: for each setting, whether our runs confirm them."""
     columns = [
         Column("claim"),
         Column("setting"),
@@ -116,52 +121,55 @@ def verdicts(study: Study, outcome: Outcome) -> Sheet:
     ]
     rows: list[list[Cell]] = []
     for claim in study.claims:
-        for case in study.cases:
-            here = outcome.at(case.name)
+        for setting in study.settings:
+            in_setting = outcome.of_setting(setting.name)
             if claim.highest is not None:
-                others = claim.over or [m for m in study.methods_of(case) if m != claim.highest]
-                judged = _judge_highest(claim.highest, others, here)
+                methods = study.methods_of(setting)
+                others = claim.over or [each for each in methods if each != claim.highest]
+                verdict = _judge_highest(claim.highest, others, in_setting)
             else:
-                judged = _judge_alike(claim.alike, here)
-            rows.append([claim.text, case.title, *judged])
+                verdict = _judge_alike(claim.alike, in_setting)
+            rows.append([claim.text, setting.title, *verdict])
     note = (
-        f"A difference counts when p < {SIGNIFICANT}; otherwise it is within noise. Clients are "
-        "paired, over the seeds that the compared methods share. Highest: sign-flip tests against "
-        "each rival; to be ahead all of them must count, to be behind one, corrected for how many "
-        "have or may still have a result. Points and p are of the rival that decides. Alike: the "
-        "spread of the means, with methods changing places within each client. Not corrected for "
-        "the number of settings, and clients of one run share a server: a hint."
+        f"A difference counts if p < {SIGNIFICANT}; otherwise it is within noise. Clients are "
+        "paired, over the seeds that the compared methods share. Claims that a method is highest "
+        "are tested against each other method with a sign-flip test. The method is ahead if all "
+        "differences count. It is behind if one difference counts, corrected for the number of "
+        "methods that have or may still have a result. Points and p are those of the deciding "
+        "method. Claims that methods are alike are tested by the spread of their means, with "
+        "methods permuted within each client. The p-values are not corrected for the number of "
+        "settings, and the clients of a run are not independent, because they share a server."
     )
-    return Sheet("claims", "Does it hold?", columns, rows, note)
+    return Sheet("claims", "Claims", columns, rows, note)
 
 
 def _judge_highest(winner: str, rivals: Sequence[str], outcome: Outcome) -> list[Cell]:
     if all(trial.label != winner for trial, _ in outcome.runs):
-        return [short(outcome.why_not(winner)), "", None, None]
+        return [short_reason(outcome.missing_reason(winner)), "", None, None]
     compared = [
         (row.difference, row.p_value, row.label)
         for row in statistics.rows(outcome, reference=winner)
         if row.label in rivals and row.difference is not None and row.p_value is not None
     ]
     if not compared:
-        return ["not run", "no rival has a seed in common", None, None]
+        return ["not run", "no other method has a seed in common", None, None]
     absent = [rival for rival in rivals if rival not in {label for _, _, label in compared}]
-    ahead = [one for one in compared if one[0] >= 0]
+    ahead = [row for row in compared if row[0] >= 0]
     if ahead:
-        lead, p, who = min(ahead, key=lambda one: (one[1], -one[0]))
-        # Those that are still to be run count, too, or each that is would change the verdict.
-        possible = len(compared) + sum(outcome.why_not(rival) == NOT_RUN for rival in absent)
+        lead, p, rival = min(ahead, key=lambda row: (row[1], -row[0]))
+        # Runs that are still missing count too; otherwise each new run would change the verdict.
+        possible = len(compared) + sum(outcome.missing_reason(each) == NOT_RUN for each in absent)
         p = min(1.0, possible * p)
-        word = "no" if p < SIGNIFICANT else "not ahead, within noise"
-        because = f"{who} is ahead"
+        verdict = "no" if p < SIGNIFICANT else "not ahead, within noise"
+        because = f"{rival} is ahead"
     else:
-        lead, p, who = max(compared, key=lambda one: (one[1], one[0]))
-        word = "yes" if p < SIGNIFICANT else "ahead, within noise"
-        because = f"least surely of {who}"
+        lead, p, rival = max(compared, key=lambda row: (row[1], row[0]))
+        verdict = "yes" if p < SIGNIFICANT else "ahead, within noise"
+        because = f"least certain against {rival}"
     if absent:
-        because += f"; {len(absent)} of {len(rivals)} rivals have no result"
-        word = "yes, of those run" if word == "yes" else word
-    return [word, because, -100 * lead, p]
+        because += f"; {len(absent)} of {len(rivals)} other methods have no result"
+        verdict = "yes, of those run" if verdict == "yes" else verdict
+    return [verdict, because, -100 * lead, p]
 
 
 def _judge_alike(alike: Sequence[str], outcome: Outcome) -> list[Cell]:
@@ -170,8 +178,9 @@ def _judge_alike(alike: Sequence[str], outcome: Outcome) -> list[Cell]:
         if trial.label in alike:
             by_label.setdefault(trial.label, {})[trial.seed] = run
     if len(by_label) < 2:
-        words = {short(outcome.why_not(label)) for label in alike if label not in by_label}
-        return [min(words), "", None, None]  # "no result" before "not run"
+        missing = [label for label in alike if label not in by_label]
+        reasons = {short_reason(outcome.missing_reason(label)) for label in missing}
+        return [min(reasons), "", None, None]  # "no result" before "not run"
     shared = set.intersection(*({*runs} for runs in by_label.values()))
     if not shared:
         return ["not run", "they have no seed in common", None, None]
@@ -183,23 +192,23 @@ def _judge_alike(alike: Sequence[str], outcome: Outcome) -> list[Cell]:
     )
     scores = scores[:, ~np.isnan(scores).any(axis=0)]
     if not scores.size:
-        return ["not run", "they have no client in common that was judged", None, None]
+        return ["not run", "they have no evaluated client in common", None, None]
     means = dict(zip(by_label, scores.mean(axis=1), strict=True))
     low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
     p = statistics.range_test(scores)
     because = f"lowest {low}, highest {high}"
     if len(by_label) < len(alike):
         because += f"; {len(alike) - len(by_label)} of {len(alike)} have no result"
-    word = "no" if p < SIGNIFICANT else "within noise"
-    return [word, because, 100 * float(means[high] - means[low]), p]
+    verdict = "no" if p < SIGNIFICANT else "within noise"
+    return [verdict, because, 100 * float(means[high] - means[low]), p]
 
 
 def _costs(line: Line) -> list[Cell]:
     paper, ours = line.paper, line.ours
     if ours is None:
-        mine: list[Cell] = [short(line.why_not)] * 5
+        cells: list[Cell] = [short_reason(line.missing_reason)] * 5
     else:
-        mine = [
+        cells = [
             kb(ours.paper_bytes_per_client_round),
             kb(ours.bytes_per_client_round),
             ours.rounds_to_target,
@@ -208,24 +217,24 @@ def _costs(line: Line) -> list[Cell]:
         ]
     return [
         paper.kb_per_client_round,
-        *mine[:2],
+        *cells[:2],
         paper.rounds_to_target,
-        *mine[2:4],
+        *cells[2:4],
         paper.kb_to_target,
-        mine[4],
+        cells[4],
     ]
 
 
-def short(reason: str | None) -> str:
-    """A cell's worth of a reason; the whole stands below the table."""
+def short_reason(reason: str | None) -> str:
+    """Return the text of a table cell without a number; the full reason is below the table."""
     return "not run" if reason in (None, NOT_RUN) else "no result"
 
 
 def percent(share: float | None) -> float | None:
-    """A share in percent, or a difference of shares in points."""
+    """Return a share in percent, or a difference of shares in points."""
     return None if share is None else 100 * share
 
 
 def kb(count: float | None) -> float | None:
-    """A number of bytes in KB."""
+    """Return a number of bytes in KB (1024 bytes)."""
     return None if count is None else count / 1024

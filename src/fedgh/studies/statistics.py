@@ -1,7 +1,7 @@
-"""What the runs of a sweep say together: means over seeds, and whether a difference is one.
+"""Statistics of a sweep: means over seeds, intervals, and tests of differences.
 
-A run's result is its accuracy in the last evaluated round, or the mean of the last few; never
-the best over rounds, which would be chosen on test data.
+The result of a run is its accuracy in the last evaluated round, or the mean over the last few
+evaluated rounds. It is never the best round, which would be selected on test data.
 """
 
 import json
@@ -21,6 +21,7 @@ from fedgh.studies.sweep import Outcome
 from fedgh.tables import Cell, csv_text
 
 RESAMPLES = 9999
+"""Number of random resamples of a test."""
 
 Runs = dict[int, RunFolder]
 """The runs of one label, by seed."""
@@ -28,7 +29,7 @@ Runs = dict[int, RunFolder]
 
 @dataclass(frozen=True)
 class Row:
-    """One label of a sweep: means over its seeds, and sample standard deviations."""
+    """The results of one label of a sweep: means and sample standard deviations over its seeds."""
 
     label: str
     seeds: int
@@ -36,12 +37,12 @@ class Row:
     accuracy_std: float | None  # None with one seed
     validation_accuracy: float | None
     validation_accuracy_std: float | None
-    global_accuracy: float | None  # on all classes; None where no run has measured it
+    global_accuracy: float | None  # None if no run has measured it
     global_accuracy_std: float | None
-    final: dict[str, float | None]  # all metrics of the last evaluated round, and their spread
-    difference: float | None  # to the reference, over clients and seeds
+    final: dict[str, float | None]  # all metrics of the last evaluated round
+    difference: float | None  # mean difference to the reference over clients and seeds
     p_value: float | None
-    reached: int  # how many seeds reached the target; the next four are over these
+    reached: int  # number of seeds that reached the target; the next four are over these
     rounds_to_target: float | None
     rounds_to_target_std: float | None
     bytes_to_target: float | None
@@ -55,7 +56,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean difference between accuracies, and the ends of its 95% interval."""
+    """A mean difference between accuracies with its 95% confidence interval."""
 
     mean: float
     low: float
@@ -63,35 +64,35 @@ class Interval:
 
     @property
     def points(self) -> str:
-        """In points: '+2.1 [+0.4, +3.8]'."""
+        """Text in percentage points, e.g. '+2.1 [+0.4, +3.8]'."""
         mean, low, high = (round(100 * end, 1) + 0.0 for end in (self.mean, self.low, self.high))
         return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def rows(outcome: Outcome, last: int = 1, reference: str | None = None) -> list[Row]:
-    """A row for each label, in the order of the sweep, compared with the label `reference`."""
+    """Return a row for each label, in the order of the sweep, compared with `reference`."""
     labelled = by_label(outcome)
-    compared = labelled.get(reference, {}) if reference else {}
+    reference_runs = labelled.get(reference, {}) if reference else {}
     return [
-        _row(label, runs, {} if label == reference else compared, last)
+        _row(label, runs, {} if label == reference else reference_runs, last)
         for label, runs in labelled.items()
     ]
 
 
 def by_label(outcome: Outcome) -> dict[str, Runs]:
-    """The runs of every label, in the order of the sweep."""
-    found: dict[str, Runs] = {}
+    """Return the runs of each label, in the order of the sweep."""
+    labelled: dict[str, Runs] = {}
     for trial, run in outcome.runs:
-        found.setdefault(trial.label, {})[trial.seed] = run
-    return found
+        labelled.setdefault(trial.label, {})[trial.seed] = run
+    return labelled
 
 
 def client_accuracies(
     run: RunFolder, last: int = 1, metric: str = "accuracy"
 ) -> NDArray[np.float64]:
-    """Each client's accuracy, mean over the last rounds that measured it; nan where none did."""
+    """Return the mean accuracy of each client over the `last` evaluated rounds; nan if unknown."""
     scores = [record.per_client.get(metric) for record in run.records()]
-    evaluated = [each for each in scores if each is not None]
+    evaluated = [clients for clients in scores if clients is not None]
     if not evaluated:
         return np.zeros(0)
     table = np.ma.masked_invalid(np.array(evaluated[-last:], dtype=np.float64))
@@ -100,84 +101,92 @@ def client_accuracies(
 
 
 def paired(
-    runs: Runs, compared: Runs, last: int = 1, metric: str = "accuracy"
+    runs: Runs, reference: Runs, last: int = 1, metric: str = "accuracy"
 ) -> list[NDArray[np.float64]]:
-    """By how much each client does better than in the runs compared, for every seed of both.
+    """Return each client's gain over the reference, one array for each seed of both.
 
-    The same client under two methods has the same data, first weights and batches.
+    Clients can be paired: with the same seed, a client has the same data, initial weights and
+    batches under both methods. Raise RunError if two runs have no evaluated client in common.
     """
     pairs = []
-    for seed in (seed for seed in runs if seed in compared):
-        ours, theirs = (client_accuracies(by[seed], last, metric) for by in (runs, compared))
+    for seed in (seed for seed in runs if seed in reference):
+        ours, theirs = (client_accuracies(by[seed], last, metric) for by in (runs, reference))
         if ours.shape != theirs.shape or np.isnan(ours - theirs).all():
             raise RunError(
-                f"{runs[seed].path} and {compared[seed].path} have no client in common that is "
-                "judged; delete the one that is damaged, and it is run again"
+                f"{runs[seed].path} and {reference[seed].path} have no evaluated client in common; "
+                "delete the one that is damaged, and it is run again"
             )
         pairs.append((ours - theirs)[~np.isnan(ours - theirs)])
     return pairs
 
 
 def mean_interval(pairs: Sequence[NDArray[np.float64]]) -> Interval:
-    """The mean difference between accuracies, given those of each seed's clients.
+    """Return the mean of the differences of all seeds, with a 95% confidence interval.
 
-    Of two 95% intervals it is the wider one. The first is Student's over the means of the seeds:
-    clients of one seed share a server, so only seeds are independent. The second is Student's over
-    clients within seeds, as if seeds did not differ; it keeps a few seeds that agree by chance from
-    looking certain, and is all there is with one seed. A difference is between -1 and 1.
+    `pairs` has for each seed the differences of its clients, each between -1 and 1.
+
+    The interval is the wider of two t-intervals. The first is over the means of the seeds: clients
+    of a seed share a server, so only seeds are independent. The second is over the clients within
+    seeds, as if seeds did not differ. It prevents a narrow interval when a few seeds agree by
+    chance, and it is the only one for a single seed.
     """
     from scipy.stats import t  # slow to import, and only needed here
 
-    means = [float(of_seed.mean()) for of_seed in pairs]
-    sizes = [len(of_seed) for of_seed in pairs]
+    means = [float(differences.mean()) for differences in pairs]
+    sizes = [len(differences) for differences in pairs]
     mean = float(np.mean(means))
     errors: list[tuple[float, int]] = []  # standard errors of the mean, and degrees of freedom
     if len(pairs) > 1:
         errors.append((float(np.var(means, ddof=1) / len(means)) ** 0.5, len(pairs) - 1))
     freedom = sum(sizes) - len(sizes)
     if freedom:
-        scatter = sum(float(((of_seed - of_seed.mean()) ** 2).sum()) for of_seed in pairs) / freedom
+        scatter = (
+            sum(float(((differences - differences.mean()) ** 2).sum()) for differences in pairs)
+            / freedom
+        )
         variance = scatter * sum(1 / size for size in sizes) / len(sizes) ** 2
         errors.append((variance**0.5, freedom))
-    reach = max((error * float(t.ppf(0.975, freedom)) for error, freedom in errors), default=2.0)
-    return Interval(mean, max(-1.0, mean - reach), min(1.0, mean + reach))
+    half_width = max(
+        (error * float(t.ppf(0.975, freedom)) for error, freedom in errors), default=2.0
+    )
+    return Interval(mean, max(-1.0, mean - half_width), min(1.0, mean + half_width))
 
 
 @dataclass(frozen=True)
-class Paired:
-    """How far one method is ahead of another, and how sure that is."""
+class PairedLead:
+    """The mean lead of one method over another with its standard error."""
 
     mean: float
-    error: float | None  # standard error; None where there is one pair only
-    over: str  # what the error is taken over: "3 seeds", or the clients of the only seed
+    error: float | None  # standard error; None if there is only one pair
+    over: str  # sample of the error: "3 seeds", or "20 clients" of a single seed
 
 
 def lead_over(
     ours: Mapping[int, NDArray[np.float64]], theirs: Mapping[int, NDArray[np.float64]]
-) -> Paired | None:
-    """The mean lead over the seeds that both have; None where no client was judged in both.
+) -> PairedLead | None:
+    """Return the mean lead over the seeds of both; None if no client was evaluated in both.
 
-    Both map seeds to the scores of the clients. The clients of a seed share partition, weights and
-    server, so that with several seeds each seed counts as one observation: the mean over its
-    clients. The clients of a single seed are taken for independent, which flatters.
+    Both arguments map seeds to the scores of the clients. With several seeds, each seed is one
+    observation, the mean over its clients: they share partition, weights and server. The clients of
+    a single seed are treated as independent, so that their standard error is too small.
     """
     differences = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
-    known = [each[~np.isnan(each)] for each in differences]
-    known = [each for each in known if len(each)]
-    if not known:
+    leads = [each[~np.isnan(each)] for each in differences]
+    leads = [each for each in leads if len(each)]
+    if not leads:
         return None
-    means = np.array([each.mean() for each in known])
-    sample, unit = (means, "seed") if len(means) > 1 else (known[0], "client")
+    means = np.array([each.mean() for each in leads])
+    sample, unit = (means, "seed") if len(means) > 1 else (leads[0], "client")
     count = len(sample)
     error = float(sample.std(ddof=1) / count**0.5) if count > 1 else None
-    return Paired(float(means.mean()), error, f"{count} {unit}{'s' if count > 1 else ''}")
+    return PairedLead(float(means.mean()), error, f"{count} {unit}{'s' if count > 1 else ''}")
 
 
 def paired_test(differences: NDArray[np.float64]) -> float:
-    """The p-value of a mean difference of zero, by flipping signs at random.
+    """Return the p-value of the hypothesis that the mean difference is zero (sign-flip test).
 
-    The pairs are a client under two methods with the same data, seed and batches. Clients of
-    one run share a server, so the pairs are not quite independent: read a p-value as a hint.
+    A difference is that of one client under two methods with the same data, seed and batches. The
+    clients of a run share a server, so differences are not independent: p is only a rough guide.
     """
     from scipy.stats import permutation_test  # slow to import, and only needed here
 
@@ -195,26 +204,27 @@ def paired_test(differences: NDArray[np.float64]) -> float:
 
 
 def range_test(scores: NDArray[np.float64]) -> float:
-    """The p-value of methods [rows] that are all alike, from how far apart their means are.
+    """Return the p-value of the hypothesis that all methods [rows] are equal (permutation test).
 
-    Within a client [column] the methods change places at random, so that comparing the lowest of
-    many with the highest is not taken for a comparison of two.
+    The statistic is the range of the methods' means. Scores are permuted within each client
+    [column], so the test accounts for choosing the lowest and the highest of many methods.
     """
     if scores.shape[1] < 2:
         return 1.0
     rng = np.random.default_rng(0)
 
-    def spread(table: NDArray[np.float64]) -> float:
+    def range_of_means(table: NDArray[np.float64]) -> float:
         means = table.mean(axis=1)
         return float(means.max() - means.min())
 
-    found = spread(scores) - 1e-12  # the same numbers may add up differently
-    extreme = sum(spread(rng.permuted(scores, axis=0)) >= found for _ in range(RESAMPLES))
+    observed = range_of_means(scores) - 1e-12  # tolerance for the order of additions
+    permuted = (rng.permuted(scores, axis=0) for _ in range(RESAMPLES))
+    extreme = sum(range_of_means(table) >= observed for table in permuted)
     return (extreme + 1) / (RESAMPLES + 1)
 
 
 def write(table: Sequence[Any], outcome: Outcome, path: Path, about: dict[str, Any]) -> None:
-    """Rows (dataclasses) as `path`.csv and `path`.json; the latter with every run behind them."""
+    """Write rows (dataclasses) to `path`.csv and `path`.json; JSON also has all summaries."""
     rows = [asdict(row) for row in table]
     lines = [_flat(row) for row in rows]
     content = csv_text([*lines[:1], *(line.values() for line in lines)])
@@ -233,26 +243,26 @@ def write(table: Sequence[Any], outcome: Outcome, path: Path, about: dict[str, A
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Cell]:
-    """One cell for each number: an interval `gain` is gain_mean, gain_low and gain_high."""
-    out: dict[str, Cell] = {}
+    """Return one cell per number: an interval `gain` becomes gain_mean, gain_low and gain_high."""
+    cells: dict[str, Cell] = {}
     for key, value in row.items():
         parts = value.items() if isinstance(value, dict) else [("", value)]
-        out |= {f"{key}_{part}".removesuffix("_"): cell for part, cell in parts}
-    return out
+        cells |= {f"{key}_{part}".removesuffix("_"): cell for part, cell in parts}
+    return cells
 
 
-def _row(label: str, runs: Runs, compared: Runs, last: int) -> Row:
+def _row(label: str, runs: Runs, reference: Runs, last: int) -> Row:
     summaries = [run.summary() for run in runs.values()]
     accuracy = [client_accuracies(run, last) for run in runs.values()]
     others = {
         metric: [_mean(client_accuracies(run, last, metric)) for run in runs.values()]
         for metric in ("validation_accuracy", "global_accuracy")
     }
-    pairs = paired(runs, compared, last)
+    pairs = paired(runs, reference, last)
     differences = np.concatenate(pairs) if pairs else np.zeros(0)
 
     def over_seeds(name: str, values: Sequence[float | None] | None = None) -> dict[str, Any]:
-        """The mean and the standard deviation of what is known."""
+        """Return mean and standard deviation of the values that are not None or nan."""
         known = [getattr(summary, name) for summary in summaries] if values is None else values
         known = [value for value in known if value is not None and value == value]
         return {

@@ -1,7 +1,7 @@
-"""A study: what the paper (or a question about it) compares, and what it published.
+"""Studies: what is compared, the numbers that the FedGH paper published, and claims to check.
 
-Each is a TOML file in `studies/`. A study is a grid of settings ("cases") and methods; a case that
-two studies share by name is run once. A budget says how much of it a machine can afford.
+Each study is a TOML file in `definitions/`: a grid of settings and methods. A setting that two
+studies share by name is run once. A budget (`budgets.toml`) adapts the runs to a machine.
 """
 
 import tomllib
@@ -21,7 +21,7 @@ class _Strict(BaseModel):
 
 
 class Published(_Strict):
-    """What the paper prints for one method in one setting; None where it prints a dash."""
+    """The numbers that the paper prints for a method in a setting; None where it prints a dash."""
 
     accuracy: float | None = None  # percent
     kb_per_client_round: float | None = None  # 1 KB = 1024 B
@@ -29,125 +29,131 @@ class Published(_Strict):
     kb_to_target: float | None = None
 
 
-class Case(_Strict):
-    """One setting: an experiment of the package with some changes."""
+class Setting(_Strict):
+    """A setting of a study: a named experiment with some overrides."""
 
-    name: str  # of the folder of its runs
-    at_paper: str | None = None  # whose runs they are where no budget makes them shorter
+    name: str  # also the name of the folder of its runs
+    paper_folder: str | None = None  # with the budget paper, share the runs of this setting
     title: str
     experiment: str
-    set: list[str] = []
-    x: float | None = None  # its place on the study's axis; one without is a line across
-    smoke: list[str] = []  # what these budgets change here beside what they change everywhere
+    set: list[str] = []  # overrides, such as local.lr=0.1
+    x: float | None = None  # position on the study's axis; without one, a horizontal line
+    smoke: list[str] = []  # overrides with this budget, in addition to those of the budget
     quick: list[str] = []
-    tuned: list[str] = []  # chosen for it on validation data: holds with every budget
-    methods: list[str] = []  # those of the study that are run here; else all of them
+    tuned: list[str] = []  # overrides chosen on validation data; they apply with every budget
+    methods: list[str] = []  # methods of the study that run in this setting; empty: all
     published: dict[str, Published] = {}
 
     def folder(self, budget: BudgetName) -> str:
-        """Where its runs lie."""
-        return self.at_paper if budget == "paper" and self.at_paper else self.name
+        """Return the name of the folder of its runs."""
+        return self.paper_folder if budget == "paper" and self.paper_folder else self.name
 
-    def at(self, budget: BudgetName) -> list[str]:
-        """What this case changes when it is run with that budget."""
+    def overrides(self, budget: BudgetName) -> list[str]:
+        """Return all overrides of the experiment with this budget."""
         own = {"smoke": self.smoke, "quick": self.quick, "paper": []}[budget]
         return [*self.set, *budgets()[budget].set, *own, *self.tuned]
 
 
 class Claim(_Strict):
-    """A statement that the runs may bear out or not: one line is highest, or some are alike."""
+    """A statement that the runs confirm or not: one method is highest, or some do not differ."""
 
     text: str
     highest: str | None = None
-    over: list[str] = []  # its rivals; else all others
+    over: list[str] = []  # methods it is compared with; empty: all others
     alike: list[str] = []
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> "Claim":
+    def _check_kind(self) -> "Claim":
         if (self.highest is None) != bool(self.alike) or (self.over and self.alike):
-            raise ValueError("a claim has either `highest`, perhaps `over` some, or `alike`")
+            raise ValueError("a claim has either `highest`, with an optional `over`, or `alike`")
         return self
 
 
 class Lead(_Strict):
-    """A statement about how far one method is ahead of others, in every setting it speaks of."""
+    """A statement about the lead of one method over others in some or all settings."""
 
     text: str
-    of: str
-    over: list[str] = []  # its rivals; else all others
-    cases: list[str] = []  # names, or patterns such as *-m50; else all of them
-    where: Literal["own", "all"] = "own"  # on the own test data, or over all classes
-    points: float | None = None  # it is ahead by at least so many
-    errors: float | None = None  # it is ahead by more than so many standard errors
+    of: str  # method
+    over: list[str] = []  # methods it is compared with; empty: all others
+    settings: list[str] = []  # names, or patterns such as *-m50; empty: all
+    where: Literal["own", "all"] = "own"  # accuracy on own test data, or global accuracy
+    points: float | None = None  # minimum lead in points
+    errors: float | None = None  # the lead must exceed this many standard errors
 
     @model_validator(mode="after")
-    def _says_how_far(self) -> "Lead":
+    def _check_minimum(self) -> "Lead":
         if self.points is None and self.errors is None:
             raise ValueError("a lead has `points`, `errors` or both")
         return self
 
-    def speaks_of(self, case: Case) -> bool:
-        """Whether it is judged in that setting."""
-        return not self.cases or any(fnmatchcase(case.name, pattern) for pattern in self.cases)
+    def applies_to(self, setting: Setting) -> bool:
+        """Return whether the statement is about this setting."""
+        return not self.settings or any(
+            fnmatchcase(setting.name, pattern) for pattern in self.settings
+        )
 
 
 class Structure(_Strict):
-    """A row of the table of networks."""
+    """A network, and its size as the paper prints it."""
 
     extractor: str
     printed_mb: float
 
 
 class Study(_Strict):
-    """A grid of cases and methods, and how its result is looked at."""
+    """A grid of settings and methods, and the kind of its tables and charts."""
 
     title: str
     source: str  # where in the paper
     about: str
     kind: Literal["accuracy", "models", "convergence", "cost", "poisoning", "pays"] = "accuracy"
     methods: list[str] = []
-    axis: str | None = None  # what the cases differ in, when that is a number
+    axis: str | None = None  # title of the axis of `x`, if the settings differ in a number
     scale: Literal["linear", "log"] = "linear"  # of that axis
-    cases: list[Case] = Field([], alias="case")
+    settings: list[Setting] = Field([], alias="setting")
     claims: list[Claim] = Field([], alias="claim")
     leads: list[Lead] = Field([], alias="lead")
     structures: list[Structure] = Field([], alias="structure")
 
     @model_validator(mode="before")
     @classmethod
-    def _what_all_cases_share(cls, table: dict[str, Any]) -> dict[str, Any]:
-        """`set` and `quick` of a study hold for every case."""
+    def _add_shared_overrides(cls, table: dict[str, Any]) -> dict[str, Any]:
+        """Add the overrides `set` and `quick` of the study to each of its settings."""
         shared = {key: table.get(key, []) for key in ("set", "quick")}
-        cases = [
-            case | {key: [*words, *case.get(key, [])] for key, words in shared.items()}
-            for case in table.get("case", [])
+        settings = [
+            setting | {key: [*values, *setting.get(key, [])] for key, values in shared.items()}
+            for setting in table.get("setting", [])
         ]
-        rest = {key: value for key, value in table.items() if key not in ("case", *shared)}
-        return rest | ({"case": cases} if cases else {})
+        rest = {key: value for key, value in table.items() if key not in ("setting", *shared)}
+        return rest | ({"setting": settings} if settings else {})
 
     @model_validator(mode="after")
-    def _cases_choose_among_the_methods(self) -> "Study":
-        for case in self.cases:
-            if strange := [method for method in case.methods if method not in self.methods]:
-                raise ValueError(f"{case.name}: {strange[0]} is no method of the study")
+    def _check_methods_of_settings(self) -> "Study":
+        for setting in self.settings:
+            if unknown_ := [method for method in setting.methods if method not in self.methods]:
+                raise ValueError(f"{setting.name}: {unknown_[0]} is not a method of the study")
         return self
 
     @model_validator(mode="after")
-    def _leads_are_over_what_is_run(self) -> "Study":
+    def _check_leads(self) -> "Study":
         for lead in self.leads:
-            cases = [case for case in self.cases if lead.speaks_of(case)]
-            named = {lead.of, *lead.over}
-            if not cases or any(not named <= {*self.methods_of(case)} for case in cases):
-                raise ValueError(f"'{lead.text}': no such settings, or not with these methods")
+            settings = [setting for setting in self.settings if lead.applies_to(setting)]
+            methods = {lead.of, *lead.over}
+            if not settings or any(not methods <= {*self.methods_of(each)} for each in settings):
+                raise ValueError(
+                    f"'{lead.text}': it matches no setting, or one without all of its methods"
+                )
         return self
 
-    def methods_of(self, case: Case) -> list[str]:
-        """The methods that are run in that setting, in the order of the study."""
-        return [method for method in self.methods if not case.methods or method in case.methods]
+    def methods_of(self, setting: Setting) -> list[str]:
+        """Return the methods that run in a setting, in the order of the study."""
+        return [
+            method for method in self.methods if not setting.methods or method in setting.methods
+        ]
 
 
 class Budget(_Strict):
-    """How much is computed, and what that changes."""
+    """The overrides that adapt a study to a machine."""
 
     about: str
     set: list[str]
@@ -155,20 +161,20 @@ class Budget(_Strict):
 
 @cache
 def studies() -> dict[str, Study]:
-    """All studies by name, those of the paper first."""
+    """Return all studies by name, those of the paper first."""
     folder = resources.files("fedgh.studies") / "definitions"
-    found = {
+    by_name = {
         item.name.removesuffix(".toml"): Study.model_validate(
             tomllib.loads(item.read_text("utf-8"))
         )
         for item in sorted(folder.iterdir(), key=lambda item: item.name)
         if item.name.endswith(".toml")
     }
-    return dict(sorted(found.items(), key=lambda item: item[1].source.startswith("beyond")))
+    return dict(sorted(by_name.items(), key=lambda item: item[1].source.startswith("beyond")))
 
 
 def study(name: str) -> Study:
-    """The study of that name."""
+    """Return the study of this name; raise ConfigError if there is none."""
     known = studies()
     if name not in known:
         raise ConfigError(unknown("study", name, known))
@@ -177,6 +183,6 @@ def study(name: str) -> Study:
 
 @cache
 def budgets() -> dict[str, Budget]:
-    """The budgets by name."""
+    """Return the budgets by name."""
     text = (resources.files("fedgh.studies") / "budgets.toml").read_text("utf-8")
     return {name: Budget.model_validate(table) for name, table in tomllib.loads(text).items()}

@@ -1,7 +1,7 @@
-"""Many runs of one experiment: planned, run one by one, resumed where they were stopped.
+"""Sweeps: several runs of one experiment, planned, run one after another, and resumed.
 
-The runs of one seed share everything but what is compared: partition, initial weights and the
-order of the batches are functions of the seed (`core/rng.py`).
+Runs with the same seed differ only in what is compared: partition, initial weights and the order of
+the batches depend only on the seed (`core/rng.py`).
 """
 
 import json
@@ -29,12 +29,13 @@ from fedgh.training.loop import run_or_resume
 from fedgh.training.same import check_same, check_settings
 
 NOT_RUN = "not run"
+"""Reason of a run that was not tried."""
 
 Plan = tuple[str, list[str]]
 """The label of a trial, and its settings as `section.key=value`."""
 
 Watch = Callable[[str], AbstractContextManager[Callback]]
-"""Given a line about a run, a callback for it."""
+"""Function of a line about a run that returns a callback for it."""
 
 
 @dataclass(frozen=True)
@@ -44,53 +45,58 @@ class Trial:
     label: str
     seed: int
     config: Config
-    place: str = ""  # what runs belong to that are compared, when a sweep has several
-    home: str = ""  # the folder for these
+    setting: str = ""  # name of the study's setting; runs of one setting are compared
+    subfolder: str = ""  # folder of the setting's runs in the folder of the sweep
 
     @property
     def name(self) -> str:
-        """What it is called whatever its seed."""
-        return f"{self.place}: {self.label}" if self.place else self.label
+        """Setting and label, without the seed."""
+        return f"{self.setting}: {self.label}" if self.setting else self.label
 
     @property
     def run(self) -> str:
-        """What it is called with its seed."""
+        """Setting, label and seed."""
         return f"{self.name}, seed {self.seed}"
 
     @property
     def folder(self) -> str:
-        """Its run folder, seen from the folder of the sweep."""
-        name = self.label.replace("/", "_").replace(":", ",")  # no file of Windows has a colon
-        return str(Path(self.home, f"{name}-seed{self.seed}"))
+        """The run folder, relative to the folder of the sweep."""
+        name = self.label.replace("/", "_").replace(
+            ":", ","
+        )  # Windows allows no colon in a file name
+        return str(Path(self.subfolder, f"{name}-seed{self.seed}"))
 
     @property
     def work(self) -> float:
-        """How much there is to compute, compared with others on the same data."""
+        """The amount of computation, relative to other trials on the same data."""
         federation = self.config.federation
         return federation.rounds * federation.participation * self.config.local.epochs
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A sweep: its finished runs, and by the names of others why there is none."""
+    """The finished runs of a sweep; for each missing run its name and the reason."""
 
     runs: list[tuple[Trial, RunFolder]]
     missing: dict[str, str]
 
-    def at(self, place: str) -> "Outcome":
-        """The runs of one place, and what is missing there, without its name."""
-        start = f"{place}: "
+    def of_setting(self, setting: str) -> "Outcome":
+        """Return the part of one setting; names of missing runs do not repeat the setting."""
+        prefix = f"{setting}: "
         missing = {
-            run.removeprefix(start): why
-            for run, why in self.missing.items()
-            if run.startswith(start)
+            run.removeprefix(prefix): reason
+            for run, reason in self.missing.items()
+            if run.startswith(prefix)
         }
-        return Outcome([pair for pair in self.runs if pair[0].place == place], missing)
+        return Outcome([pair for pair in self.runs if pair[0].setting == setting], missing)
 
-    def why_not(self, label: str) -> str | None:
-        """Why there is no run of a label, whatever its seed; a real reason before "not run"."""
-        reasons = [why for run, why in self.missing.items() if run.startswith(f"{label}, seed ")]
-        return next((why for why in reasons if why != NOT_RUN), reasons[0] if reasons else None)
+    def missing_reason(self, label: str) -> str | None:
+        """Return why a run of a label is missing, or None; prefer other reasons to "not run"."""
+        reasons = [
+            reason for run, reason in self.missing.items() if run.startswith(f"{label}, seed ")
+        ]
+        tried = [reason for reason in reasons if reason != NOT_RUN]
+        return next(iter([*tried, *reasons]), None)
 
 
 def plan_comparison(
@@ -101,10 +107,11 @@ def plan_comparison(
     data_dir: Path | None = None,
     settings: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Trial]:
-    """Return one trial per method and seed. `methods` is `all`, or names with optional settings.
+    """Return one trial per method and seed.
 
-    A setting follows its method after a colon: `fedgh,fedgh:server_lr=0,standalone`. `settings` are
-    further settings of each method, by its name; those of a label replace them.
+    `methods` is `all`, or names with optional settings. A setting follows its method after a
+    colon: `fedgh,fedgh:server_lr=0,standalone`. `settings` are further settings of each method, by
+    its name; those of a label replace them.
     """
     plans = []
     for label in list(METHODS) if methods == "all" else split_words(methods):
@@ -130,26 +137,26 @@ def run_trials(
     skip_impossible: bool = False,
     missing: dict[str, str] | None = None,
 ) -> Outcome:
-    """Run what is not there yet, resume what was stopped, skip what is done.
+    """Run the trials: start new runs, resume stopped ones and skip finished ones.
 
-    Everything is prepared before anything runs, so that a mistake shows at once. With
-    `skip_impossible` a method that cannot work with these clients is noted, not fatal. So is, in
-    any case, a run that cannot go on: that its training diverges is a result, too. Both are put
-    into `missing` as they are found.
+    All trials are prepared before the first one runs, so that a mistake is reported at once. A run
+    that fails, for example because its training diverges, is added to `missing` with the reason,
+    and the sweep continues. With `skip_impossible` this also holds for a method that cannot work
+    with these clients; otherwise it raises ConfigError.
     """
     missing = {} if missing is None else missing
     ready = _prepare(trials, out, skip_impossible, missing)
     make_folder(out)
     runs = {
         trial.folder: (trial, folder)
-        for trial, folder in found([trial for trial, _ in ready], out).runs
+        for trial, folder in finished_runs([trial for trial, _ in ready], out).runs
     }
     for number, (trial, prepared) in enumerate(ready, 1):
         if trial.folder in runs:
             continue
-        left = [trial for trial, _ in ready[number - 1 :] if trial.folder not in runs]
+        remaining = [trial for trial, _ in ready[number - 1 :] if trial.folder not in runs]
         line = f"[{number}/{len(ready)}] {trial.run}"
-        line += forecast(runs.values(), left)
+        line += forecast(runs.values(), remaining)
         with watch(line) if watch else nullcontext(Callback()) as callback:
             try:
                 folder = _run_or_resume(prepared, folder_of(trial, out), callback)
@@ -157,27 +164,30 @@ def run_trials(
                 missing[trial.run] = str(error)
                 continue
         if not folder.finished:
-            missing[trial.run] = "a callback has stopped it"
+            missing[trial.run] = "a callback has stopped the run"
             continue
         runs[trial.folder] = (trial, folder)
-    # A mean over the seeds that went well would flatter what failed with others.
+    # A method that failed with one seed has no result: a mean over the other seeds would be biased.
     failed = {trial.name for trial, _ in ready if trial.run in missing}
-    whole = [trial.folder for trial, _ in ready if trial.name not in failed]
-    return Outcome([runs[folder] for folder in whole], missing)
+    complete = [trial.folder for trial, _ in ready if trial.name not in failed]
+    return Outcome([runs[folder] for folder in complete], missing)
 
 
 def folder_of(trial: Trial, out: Path) -> RunFolder:
-    """The run folder of a trial; RunError when a link in `out` leads elsewhere."""
+    """Return the run folder of a trial; raise RunError if its path in `out` has a symbolic link."""
     path = out
     for part in Path(trial.folder).parts:
         path /= part
         if path.is_symlink():
-            raise RunError(f"{path} is a symbolic link; a run is not looked for behind it")
+            raise RunError(f"{path} is a symbolic link, which is not followed; move the run here")
     return RunFolder(path)
 
 
-def found(trials: Iterable[Trial], out: Path) -> Outcome:
-    """The finished runs that are there, without running any; by run, which are not."""
+def finished_runs(trials: Iterable[Trial], out: Path) -> Outcome:
+    """Return the finished runs of these trials; the others are missing as "not run".
+
+    Raise RunError if a run has other settings than its trial, or is damaged.
+    """
     runs: list[tuple[Trial, RunFolder]] = []
     missing: dict[str, str] = {}
     for trial in trials:
@@ -191,25 +201,28 @@ def found(trials: Iterable[Trial], out: Path) -> Outcome:
     return Outcome(runs, missing)
 
 
-def forecast(done: Iterable[tuple[Trial, RunFolder]], left: Iterable[Trial]) -> str:
-    """How long the rest may take, judged by what is done: by runs as much alike as there are."""
+def forecast(done: Iterable[tuple[Trial, RunFolder]], remaining: Iterable[Trial]) -> str:
+    """Return an estimate of the remaining time as text; empty if no run is done.
+
+    The time of a trial is estimated from the most similar runs that are done.
+    """
     rates: dict[tuple[str, ...], list[float]] = {}
     for trial, folder in done:
         rate = folder.summary().seconds / trial.work
-        for alike in _likenesses(trial):
-            rates.setdefault(alike, []).append(rate)
+        for key in _similarity_keys(trial):
+            rates.setdefault(key, []).append(rate)
     if not rates:
         return ""
     seconds = sum(
-        trial.work * fmean(next(rates[alike] for alike in _likenesses(trial) if alike in rates))
-        for trial in left
+        trial.work * fmean(next(rates[key] for key in _similarity_keys(trial) if key in rates))
+        for trial in remaining
     )
-    return f"; what is left may take {timedelta(seconds=round(seconds))}"
+    return f"; about {timedelta(seconds=round(seconds))} remaining"
 
 
-def _likenesses(trial: Trial) -> list[tuple[str, ...]]:
-    """From most to least: the same method on the same setting, the same method, anything."""
-    return [(trial.label, trial.place), (trial.label,), ()]
+def _similarity_keys(trial: Trial) -> list[tuple[str, ...]]:
+    """Return keys that similar trials share: method and setting, method only, any trial."""
+    return [(trial.label, trial.setting), (trial.label,), ()]
 
 
 def _prepare(
@@ -219,11 +232,11 @@ def _prepare(
     sources: dict[tuple[object, ...], Source] = {}
     for trial in trials:
         data = trial.config.data
-        which = (data.name, data.dir, data.path, data.image_size)
-        if which not in sources:
-            sources[which] = load_source(data)
+        key = (data.name, data.dir, data.path, data.image_size)
+        if key not in sources:
+            sources[key] = load_source(data)
         try:
-            prepared = prepare(trial.config, source=sources[which])
+            prepared = prepare(trial.config, source=sources[key])
         except MethodError as error:
             if not skip_impossible:
                 raise
@@ -238,7 +251,7 @@ def _prepare(
 
 
 def _run_or_resume(prepared: Experiment, folder: RunFolder, callback: Callback) -> RunFolder:
-    check_settings(folder, prepared.config)  # another process may have begun it since we looked
+    check_settings(folder, prepared.config)  # another process may have started it meanwhile
     return run_or_resume(prepared, folder.path, [callback])
 
 
@@ -250,20 +263,22 @@ def plan_trials(
     data_dir: Path | None,
 ) -> list[Trial]:
     """Return one trial per plan and seed. Raise ConfigError if two of them are the same."""
-    words = [*overrides, *(setting for _, settings in plans for setting in settings)]
-    if any(word.partition("=")[0].strip() == "federation.seed" for word in words):
-        raise ConfigError("federation.seed: seeds are given with --seeds")
+    changes = [*overrides, *(setting for _, settings in plans for setting in settings)]
+    if any(change.partition("=")[0].strip() == "federation.seed" for change in changes):
+        raise ConfigError("federation.seed: seeds of a sweep are given with --seeds")
     trials: list[Trial] = []
     for seed in seeds:
         for label, settings in plans:
-            words = [*overrides, *settings, f"federation.seed={seed}"]
-            trial = Trial(label, seed, configs.load(experiment, words, data_dir))
+            changes = [*overrides, *settings, f"federation.seed={seed}"]
+            trial = Trial(label, seed, configs.load(experiment, changes, data_dir))
             for other in trials:
                 if other.config == trial.config or other.folder == trial.folder:
-                    raise ConfigError(f"'{label}' and '{other.label}', seed {seed}, are the same")
+                    raise ConfigError(
+                        f"'{label}' and '{other.label}', seed {seed}, are the same run"
+                    )
             trials.append(trial)
     if not trials:
-        raise ConfigError("there is nothing to run: name at least one of each")
+        raise ConfigError("there is nothing to run: name at least one method and one seed")
     return trials
 
 
@@ -273,9 +288,9 @@ def split_words(text: str) -> list[str]:
 
 
 def split_values(text: str) -> list[str]:
-    """The values between commas, also where they are lists themselves."""
+    """Return the values that commas separate; a value may be a list with commas."""
     try:
         parsed: list[Any] = tomllib.loads(f"values = [{text}]")["values"]
-    except configs.NOT_TOML:  # bare words
+    except configs.NOT_TOML:  # text without quotes
         return split_words(text)
     return [value if isinstance(value, str) else json.dumps(value, default=str) for value in parsed]

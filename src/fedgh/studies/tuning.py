@@ -94,7 +94,7 @@ def _plan_points(methods: str | None, grid: Sequence[str], wanted: int | None) -
     for text in grid:
         axis = _axis(text, names)
         if any((axis.key, axis.method) == (other.key, other.method) for other in axes):
-            raise ConfigError(f"--grid {text}: {text.partition('=')[0]} has a --grid already")
+            raise ConfigError(f"--grid {text}: there is another --grid for it; use one")
         axes.append(axis)
     if not labels or not axes:
         raise ConfigError("nothing to search: give at least one --grid section.key=value,value")
