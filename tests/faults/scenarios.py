@@ -89,7 +89,7 @@ def participant(settings: list[str]) -> Act:
                 fingerprint=None,
             )
             message = Message(
-                messages.request(ask, down), dst_node_id=1, message_type=MessageType.TRAIN
+                messages.pack_request(ask, down), dst_node_id=1, message_type=MessageType.TRAIN
             )
             node: dict[str, int | str] = {"client": 0, "state": str(place / "states")}
             reply = client.answer(message, node, lambda *_: experiment.blueprint())
@@ -108,7 +108,7 @@ def federation(settings: list[str]) -> Act:
     from fedgh.flower.keys import read_public_key, write_key_pair
     from fedgh.flower.server import serve
 
-    engine.POLL = engine.GATHERING = 0.0
+    engine.POLL = engine.MIN_FIRST_ROUND = 0.0
     experiment = prepare(config.load("demo", [*TINY, "data.classes_per_client=4", *settings]))
 
     def act(place: Path) -> None:

@@ -7,4 +7,4 @@ from fedgh.flower import engine
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one process nobody is far away."""
     monkeypatch.setattr(engine, "POLL", 0.0)
-    monkeypatch.setattr(engine, "GATHERING", 0.0)
+    monkeypatch.setattr(engine, "MIN_FIRST_ROUND", 0.0)

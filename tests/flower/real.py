@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fedgh.flower.client import home_of
+from fedgh.flower.client import folder_of
 from fedgh.flower.folder import FederationFolder
 from fedgh.flower.session import Session
 from fedgh.runs.folder import RunFolder
@@ -35,7 +35,7 @@ def last_states(folder: FederationFolder, run: RunFolder) -> dict[str, bytes]:
     assert session is not None
     found = {"server.safetensors": states(run)["server.safetensors"]}
     for own in folder.participants.iterdir():
-        home = home_of(own / "states", session.experiment, int(own.name))
+        home = folder_of(own / "states", session.experiment, int(own.name))
         for newest in sorted(home.glob("*.safetensors"))[-1:]:
             found[newest.name] = tensors(newest)
     return found

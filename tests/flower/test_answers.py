@@ -68,7 +68,7 @@ def ask(tmp_path: Path) -> Ask:
         }
         request = messages.Request(**{**usual, "round": round, "start": start, **changes})
         message = Message(
-            messages.request(request, down), dst_node_id=1, message_type=MessageType.TRAIN
+            messages.pack_request(request, down), dst_node_id=1, message_type=MessageType.TRAIN
         )
         node: NodeConfig = {
             "client": 0,
@@ -106,7 +106,7 @@ def test_another_question_is_a_new_release_after_a_new_start_only(
     first = ask(1)
     refused = ask(1, **change)
     assert refused.up is None
-    assert refused.error == "round 1 was answered, and the question was another"
+    assert refused.error == "round 1 was answered already, to a different question"
     assert ask(1, start=2) == first, "the answer of the second start, too"
     assert ask(1, start=2, **change).up is None
     assert releases(tmp_path) == 1
@@ -131,13 +131,13 @@ def test_what_goes_with_an_answer_is_there_to_go_on_from(ask: Ask, tmp_path: Pat
         ask(round)
     assert [ask(round, start=2).error for round in (1, 2)] == [None, None]
     assert ask(3, start=2, down=OTHER).error is None
-    assert ClientFiles(client.home_of(tmp_path, "e", 0), 9).round(0) == 3
+    assert ClientFiles(client.folder_of(tmp_path, "e", 0), 9).round(0) == 3
 
 
 def test_answers_that_nobody_can_ask_for_are_forgotten(ask: Ask, tmp_path: Path) -> None:
     for round in (1, 2, 3):
         ask(round, settled=round - 1, committed=round - 1)
-    home = client.home_of(tmp_path, "e", 0)
+    home = client.folder_of(tmp_path, "e", 0)
     assert [path.name for path in (home / "answers").iterdir()] == ["000003.safetensors"]
     lied = ask(3, settled=99, committed=99)
     assert lied == ask(3, settled=99, committed=99), "a server cannot have it forgotten"
@@ -153,7 +153,7 @@ def test_a_server_that_commits_nothing_cannot_fill_the_disk(ask: Ask) -> None:
 def test_a_failure_is_no_answer(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("fedgh.engines.host.ClientHost._train", lambda *_: 1 / 0)
-        assert ask(1).error == "ZeroDivisionError; the participant's own log says more"
+        assert ask(1).error == "ZeroDivisionError; see the client's own log"
     assert ask(1).up is not None
     assert releases(tmp_path) == 2, "what was counted before stays counted"
 
@@ -162,9 +162,9 @@ def test_a_damaged_answer_is_not_made_again(
     ask: Ask, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ask(1)
-    (file,) = (client.home_of(tmp_path, "e", 0) / "answers").iterdir()
+    (file,) = (client.folder_of(tmp_path, "e", 0) / "answers").iterdir()
     file.write_bytes(file.read_bytes()[:-1])
-    assert ask(1).error == "RunError; the participant's own log says more"
+    assert ask(1).error == "RunError; see the client's own log"
     assert f"{file} cannot be read" in caplog.text
     assert releases(tmp_path) == 1
 

@@ -32,7 +32,7 @@ UP = bytes(range(256)) * 4 * 1024  # 1 MiB
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one process there is nothing to wait for."""
     monkeypatch.setattr(engine, "POLL", 0.0)
-    monkeypatch.setattr(engine, "GATHERING", 0.0)
+    monkeypatch.setattr(engine, "MIN_FIRST_ROUND", 0.0)
 
 
 def answering(content: RecordDict) -> ClientApp:
@@ -70,7 +70,7 @@ def asked(grid: LocalGrid, *jobs: Job, deadline: float = 20.0) -> Iterator[Reply
 
 
 def honest(up: bytes, client: int = 0) -> RecordDict:
-    return messages.answer(Reply(client, 1, up=up, metrics={"accuracy": 0.5}))
+    return messages.pack_answer(Reply(client, 1, up=up, metrics={"accuracy": 0.5}))
 
 
 def payload(*chunks: bytes) -> Array:
@@ -112,13 +112,13 @@ def test_an_honest_upload_of_several_chunks_arrives_as_it_was(up: bytes, chunks:
 
 def test_wire_bytes_are_those_of_the_objects_that_came(monkeypatch: pytest.MonkeyPatch) -> None:
     came: list[int] = []
-    add = _flwr._Parcel.add
+    add = _flwr._PartialReply.add
 
-    def count(self: _flwr._Parcel, name: str, content: bytes) -> None:
+    def count(self: _flwr._PartialReply, name: str, content: bytes) -> None:
         came.append(len(content))
         add(self, name, content)
 
-    monkeypatch.setattr(_flwr._Parcel, "add", count)
+    monkeypatch.setattr(_flwr._PartialReply, "add", count)
     (short,) = asked(house(honest(b"")), JOB)
     small = sum(came)
     came.clear()
@@ -220,7 +220,7 @@ def test_a_reply_beyond_the_limit_is_never_assembled(
 def test_a_reply_without_an_upload_has_no_room_for_one() -> None:
     (reply,) = asked(house(honest(UP)), Job(0, 1, None, evaluate=True))
     assert reply.invalid is not None
-    assert "in a reply that has" in reply.invalid
+    assert "in a reply that may have" in reply.invalid
 
 
 # Replies that come in parts
@@ -249,7 +249,7 @@ def slow(*contents: RecordDict) -> Slow:
 
 
 def test_a_reply_that_is_not_complete_does_not_delay_the_others() -> None:
-    nothing_up = messages.answer(Reply(1, 1, error="no"))
+    nothing_up = messages.pack_answer(Reply(1, 1, error="no"))
     grid = slow(honest(UP), nothing_up)
     replies = asked(grid, JOB, Job(1, 1, b"", evaluate=True))
     assert next(replies).client_id == 1
@@ -295,7 +295,7 @@ def test_a_response_that_is_too_long_is_not_read(long: str) -> None:
     grid._client = _flwr.RuntimeHttpClient("http://superlink", verify=False)
     grid._client._client = httpx.Client(transport=httpx.MockTransport(superlink))
     inbox = Inbox(grid)
-    with pytest.raises(WireError, match=f"an object of {2**40} bytes in a reply that has"):
+    with pytest.raises(WireError, match=f"an object of {2**40} bytes in a reply that may have"):
         inbox.pull("name", Limit(record=MIB, array=MIB))
     assert inbox._superlink._client.get("http://superlink" + long.replace("pull", "push")), (
         "other requests have no limit"
@@ -308,7 +308,7 @@ bomber = ClientApp()
 @bomber.train()
 def train(message: Message, context: Context) -> Message:
     """Client 1 answers with a bomb."""
-    reply = client.app_of(client.dealt)(message, context)
+    reply = client.app_of(client.partitioned_client)(message, context)
     if context.node_config["client"] == 1:
         array = reply.content["payload"]["safetensors"]
         assert isinstance(array, Array)

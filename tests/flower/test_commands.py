@@ -84,7 +84,7 @@ def test_a_key_that_the_participant_made_itself_will_do(
         (["up", "{new}"], "is not the folder of a federation"),
         (["up", "{f}"], "is a finished run; choose another --out"),
         (["up", "{f}", "--out", "{new}"], "lacks the public keys of clients 1"),
-        (["join", "{new}"], "is not the folder of a participant"),
+        (["join", "{new}"], "is not the folder of a client"),
         (["status", "{new}"], "is not the folder of a federation"),
         (["stop", "{new}"], "is not the folder of a federation"),
     ],
@@ -112,7 +112,7 @@ def test_missing_or_shared_keys_are_named(folder: FederationFolder) -> None:
     from fedgh.errors import ConfigError
 
     (folder.keys / "1.pub").write_bytes((folder.keys / "0.pub").read_bytes())
-    with pytest.raises(ConfigError, match="two participants have the same public key"):
+    with pytest.raises(ConfigError, match="two clients have the same public key"):
         read_participants(folder.keys, 2)
     (folder.keys / "1.pub").unlink()
     with pytest.raises(ConfigError, match="lacks the public keys of clients 1"):

@@ -80,7 +80,7 @@ def stranger(
     """A federation that is not this one; its participants knock at this one's door."""
     for name, value in deployment.environment(FEDGH_NODE_PORT=free_ports(1)[0]).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(node, "BACK_OFF", (0.1,))
+    monkeypatch.setattr(node, "RETRY_DELAYS", (0.1,))
     return federation(tmp_path / "stranger", two())
 
 
@@ -111,7 +111,7 @@ def test_plaintext_is_refused(stranger: FederationFolder) -> None:
     script.write_text(
         text.replace("flower-supernode", "flower-supernode --insecure --max-retries 1")
     )
-    assert refusal(stranger) == "the server speaks TLS only"
+    assert refusal(stranger) == "the server accepts only TLS; start the node without --insecure"
 
 
 def test_secrets_are_for_their_owner_only(deployment: Deployment) -> None:

@@ -199,5 +199,5 @@ def test_a_federation_in_which_all_fail_ends_with_the_reason(tmp_path: Path) -> 
     assert process.returncode == 1
     words = said(process)
     assert "error: round 1: all 2 participants failed" in words
-    assert "the participant's app cannot be used" in words
+    assert "the client's app cannot be used" in words
     assert "Traceback" not in words

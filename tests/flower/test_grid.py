@@ -142,7 +142,7 @@ def ask(house: House, **changes: Any) -> Reply:
     assert message.metadata.ttl == 60.0, "it is not delivered after its deadline"
     request, _ = messages.read_request(message.content)
     request = replace(request, **changes)
-    message.content = messages.request(request, None)
+    message.content = messages.pack_request(request, None)
     (name,) = house.grid.push_messages([message])
     (answer,) = house.grid.pull_messages([name])
     asked = replace(job, client_id=request.client, round=request.round)
@@ -171,9 +171,9 @@ def test_a_participant_answers_what_is_right(house: House) -> None:
         ({"start": 0}, "round 4 is over; this message is late"),
         ({"trained": 2, "start": 2}, None),  # a server that had to go back to round 2
         ({"trained": 1, "start": 2}, r"the state of client 0 after round 1 is not in its folder"),
-        ({"version": "9.9"}, "the server has fedgh 9.9, here is"),
-        ({"client": 1}, "takes this node for client 1, its own settings say client=0"),
-        ({"fingerprint": "other"}, "the data or the versions here are not those of the server"),
+        ({"version": "9.9"}, "the server has fedgh 9.9, this client has"),
+        ({"client": 1}, "takes this node for client 1, its node.conf says client=0"),
+        ({"fingerprint": "other"}, "this client's data or versions are not those of the server"),
         ({"settings": {"data": {"name": "nowhere"}}}, "no data set 'nowhere'"),
     ],
 )
@@ -269,7 +269,7 @@ def test_wire_bytes_are_measured_beside_tensor_bytes(house: House) -> None:
 def test_a_run_from_elsewhere_is_refused(tmp_path: Path) -> None:
     house = House(tmp_path / "house", quick())
     interrupted(quick(), house.path / "run", 1)
-    with pytest.raises(RunError, match="was begun without Flower"):
+    with pytest.raises(RunError, match="was started without Flower"):
         house.run()
 
 

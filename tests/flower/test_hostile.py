@@ -46,7 +46,7 @@ REJECTED = {
     "other-names": "^expected tensors .* got .*extractor",
     "another-client": "^an answer of client 0 in round",
     "another-round": "^an answer of client 2 in round 77$",
-    "wonderful": "^an impossible accuracy$",
+    "wonderful": "^an impossible value of accuracy$",
     "bomb": r"^an array of \d+ bytes in a reply that may have \d+$",
 }
 FAILED = {

@@ -45,7 +45,7 @@ HOSTILE: dict[str, tuple[Callable[[Head], Head], str]] = {
     ),
     "wonderful scores": (
         lambda head: {**head, "metrics": {"accuracy": 7.0, "validation_accuracy": 1.0}},
-        "an impossible accuracy",
+        "an impossible value of accuracy",
     ),
     "many scores": (
         lambda head: {**head, "metrics": {f"m{chr(97 + k)}": 0.0 for k in range(20)}},
@@ -185,7 +185,7 @@ def _raises(message: Message, honest: Message) -> Message:
         (_no_content, "not a message of fedgh"),
         (_no_json, "not a readable message"),
         (_no_safetensors, "not a readable message"),
-        (_neither_upload_nor_reason, "neither an upload nor a reason"),
+        (_neither_upload_nor_reason, "neither an upload nor an error"),
         (_to_another_message, "an answer of client 2"),
         (_noise, r"^\[2Jround 2 is done , acc"),
         (_gone, r"Flower error 5: \[2Jround"),
@@ -247,7 +247,7 @@ def test_trouble_of_the_superlink_is_not_its_clients_fault(
 @pytest.mark.parametrize(
     ("problem", "words"),
     [
-        (httpx.ConnectError("gone"), "the SuperLink is out of reach: gone"),
+        (httpx.ConnectError("gone"), "the SuperLink cannot be reached: gone"),
         (RunNotRunningException(), "Flower has stopped this run"),
     ],
 )

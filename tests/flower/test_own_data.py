@@ -146,7 +146,7 @@ def test_an_error_in_a_participants_code_tells_nothing_of_its_data(
 
     house = House(tmp_path / "house", quick(*PRIVATE), [client_app(careless)])
     (failure,) = house.run().records()[0].failed
-    assert failure.reason == "FileNotFoundError; the participant's own log says more"
+    assert failure.reason == "FileNotFoundError; see the client's own log"
     assert "patient-17" in caplog.text
 
 
@@ -171,14 +171,14 @@ def test_what_a_participant_brings_is_checked(
         return brought(x, y)
 
     house = House(tmp_path / "house", quick(*PRIVATE), [client_app(make)])
-    with pytest.raises(RunError, match=r"what it brings does not fit; the participant's own log"):
+    with pytest.raises(RunError, match=r"network or data do not fit this federation; see the client's own"):
         house.run()
     assert re.search(problem, caplog.text)
 
 
 def test_data_of_ones_own_do_not_go_with_a_federation_that_deals(tmp_path: Path) -> None:
     house = House(tmp_path / "house", quick(), [client_app(bring)])
-    with pytest.raises(RunError, match="deals out its data"):
+    with pytest.raises(RunError, match="partitions a data set"):
         house.run()
     house = House(tmp_path / "other", quick(*PRIVATE))
     with pytest.raises(RunError, match="name your app"):
@@ -188,8 +188,8 @@ def test_data_of_ones_own_do_not_go_with_a_federation_that_deals(tmp_path: Path)
 @pytest.mark.parametrize(
     ("overrides", "refusal"),
     [
-        ({"method": {"name": "fedavg"}, "shape": [5]}, "own network would travel"),
-        ({"method": {"name": TRAVELS}, "shape": [5]}, "own network would travel"),
+        ({"method": {"name": "fedavg"}, "shape": [5]}, "would send this client's own network"),
+        ({"method": {"name": TRAVELS}, "shape": [5]}, "would send this client's own network"),
         ({"method": {"name": "side_effect:X"}}, "method.name = 'side_effect:X' is not part"),
         (
             {"method": {"name": "fml", "shared": "side_effect:X"}},
@@ -206,7 +206,7 @@ def test_a_participant_does_what_it_agreed_to_and_no_more(
     house = House(tmp_path / "house", experiment, [client_app(bring)], {"allow": TRAVELS})
     (tmp_path / "side_effect.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    asked = messages.request
+    asked = messages.pack_request
 
     def other_settings(request: messages.Request, down: bytes | None) -> RecordDict:
         settings = {name: dict(section) for name, section in request.settings.items()}

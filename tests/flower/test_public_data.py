@@ -53,14 +53,14 @@ def test_participants_with_the_same_public_data_learn_together(tmp_path: Path) -
 
 
 def test_other_public_data_than_the_servers_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"the public data here \(npz\) are not those of the server"):
+    with pytest.raises(RunError, match=r"the client's public data \(npz\) are not those of the server"):
         house(tmp_path, points(tmp_path / "theirs.npz", seed=10)).run()
 
 
 def test_public_data_that_are_not_here_are_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(RunError, match=r"public data \(npz\) cannot be used here; the") as said:
+    with pytest.raises(RunError, match=r"the client cannot use the public data \(npz\); see") as said:
         house(tmp_path, tmp_path / "nowhere.npz").run()
     assert "nowhere" not in str(said.value)
     assert "nowhere.npz does not exist" in caplog.text
@@ -69,7 +69,7 @@ def test_public_data_that_are_not_here_are_refused(
 def test_public_data_must_fit_the_participants_own(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(RunError, match="what it brings does not fit; the participant's own log"):
+    with pytest.raises(RunError, match="network or data do not fit this federation; see the client's own"):
         house(tmp_path, points(tmp_path / "theirs.npz", width=4), width=4).run()
     assert "inputs are (4,) of float32, those of the data (5,) of float32" in caplog.text
 

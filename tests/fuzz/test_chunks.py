@@ -64,7 +64,7 @@ def thing(kind: str, parts: list[str], body: bytes) -> Thing:
 
 LocalGrid({})  # messages say whose they are
 UP = bytes(2**19)
-MESSAGE = Message(messages.answer(Reply(2, 7, up=UP, metrics={"accuracy": 0.5})), 1, "train")
+MESSAGE = Message(messages.pack_answer(Reply(2, 7, up=UP, metrics={"accuracy": 0.5})), 1, "train")
 HONEST = {
     name: Thing.read(item.deflate()) for name, item in get_all_nested_objects(MESSAGE).items()
 }

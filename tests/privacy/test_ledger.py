@@ -28,7 +28,7 @@ PRIVATE = ["privacy.protects=sample", "privacy.epsilon=4"]
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "POLL", 0.0)
-    monkeypatch.setattr(engine, "GATHERING", 0.0)
+    monkeypatch.setattr(engine, "MIN_FIRST_ROUND", 0.0)
 
 
 def test_ledger_counts_releases_across_instances_up_to_the_bound(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_one_state_folder_is_one_budget_for_all_federations_and_client_numbers(
     [
         ([], {"max_epsilon": "3"}, "sends nothing without privacy"),
         ([], {"protects": "client"}, "sends nothing without privacy"),
-        (PRIVATE, {"protects": "client"}, "takes part with privacy.protects = 'client'"),
+        (PRIVATE, {"protects": "client"}, "takes part only with privacy.protects = 'client'"),
         (PRIVATE, {"max-epsilon": "9", "protects": "client"}, "privacy.protects = 'client'"),
     ],
 )
@@ -114,11 +114,11 @@ def test_a_participant_rejects_runs_with_less_privacy_than_its_bound(
 @pytest.mark.parametrize(
     ("own", "problem"),
     [
-        ({"max-epsilom": 1.0}, "max-epsilom is no setting; did you mean max-epsilon?"),
-        ({"epsilon": 1.0}, "epsilon is no setting; did you mean max-epsilon?"),
-        ({"MAX_EPS": 1.0}, "max-eps is no setting; did you mean max-epochs?"),
-        ({"protect": "client"}, "protect is no setting; did you mean protects?"),
-        ({"states": "elsewhere"}, "states is no setting; did you mean state?"),
+        ({"max-epsilom": 1.0}, "no setting 'max-epsilom'; did you mean max-epsilon?"),
+        ({"epsilon": 1.0}, "no setting 'epsilon'; did you mean max-epsilon?"),
+        ({"MAX_EPS": 1.0}, "no setting 'max-eps'; did you mean max-epochs?"),
+        ({"protect": "client"}, "no setting 'protect'; did you mean protects?"),
+        ({"states": "elsewhere"}, "no setting 'states'; did you mean state?"),
         ({"protects": "clients"}, "protects = 'clients': Input should be"),
         *(({"max-epsilon": bad}, "max-epsilon = ") for bad in ("nan", "inf", 0, -1.0, "", True)),
         *(({"delta": bad}, "delta = ") for bad in (0, 1, "nan", -1e-5, "small", 1e-16)),
@@ -146,7 +146,7 @@ def test_a_participant_with_a_misspelled_bound_sends_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     house = bounded(tmp_path, quick(*PRIVATE, "federation.rounds=1"), {"max-epsilom": "1"})
-    assert failures(house) == [["ConfigError; the participant's own log says more"]]
+    assert failures(house) == [["ConfigError; see the client's own log"]]
     assert "did you mean max-epsilon?" in caplog.text
 
 

@@ -35,7 +35,7 @@ Ask = Callable[..., Reply]
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "POLL", 0.0)
-    monkeypatch.setattr(engine, "GATHERING", 0.0)
+    monkeypatch.setattr(engine, "MIN_FIRST_ROUND", 0.0)
 
 
 def bring(task: Task, _: NodeConfig) -> ClientSpec:
@@ -91,7 +91,7 @@ def put(house: House, prepared: Experiment, **changes: Any) -> Reply:
     job = Job(0, 1, None, evaluate=True)
     message = server.message(job, FIRST_NODE, 60.0)
     question, down = messages.read_request(message.content)
-    message.content = messages.request(replace(question, **changes), down)
+    message.content = messages.pack_request(replace(question, **changes), down)
     (name,) = house.grid.push_messages([message])
     (answer,) = house.grid.pull_messages([name])
     return messages.read_answer(answer.content, job)
@@ -110,7 +110,7 @@ def test_no_name_of_a_server_is_followed(
         reply = ask(method, section, key, [value] if key in ("extractors", "callbacks") else value)
     assert followed(seen) == []
     replaced = section in ("data", "public") or (key == "extractors" and reply.error is None)
-    refusal = "is not part of fedgh, and this participant does not allow it"
+    refusal = "is not part of fedgh, and this client does not allow it"
     assert replaced or refusal in str(reply.error)
 
 
@@ -127,7 +127,7 @@ def test_a_server_does_not_start_a_download(ask: Ask) -> None:
     with WATCH.watching() as seen:
         reply = ask("fedgh", "data", "name", "cifar10")
     assert [what for what in seen if what.startswith("socket")] == []
-    assert "not fetched because" in str(reply.error) or "deals out its data" in str(reply.error)
+    assert "downloads nothing at" in str(reply.error) or "partitions a data set" in str(reply.error)
 
 
 PUBLIC = {"name": "npz", "samples": 20}
@@ -169,7 +169,7 @@ def test_a_server_does_not_start_a_download_of_public_data(kind: str, tmp_path: 
     house, prepared = needing_public(tmp_path, kind)
     settings = {**shared_settings(prepared), "public": {**PUBLIC, "name": "cifar100"}}
     reply = put(house, prepared, settings=settings)
-    assert str(reply.error).startswith("cifar100 is not on this participant's machine, and is not")
+    assert str(reply.error).startswith("cifar100 is not on this client's machine, and a client")
 
 
 LIMITS = [

@@ -58,10 +58,10 @@ class Question:
 
 NO_NAME = "^not a readable message: experiment: String should match pattern"
 NOT_READABLE = "^not a readable message: "
-NO_PRIVACY = "^this participant sends nothing without privacy"
+NO_PRIVACY = "^this client sends nothing without privacy"
 OVER_BOUND = "^this participant's bound of ε = [0-9.]+ would be passed$"
-NOT_FETCHED = "^cifar10 is not on this participant's machine, and is not fetched because a server"
-NOT_SAID = "^ConfigError; the participant's own log says more$"
+NOT_FETCHED = "^cifar10 is not on this client's machine, and a client downloads nothing at"
+NOT_SAID = "^ConfigError; see the client's own log$"
 
 
 def questions(network: Path) -> dict[str, Question]:
@@ -96,7 +96,7 @@ def questions(network: Path) -> dict[str, Question]:
 
 
 def _foreign(setting: str, name: str = "evil:make") -> str:
-    return rf"^{setting} = '{re.escape(name)}' is not part of fedgh, and this participant does not"
+    return rf"^{setting} = '{re.escape(name)}' is not part of fedgh, and this client does not"
 
 
 def _network(name: str) -> Question:
