@@ -12,7 +12,7 @@ from tests.faults.disk import Fault, Operation
 from tests.faults.driver import Driver, Outcome
 from tests.faults.end import end
 
-NewPlace = Callable[[], Path]
+NewWorkdir = Callable[[], Path]
 
 CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "run": ("run", ()),
@@ -33,20 +33,20 @@ class Case:
 
     name: str
     driver: Driver
-    new_place: NewPlace
+    new_workdir: NewWorkdir
 
-    def play(self, place: Path, fault: Fault | None = None, user: int | None = None) -> Outcome:
+    def play(self, workdir: Path, fault: Fault | None = None, user: int | None = None) -> Outcome:
         """Begin, or go on."""
         scenario, settings = CASES[self.name]
-        return self.driver.play(place, fault, scenario=scenario, settings=settings, user=user)
+        return self.driver.play(workdir, fault, scenario=scenario, settings=settings, user=user)
 
     @cached_property
     def _straight(self) -> tuple[list[Operation], dict[str, Any]]:
-        place = self.new_place()
-        outcome = self.play(place)
+        workdir = self.new_workdir()
+        outcome = self.play(workdir)
         assert outcome.code == 0, outcome.words
-        assert_seen(outcome.operations, place)
-        return outcome.operations, end(place)
+        assert_seen(outcome.operations, workdir)
+        return outcome.operations, end(workdir)
 
     @property
     def operations(self) -> list[Operation]:
@@ -65,9 +65,9 @@ class Case:
         return Fault(commits[round] + 2, "kill")
 
 
-def assert_seen(operations: list[Operation], place: Path) -> None:
+def assert_seen(operations: list[Operation], workdir: Path) -> None:
     """Every file that is there was opened or renamed before our eyes."""
     made = {op.path for op in operations if op.kind == "open"}
     made |= {op.other for op in operations if op.kind == "rename"}
-    there = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
+    there = {str(path.relative_to(workdir)) for path in workdir.rglob("*") if path.is_file()}
     assert there <= made

@@ -9,33 +9,33 @@ from tempfile import mkdtemp
 
 import pytest
 
-from tests.faults.cases import Case, NewPlace
+from tests.faults.cases import Case, NewWorkdir
 from tests.faults.driver import Driver
 
 MEMORY = Path("/dev/shm")
-"""Where a sync costs nothing, if there is such a place."""
+"""Where a sync costs nothing, if there is such a workdir."""
 
 
 @pytest.fixture(scope="session")
-def new_place() -> Iterator[NewPlace]:
+def new_workdir() -> Iterator[NewWorkdir]:
     """Makes empty folders that anybody may enter."""
     home = Path(mkdtemp(prefix="fedgh-faults-", dir=MEMORY if MEMORY.is_dir() else None))
     home.chmod(0o755)
     numbers = count()
 
     def make() -> Path:
-        place = home / str(next(numbers)) / "place"
-        place.mkdir(parents=True)
-        return place
+        workdir = home / str(next(numbers)) / "workdir"
+        workdir.mkdir(parents=True)
+        return workdir
 
     yield make
     shutil.rmtree(home)
 
 
 @pytest.fixture(scope="session")
-def case_of(new_place: NewPlace) -> Iterator[Callable[[str], Case]]:
+def case_of(new_workdir: NewWorkdir) -> Iterator[Callable[[str], Case]]:
     with Driver() as driver:
-        yield cache(lambda name: Case(name, driver, new_place))
+        yield cache(lambda name: Case(name, driver, new_workdir))
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ class Disk:
         self._files: dict[int, str] = {}
 
     def install(self) -> None:
-        """Take the place of what Python writes with."""
+        """Replace the functions of Python that change files."""
         plain, opens = builtins.open, os.open
 
         def watched_open(file: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:

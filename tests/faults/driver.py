@@ -48,7 +48,7 @@ class Driver:
 
     def play(
         self,
-        place: Path,
+        workdir: Path,
         fault: Fault | None = None,
         *,
         scenario: str = "run",
@@ -61,7 +61,7 @@ class Driver:
         request = {
             "scenario": scenario,
             "settings": settings,
-            "place": str(place),
+            "workdir": str(workdir),
             "fault": None if fault is None else asdict(fault),
             "user": user,
         }
@@ -82,14 +82,14 @@ def main() -> None:
 
 
 def _play(
-    scenario: str, settings: list[str], place: str, fault: dict[str, Any] | None, user: int | None
+    scenario: str, settings: list[str], workdir: str, fault: dict[str, Any] | None, user: int | None
 ) -> dict[str, Any]:
     act = _prepared(scenario, tuple(settings))
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reads)
-        _be_child(act, Path(place), Fault(**fault) if fault else None, user, writes)
+        _be_child(act, Path(workdir), Fault(**fault) if fault else None, user, writes)
     os.close(writes)
     with os.fdopen(reads, encoding="utf-8") as pipe:
         words, _, operations = pipe.read().partition("\0")
@@ -101,7 +101,7 @@ def _play(
     }
 
 
-def _be_child(act: Act, place: Path, fault: Fault | None, user: int | None, pipe: int) -> None:
+def _be_child(act: Act, workdir: Path, fault: Fault | None, user: int | None, pipe: int) -> None:
     """Do the work; what is said and what was done goes into the pipe."""
     os.dup2(pipe, sys.stderr.fileno())
     os.dup2(pipe, sys.stdout.fileno())
@@ -110,11 +110,11 @@ def _be_child(act: Act, place: Path, fault: Fault | None, user: int | None, pipe
         os.setgroups([])
         os.setgid(user)
         os.setuid(user)
-    disk = Disk(place, fault)
+    disk = Disk(workdir, fault)
     disk.install()
     try:
         with in_words():
-            act(place)
+            act(workdir)
     except SystemExit as end:
         code = int(end.code or 0)
     except BaseException:  # a defect: the test shows it

@@ -16,17 +16,17 @@ OWN = re.compile(r"experiments/[0-9a-f]{32}")  # the name under which participan
 STATE = re.compile(r"(client-\d+)\.round-\d+\.safetensors")
 
 
-def end(place: Path) -> dict[str, Any]:
+def end(workdir: Path) -> dict[str, Any]:
     """Every file; of a participant's states the last one."""
     found: dict[str, Any] = {}
-    for path in sorted(place.rglob("*")):
-        name = OWN.sub("experiments/run", str(path.relative_to(place)))
+    for path in sorted(workdir.rglob("*")):
+        name = OWN.sub("experiments/run", str(path.relative_to(workdir)))
         if path.is_dir() or path.name in ("flower.json", "turn.json", "name.txt"):
             continue
         if name.startswith("states/"):
             name = STATE.sub(r"\1", name)
         found[name] = _content(path)
-    answers = place.with_suffix(".answers")
+    answers = workdir.with_suffix(".answers")
     return {**found, "answers": answers.read_text() if answers.exists() else None}
 
 

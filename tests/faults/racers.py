@@ -55,11 +55,11 @@ class Racers:
     ) -> None:
         self._process.communicate()  # it ends with its input
 
-    def race(self, place: Path, *starts: Start) -> list[Finish]:
+    def race(self, workdir: Path, *starts: Start) -> list[Finish]:
         """Have children run these commands in a folder, and wait for all."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        request = {"place": str(place), "starts": [asdict(start) for start in starts]}
+        request = {"workdir": str(workdir), "starts": [asdict(start) for start in starts]}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return [Finish(**fields) for fields in json.loads(self._process.stdout.readline())]
@@ -80,11 +80,11 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         starts = [Start(**fields) for fields in request["starts"]]
-        print(json.dumps(_race(request["place"], starts)), flush=True)
+        print(json.dumps(_race(request["workdir"], starts)), flush=True)
     os._exit(0)  # there is nothing to tidy up, which would take a second
 
 
-def _race(place: str, starts: list[Start]) -> list[dict[str, Any]]:
+def _race(workdir: str, starts: list[Start]) -> list[dict[str, Any]]:
     gate, signal_ = os.pipe()
     with ExitStack() as stack:
         outputs = [stack.enter_context(TemporaryFile()) for _ in starts]
@@ -93,7 +93,7 @@ def _race(place: str, starts: list[Start]) -> list[dict[str, Any]]:
             child = os.fork()
             if child == 0:
                 os.close(signal_)
-                _be_child(place, start, gate, output)
+                _be_child(workdir, start, gate, output)
             children.append(child)
         os.close(gate)
         os.close(signal_)  # the last of those who could write: whoever reads goes on
@@ -113,11 +113,11 @@ def _kill(children: list[int], starts: list[Start]) -> None:
             os.kill(child, signal.SIGKILL)
 
 
-def _be_child(place: str, start: Start, gate: int, output: IO[bytes]) -> None:
+def _be_child(workdir: str, start: Start, gate: int, output: IO[bytes]) -> None:
     """Wait for the signal and run the command."""
     os.dup2(output.fileno(), sys.stdout.fileno())
     os.dup2(output.fileno(), sys.stderr.fileno())
-    os.chdir(place)
+    os.chdir(workdir)
     sys.argv = ["fedgh", *start.words]
     code = 0
     os.read(gate, 1)

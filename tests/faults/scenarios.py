@@ -34,7 +34,7 @@ TINY = [
 def _few_digits() -> Source:
     """Sixty digits of three kinds: a round takes milliseconds."""
     digits = SOURCES["digits"](Where())
-    chosen = [place for label in range(3) for place in (digits.y == label).nonzero()[:20].flatten()]
+    chosen = [index for label in range(3) for index in (digits.y == label).nonzero()[:20].flatten()]
     return Source("digits", digits.x[chosen], digits.y[chosen], digits.class_names[:3])
 
 
@@ -47,8 +47,8 @@ def training_run(settings: list[str]) -> Act:
 
     experiment = tiny(config.load("demo", [*TINY, *settings]))
 
-    def act(place: Path) -> None:
-        out = place / "run"
+    def act(workdir: Path) -> None:
+        out = workdir / "run"
         if (out / "config.toml").exists():
             loop.resume(out, prepare=tiny)
         else:
@@ -68,8 +68,8 @@ def participant(settings: list[str]) -> Act:
     experiment = prepare(config.load("demo", [*TINY, *settings]), source=_few_digits())
     down = wire.to_bytes(experiment.initial_server())
 
-    def act(place: Path) -> None:
-        file = place.with_suffix(".answers")
+    def act(workdir: Path) -> None:
+        file = workdir.with_suffix(".answers")
         answers = json.loads(file.read_text()) if file.exists() else []
         for round in range(len(answers) + 1, 4):
             ask = messages.Request(
@@ -91,7 +91,7 @@ def participant(settings: list[str]) -> Act:
             message = Message(
                 messages.pack_request(ask, down), dst_node_id=1, message_type=MessageType.TRAIN
             )
-            node: dict[str, int | str] = {"client": 0, "state": str(place / "states")}
+            node: dict[str, int | str] = {"client": 0, "state": str(workdir / "states")}
             reply = client.answer(message, node, lambda *_: experiment.blueprint())
             if reply.up is None:
                 raise RunError(reply.error)
@@ -111,8 +111,8 @@ def federation(settings: list[str]) -> Act:
     engine.POLL = engine.MIN_FIRST_ROUND = 0.0
     experiment = prepare(config.load("demo", [*TINY, "data.classes_per_client=4", *settings]))
 
-    def act(place: Path) -> None:
-        about = place.with_suffix(".about")
+    def act(workdir: Path) -> None:
+        about = workdir.with_suffix(".about")
         if not about.exists():
             about.mkdir()
             (about / "experiment.toml").write_text(experiment.config.to_toml())
@@ -121,7 +121,7 @@ def federation(settings: list[str]) -> Act:
         nodes = {
             1000 + k: Node(
                 client.app,
-                {"client": k, "state": str(place / "states"), "allow": ZOO},
+                {"client": k, "state": str(workdir / "states"), "allow": ZOO},
                 read_public_key(about / f"{k}.pub"),
             )
             for k in range(experiment.task.num_clients)
@@ -131,7 +131,7 @@ def federation(settings: list[str]) -> Act:
             1,
             {
                 "experiment": str(about / "experiment.toml"),
-                "out": str(place / "run"),
+                "out": str(workdir / "run"),
                 "participants": str(about),
             },
         )

@@ -10,7 +10,7 @@ import pytest
 from fedgh.errors import RunError
 from fedgh.runs.checkpoint import ClientFiles
 from fedgh.runs.folder import RunFolder
-from tests.faults.cases import Case, NewPlace, some_or_all
+from tests.faults.cases import Case, NewWorkdir, some_or_all
 from tests.faults.end import end
 
 pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(1800)]
@@ -18,9 +18,9 @@ pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(1800)]
 
 def damages(content: bytes, older: bytes | None) -> Iterator[bytes]:
     """Flipped bits here and there, the end missing, nothing left, an older version."""
-    for place in range(0, len(content), max(1, len(content) // 12)):
-        flipped = bytes([content[place] ^ 1])
-        yield content[:place] + flipped + content[place + 1 :]
+    for index in range(0, len(content), max(1, len(content) // 12)):
+        flipped = bytes([content[index] ^ 1])
+        yield content[:index] + flipped + content[index + 1 :]
     yield content[: len(content) // 2]
     yield content[:-1]
     yield b""
@@ -31,9 +31,9 @@ def damages(content: bytes, older: bytes | None) -> Iterator[bytes]:
 @pytest.mark.parametrize("rounds", [2, 3])
 @some_or_all
 def test_damage_is_refused_or_harmless(
-    rounds: int, stride: int, case: Case, new_place: NewPlace
+    rounds: int, stride: int, case: Case, new_workdir: NewWorkdir
 ) -> None:
-    older, whole = new_place(), new_place()
+    older, whole = new_workdir(), new_workdir()
     case.play(older, case.killed_after_commit(rounds - 1))
     case.play(whole, None if rounds == 3 else case.killed_after_commit(rounds))
     damaged_files = [
@@ -45,24 +45,24 @@ def test_damage_is_refused_or_harmless(
     ]
     refused = 0
     for name, damaged in damaged_files[::stride]:
-        place = new_place() / "copy"
-        shutil.copytree(whole, place)
-        (place / name).write_bytes(damaged)
-        outcome = case.play(place)
+        workdir = new_workdir() / "copy"
+        shutil.copytree(whole, workdir)
+        (workdir / name).write_bytes(damaged)
+        outcome = case.play(workdir)
         if outcome.code != 0:
             refused += 1
             assert "Traceback" not in outcome.words
-            assert str(place) in outcome.words
+            assert str(workdir) in outcome.words
             assert len(outcome.words.splitlines()) == 1
-            shutil.copy(whole / name, place / name)  # nothing else was lost meanwhile
-            outcome = case.play(place)
-        elif is_state(name) and (place / name).exists():  # nobody has looked at it yet
+            shutil.copy(whole / name, workdir / name)  # nothing else was lost meanwhile
+            outcome = case.play(workdir)
+        elif is_state(name) and (workdir / name).exists():  # nobody has looked at it yet
             with pytest.raises(RunError, match=name.name):
-                look_at(place, name)
-            shutil.copy(whole / name, place / name)
+                look_at(workdir, name)
+            shutil.copy(whole / name, workdir / name)
         assert outcome.code == 0, (name, outcome.words)
-        assert end(place) == case.end, name
-        shutil.rmtree(place)
+        assert end(workdir) == case.end, name
+        shutil.rmtree(workdir)
     assert refused
 
 
@@ -70,9 +70,9 @@ def is_state(name: Path) -> bool:
     return name.parent.name == "means" or name.name.startswith("client-")
 
 
-def look_at(place: Path, name: Path) -> None:
+def look_at(workdir: Path, name: Path) -> None:
     """Use a client's state, or the class means of a round, as a report does."""
-    run = RunFolder(place / "run")
+    run = RunFolder(workdir / "run")
     if name.parent.name == "means":
         run.means()
     else:

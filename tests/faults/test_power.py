@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from tests.faults import volatile
-from tests.faults.cases import Case, NewPlace, some_or_all
+from tests.faults.cases import Case, NewWorkdir, some_or_all
 from tests.faults.end import end
 from tests.faults.volatile import NAMES, Volatile
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(1800)]
 @some_or_all
 @pytest.mark.parametrize("case", ["run", "rare"], indirect=True)
 def test_a_power_cut_at_any_write_changes_nothing(
-    case: Case, stride: int, new_place: NewPlace
+    case: Case, stride: int, new_workdir: NewWorkdir
 ) -> None:
     disk = Volatile()
     seen: list[dict[str, str | None]] = []
@@ -27,12 +27,12 @@ def test_a_power_cut_at_any_write_changes_nothing(
                 if left not in seen:
                     seen.append(left)
     for left in seen[::stride]:
-        place = new_place()
-        volatile.write(left, place)
-        again = case.play(place)
+        workdir = new_workdir()
+        volatile.write(left, workdir)
+        again = case.play(workdir)
         assert again.code == 0, (left.keys(), again.words)
-        assert end(place) == case.end, left.keys()
-        shutil.rmtree(place)
+        assert end(workdir) == case.end, left.keys()
+        shutil.rmtree(workdir)
 
 
 @pytest.mark.parametrize("case", ["run", "rare", "participant"], indirect=True)

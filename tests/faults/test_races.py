@@ -22,7 +22,7 @@ from fedgh.core.records import Round
 from fedgh.runs.folder import RunFolder
 from fedgh.training import experiment, loop
 from fedgh.training.callbacks import Callback, StopTraining
-from tests.faults.cases import NewPlace
+from tests.faults.cases import NewWorkdir
 from tests.faults.end import end
 from tests.faults.racers import Finish, Racers, Start
 
@@ -72,28 +72,28 @@ def racers() -> Iterator[Racers]:
 
 
 @pytest.fixture
-def place(new_place: NewPlace) -> Iterator[Path]:
-    made = new_place()
+def workdir(new_workdir: NewWorkdir) -> Iterator[Path]:
+    made = new_workdir()
     yield made
     shutil.rmtree(made)
 
 
 @pytest.fixture(scope="module")
-def alone(new_place: NewPlace) -> Alone:
+def alone(new_workdir: NewWorkdir) -> Alone:
     @cache
     def content(*settings: str) -> dict[str, Any]:
-        return everything(loop.run(prepared(*settings), new_place() / "run").path)
+        return everything(loop.run(prepared(*settings), new_workdir() / "run").path)
 
     return content
 
 
 @pytest.fixture(scope="module")
-def half(new_place: NewPlace) -> Half:
+def half(new_workdir: NewWorkdir) -> Half:
     class OneRound(Callback):
         def finished_round(self, record: Round) -> None:
             raise StopTraining
 
-    made = new_place() / "run"
+    made = new_workdir() / "run"
     loop.run(prepared(ONE), made, [OneRound()])
 
     def copy(folder: Path) -> None:
@@ -156,24 +156,24 @@ def assert_finished(racers: Racers, folder: Path, *runs: dict[str, Any]) -> None
 
 @pairs(30)
 def test_two_runs_into_one_folder(
-    racers: Racers, place: Path, alone: Alone, chance: Random
+    racers: Racers, workdir: Path, alone: Alone, chance: Random
 ) -> None:
     late = chance.choice([0.0, chance.uniform(0, 0.02)])
     seeds = chance.sample([ONE, OTHER], 2)
-    finishes = racers.race(place, Start(run(seeds[0])), Start(run(seeds[1]), late))
+    finishes = racers.race(workdir, Start(run(seeds[0])), Start(run(seeds[1]), late))
     (winner,) = (seed for seed, finish in zip(seeds, finishes, strict=True) if finish.code == 0)
     assert [is_refusal(finish) for finish in finishes].count(True) == 1, finishes
-    assert_finished(racers, place / "run", alone(winner))
+    assert_finished(racers, workdir / "run", alone(winner))
 
 
 @pairs(12)
 def test_two_runs_that_choose_their_folders(
-    racers: Racers, place: Path, alone: Alone, chance: Random
+    racers: Racers, workdir: Path, alone: Alone, chance: Random
 ) -> None:
     seeds = [ONE, OTHER]
-    finishes = racers.race(place, *(Start(run(seed, out=None)) for seed in seeds))
+    finishes = racers.race(workdir, *(Start(run(seed, out=None)) for seed in seeds))
     assert finishes == [Finish(0, "")] * 2
-    folders = sorted((place / "runs").iterdir())
+    folders = sorted((workdir / "runs").iterdir())
     assert [folder.name for folder in folders] == ["demo", "demo-2"]
     contents = [everything(folder) for folder in folders]
     assert contents in ([alone(ONE), alone(OTHER)], [alone(OTHER), alone(ONE)])
@@ -182,59 +182,61 @@ def test_two_runs_that_choose_their_folders(
 
 
 @pairs(14)
-def test_a_run_and_a_resume(racers: Racers, place: Path, alone: Alone, chance: Random) -> None:
+def test_a_run_and_a_resume(racers: Racers, workdir: Path, alone: Alone, chance: Random) -> None:
     later = Start(resume(), chance.uniform(0, SPAN))
-    started, resumed = racers.race(place, Start(run(ONE)), later)
+    started, resumed = racers.race(workdir, Start(run(ONE)), later)
     assert started == Finish(0, "")
     assert resumed == Finish(0, "") or is_refusal(resumed)
-    assert_finished(racers, place / "run", alone(ONE))
+    assert_finished(racers, workdir / "run", alone(ONE))
 
 
 @pairs(14)
-def test_two_resumes(racers: Racers, place: Path, alone: Alone, half: Half, chance: Random) -> None:
-    half(place / "run")
+def test_two_resumes(
+    racers: Racers, workdir: Path, alone: Alone, half: Half, chance: Random
+) -> None:
+    half(workdir / "run")
     later = Start(resume(), chance.uniform(0, SPAN / 4))
-    finishes = racers.race(place, Start(resume()), later)
+    finishes = racers.race(workdir, Start(resume()), later)
     assert Finish(0, "") in finishes
     assert all(finish == Finish(0, "") or is_refusal(finish) for finish in finishes)
-    assert_finished(racers, place / "run", alone(ONE))
+    assert_finished(racers, workdir / "run", alone(ONE))
 
 
 @pairs(8)
-def test_two_comparisons(racers: Racers, place: Path, alone: Alone, chance: Random) -> None:
+def test_two_comparisons(racers: Racers, workdir: Path, alone: Alone, chance: Random) -> None:
     later = Start(compare(), chance.uniform(0, SPAN))
-    finishes = racers.race(place, Start(compare()), later)
+    finishes = racers.race(workdir, Start(compare()), later)
     assert Finish(0, "") in finishes
     assert all(finish == Finish(0, "") or is_refusal(finish) for finish in finishes)
     for method in METHODS:
-        assert_finished(racers, place / "all" / f"{method}-seed1", alone(*trial(method)))
+        assert_finished(racers, workdir / "all" / f"{method}-seed1", alone(*trial(method)))
 
 
 @pairs(8)
 def test_two_comparisons_with_different_settings(
-    racers: Racers, place: Path, alone: Alone, chance: Random
+    racers: Racers, workdir: Path, alone: Alone, chance: Random
 ) -> None:
     other = "run.eval_every=2"
     later = Start(compare(other), chance.uniform(0, SPAN))
-    finishes = racers.race(place, Start(compare()), later)
+    finishes = racers.race(workdir, Start(compare()), later)
     assert Finish(0, "") in finishes
     assert all(finish == Finish(0, "") or is_refusal(finish) for finish in finishes)
     for method in METHODS:
         either = alone(*trial(method)), alone(*trial(method, other))
-        assert_finished(racers, place / "all" / f"{method}-seed1", *either)
+        assert_finished(racers, workdir / "all" / f"{method}-seed1", *either)
 
 
 @pairs(8)
 def test_a_comparison_that_is_killed_while_one_with_different_settings_goes_on(
-    racers: Racers, place: Path, alone: Alone, chance: Random
+    racers: Racers, workdir: Path, alone: Alone, chance: Random
 ) -> None:
     rounds, other = "federation.rounds=3", "run.eval_every=3"
     killed = Start(compare(rounds, other, methods=METHODS[::-1]), killed=chance.uniform(0, SPAN))
-    _, whole = racers.race(place, killed, Start(compare(rounds)))
+    _, whole = racers.race(workdir, killed, Start(compare(rounds)))
     assert whole == Finish(0, "") or is_refusal(whole)
     for method in METHODS:
         either = alone(*trial(method, rounds)), alone(*trial(method, rounds, other))
-        folder = place / "all" / f"{method}-seed1"
+        folder = workdir / "all" / f"{method}-seed1"
         if (folder / "config.toml").exists():
             assert racers.race(folder.parent, Start(resume(folder.name))) == [Finish(0, "")]
             assert_whole(folder, *either)
@@ -242,72 +244,72 @@ def test_a_comparison_that_is_killed_while_one_with_different_settings_goes_on(
 
 @pairs(10)
 def test_a_comparison_and_a_run_in_its_folder(
-    racers: Racers, place: Path, alone: Alone, chance: Random
+    racers: Racers, workdir: Path, alone: Alone, chance: Random
 ) -> None:
-    folder = place / "all" / "fedgh-seed1"
+    folder = workdir / "all" / "fedgh-seed1"
     other = run(OTHER, out=str(folder))
-    whole, single = racers.race(place, Start(compare()), Start(other, chance.uniform(0, 0.1)))
+    whole, single = racers.race(workdir, Start(compare()), Start(other, chance.uniform(0, 0.1)))
     winner = trial("fedgh") if is_refusal(single) else (OTHER,)
     assert single == Finish(0, "") or is_refusal(single)
     assert whole == Finish(0, "") or (is_refusal(whole) and single.code == 0)
     assert_finished(racers, folder, alone(*winner))
     if whole.code == 0:
-        assert_finished(racers, place / "all" / "standalone-seed1", alone(*trial("standalone")))
+        assert_finished(racers, workdir / "all" / "standalone-seed1", alone(*trial("standalone")))
 
 
 @pairs(20)
 def test_a_run_that_is_killed_while_another_starts(
-    racers: Racers, place: Path, alone: Alone, chance: Random
+    racers: Racers, workdir: Path, alone: Alone, chance: Random
 ) -> None:
     killed = chance.uniform(0, SPAN)
     late = chance.choice([0.0, killed])
-    _, other = racers.race(place, Start(run(ONE), killed=killed), Start(run(OTHER), late))
-    if is_refusal(other) and (place / "run" / "config.toml").exists():
-        assert racers.race(place, Start(resume())) == [Finish(0, "")]
+    _, other = racers.race(workdir, Start(run(ONE), killed=killed), Start(run(OTHER), late))
+    if is_refusal(other) and (workdir / "run" / "config.toml").exists():
+        assert racers.race(workdir, Start(resume())) == [Finish(0, "")]
         winner = ONE
     else:
         if is_refusal(other):  # the first had the folder, and died before its run existed
-            (other,) = racers.race(place, Start(run(OTHER)))
+            (other,) = racers.race(workdir, Start(run(OTHER)))
         assert other == Finish(0, "")
         winner = OTHER
-    assert_finished(racers, place / "run", alone(winner))
+    assert_finished(racers, workdir / "run", alone(winner))
 
 
 @pairs(10)
 def test_a_resume_that_is_killed_while_another_starts(
-    racers: Racers, place: Path, alone: Alone, half: Half, chance: Random
+    racers: Racers, workdir: Path, alone: Alone, half: Half, chance: Random
 ) -> None:
-    half(place / "run")
+    half(workdir / "run")
     killed = chance.uniform(0, SPAN)
     late = chance.choice([0.0, killed])
-    _, other = racers.race(place, Start(resume(), killed=killed), Start(resume(), late))
+    _, other = racers.race(workdir, Start(resume(), killed=killed), Start(resume(), late))
     assert other == Finish(0, "") or is_refusal(other)
-    assert racers.race(place, Start(resume())) == [Finish(0, "")]
-    assert_finished(racers, place / "run", alone(ONE))
+    assert racers.race(workdir, Start(resume())) == [Finish(0, "")]
+    assert_finished(racers, workdir / "run", alone(ONE))
 
 
-def test_processes_of_their_own(racers: Racers, place: Path, alone: Alone, half: Half) -> None:
+def test_processes_of_their_own(racers: Racers, workdir: Path, alone: Alone, half: Half) -> None:
     """Pairs as users start them, with the reports that they write at the end."""
-    one, other = _processes(place, run(ONE, out="a"), run(OTHER, out="a"))
+    one, other = _processes(workdir, run(ONE, out="a"), run(OTHER, out="a"))
     assert sorted([one.code, other.code]) == [0, 1]
     assert is_refusal(one) or is_refusal(other)
-    half(place / "b")
-    resumes = _processes(place, resume("b"), resume("b"))
+    half(workdir / "b")
+    resumes = _processes(workdir, resume("b"), resume("b"))
     assert Finish(0, "") in resumes
     assert all(finish == Finish(0, "") or is_refusal(finish) for finish in resumes)
     for folder, winner in (("a", ONE if one.code == 0 else OTHER), ("b", ONE)):
         for extra in ("report.html", "confusion.json"):
-            (place / folder / extra).unlink()
-        assert_finished(racers, place / folder, alone(winner))
+            (workdir / folder / extra).unlink()
+        assert_finished(racers, workdir / folder, alone(winner))
 
 
-def _processes(place: Path, *commands: tuple[str, ...]) -> list[Finish]:
+def _processes(workdir: Path, *commands: tuple[str, ...]) -> list[Finish]:
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
     started = [
         subprocess.Popen(
             [sys.executable, "-m", "fedgh", *words],
-            cwd=place,
+            cwd=workdir,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

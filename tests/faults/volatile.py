@@ -94,13 +94,13 @@ class Volatile:
         return found
 
 
-def write(left: dict[str, str | None], place: Path) -> None:
+def write(left: dict[str, str | None], workdir: Path) -> None:
     """Make it so."""
     for name, content in left.items():
         if content is None:
-            (place / name).mkdir(exist_ok=True)
+            (workdir / name).mkdir(exist_ok=True)
         else:
-            (place / name).write_bytes(content.encode("latin-1"))
+            (workdir / name).write_bytes(content.encode("latin-1"))
 
 
 def _apply(change: Change, names: Names) -> None:

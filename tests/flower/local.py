@@ -48,7 +48,7 @@ class Unreliable(LocalGrid):
         return message.metadata.src_node_id - FIRST_NODE, int(message.metadata.group_id)
 
 
-class House:
+class LocalFederation:
     """A folder with an experiment, the keys of its participants, and their states."""
 
     def __init__(

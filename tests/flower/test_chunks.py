@@ -35,7 +35,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "MIN_FIRST_ROUND", 0.0)
 
 
-def answering(content: RecordDict) -> ClientApp:
+def app_that_answers(content: RecordDict) -> ClientApp:
     """An app that answers the same to everything."""
     app = ClientApp()
 
@@ -46,13 +46,13 @@ def answering(content: RecordDict) -> ClientApp:
     return app
 
 
-def house(*contents: RecordDict) -> LocalGrid:
+def grid_of(*contents: RecordDict) -> LocalGrid:
     """Participants 0, 1, ... that answer this."""
-    nodes = {1000 + k: Node(answering(c), {}, b"%d" % k) for k, c in enumerate(contents)}
+    nodes = {1000 + k: Node(app_that_answers(c), {}, b"%d" % k) for k, c in enumerate(contents)}
     return LocalGrid(nodes)
 
 
-def asked(grid: LocalGrid, *jobs: Job, deadline: float = 20.0) -> Iterator[Reply]:
+def replies_to(grid: LocalGrid, *jobs: Job, deadline: float = 20.0) -> Iterator[Reply]:
     """The replies to jobs as they come."""
     keys = {node_id - 1000: node.public_key for node_id, node in grid.nodes.items()}
     server = Flower(
@@ -104,27 +104,27 @@ def test_an_honest_upload_of_several_chunks_arrives_as_it_was(up: bytes, chunks:
     array = content["payload"]["safetensors"]
     assert isinstance(array, Array)
     assert len(array.children) == chunks
-    grid = house(content)
-    (reply,) = asked(grid, Job(0, 1, b"", evaluate=True, max_upload=len(up)))
+    grid = grid_of(content)
+    (reply,) = replies_to(grid, Job(0, 1, b"", evaluate=True, max_upload=len(up)))
     assert (reply.up, reply.invalid, reply.error) == (up, None, None)
     assert len(grid._objects) == 0, "the SuperLink is told that it has arrived"
 
 
 def test_wire_bytes_are_those_of_the_objects_that_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    came: list[int] = []
+    sizes: list[int] = []
     add = _flwr._PartialReply.add
 
     def count(self: _flwr._PartialReply, name: str, content: bytes) -> None:
-        came.append(len(content))
+        sizes.append(len(content))
         add(self, name, content)
 
     monkeypatch.setattr(_flwr._PartialReply, "add", count)
-    (short,) = asked(house(honest(b"")), JOB)
-    small = sum(came)
-    came.clear()
-    (long,) = asked(house(honest(UP)), JOB)
-    assert sum(came) > small + MIB
-    assert long.wire_bytes - short.wire_bytes == pytest.approx(sum(came) - small, abs=16)
+    (short,) = replies_to(grid_of(honest(b"")), JOB)
+    small = sum(sizes)
+    sizes.clear()
+    (long,) = replies_to(grid_of(honest(UP)), JOB)
+    assert sum(sizes) > small + MIB
+    assert long.wire_bytes - short.wire_bytes == pytest.approx(sum(sizes) - small, abs=16)
 
 
 # Bombs
@@ -136,10 +136,10 @@ from tests.flower import test_chunks as here
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
-grid = here.house(here.with_arrays(here.payload(*[here.UP] * 400)))
-list(here.asked(here.house(here.honest(here.UP)), here.JOB))
+grid = here.grid_of(here.with_arrays(here.payload(*[here.UP] * 400)))
+list(here.replies_to(here.grid_of(here.honest(here.UP)), here.JOB))
 before = peak()
-(reply,) = here.asked(grid, here.JOB)
+(reply,) = here.replies_to(grid, here.JOB)
 print(peak() - before, reply.invalid)
 """
 
@@ -208,8 +208,8 @@ def test_a_reply_beyond_the_limit_is_never_assembled(
         return inflate(root, contents)
 
     monkeypatch.setattr(_flwr, "inflate_object_from_contents", watched)
-    grid = house(make(), honest(b"fine", client=1))
-    bad, good = asked(grid, JOB, Job(1, 1, b"", evaluate=True, max_upload=9))
+    grid = grid_of(make(), honest(b"fine", client=1))
+    bad, good = replies_to(grid, JOB, Job(1, 1, b"", evaluate=True, max_upload=9))
     assert (bad.client_id, bad.up, bad.error) == (0, None, None)
     assert re.search(reason, bad.invalid or "")
     assert (good.client_id, good.up) == (1, b"fine")
@@ -218,7 +218,7 @@ def test_a_reply_beyond_the_limit_is_never_assembled(
 
 
 def test_a_reply_without_an_upload_has_no_room_for_one() -> None:
-    (reply,) = asked(house(honest(UP)), Job(0, 1, None, evaluate=True))
+    (reply,) = replies_to(grid_of(honest(UP)), Job(0, 1, None, evaluate=True))
     assert reply.invalid is not None
     assert "in a reply that may have" in reply.invalid
 
@@ -243,7 +243,7 @@ class Slow(LocalGrid):
 
 
 def slow(*contents: RecordDict) -> Slow:
-    grid = Slow(house(*contents).nodes)
+    grid = Slow(grid_of(*contents).nodes)
     grid.hold_back()
     return grid
 
@@ -251,7 +251,7 @@ def slow(*contents: RecordDict) -> Slow:
 def test_a_reply_that_is_not_complete_does_not_delay_the_others() -> None:
     nothing_up = messages.pack_answer(Reply(1, 1, error="no"))
     grid = slow(honest(UP), nothing_up)
-    replies = asked(grid, JOB, Job(1, 1, b"", evaluate=True))
+    replies = replies_to(grid, JOB, Job(1, 1, b"", evaluate=True))
     assert next(replies).client_id == 1
     del grid._objects.get  # the rest arrives
     late = next(replies)
@@ -259,14 +259,14 @@ def test_a_reply_that_is_not_complete_does_not_delay_the_others() -> None:
 
 
 def test_a_reply_that_is_never_complete_is_late() -> None:
-    (reply,) = asked(slow(honest(UP)), JOB, deadline=0.5)
+    (reply,) = replies_to(slow(honest(UP)), JOB, deadline=0.5)
     assert reply.error == "no answer within 0.5 s"
 
 
 def test_a_reply_of_which_a_part_is_lost_is_a_failure() -> None:
     grid = slow(honest(UP))
     grid.content = None
-    (reply,) = asked(grid, JOB)
+    (reply,) = replies_to(grid, JOB)
     assert reply.error == "its node has sent only a part of the reply"
 
 
@@ -289,7 +289,7 @@ def test_a_response_that_is_too_long_is_not_read(long: str) -> None:
         short = found.SerializeToString() if request.url.path.endswith("messages") else b""
         return httpx.Response(200, content=short)
 
-    grid = house()
+    grid = grid_of()
     error = Message(RecordDict(), 1, "train")
     error.metadata.__dict__["_message_id"] = "root"
     grid._client = _flwr.RuntimeHttpClient("http://superlink", verify=False)

@@ -15,7 +15,7 @@ from cryptography import x509
 from fedgh import config
 from fedgh.flower.folder import FederationFolder
 from fedgh.flower.keys import read_public_key
-from fedgh.flower.processes import Processes, clean_end, group_is_alive, registered
+from fedgh.flower.processes import Processes, clean_end, group_is_alive, running_processes
 from fedgh.flower.server import read_participants
 from fedgh.runs.folder import RunFolder
 from tests.flower.real import two
@@ -136,7 +136,7 @@ def test_processes_end_with_all_that_they_have_started(tmp_path: Path) -> None:
     stubborn = f"trap '' TERM; {sys.executable} -c 'import time; time.sleep(300)' & wait"
     processes.start("polite", ["sh", "-c", "sleep 300 & wait"], {"PATH": "/usr/bin:/bin"})
     processes.start("stubborn", ["sh", "-c", stubborn], {"PATH": "/usr/bin:/bin"})
-    leaders = registered(tmp_path / "processes.json")[1]
+    leaders = running_processes(tmp_path / "processes.json")[1]
     assert set(leaders) == {"polite", "stubborn"}
     processes.end()
     assert not any(map(group_is_alive, leaders.values()))
@@ -149,7 +149,7 @@ def test_a_number_that_belongs_to_another_process_by_now_is_left_alone(tmp_path:
     text = (tmp_path / "processes.json").read_text()
     other = re.sub(r"(\[\d+, )\d+\]", r"\g<1>1]", text)
     (tmp_path / "other.json").write_text(other)
-    assert registered(tmp_path / "other.json")[1] == {}
+    assert running_processes(tmp_path / "other.json")[1] == {}
     processes.end()
 
 

@@ -13,7 +13,7 @@ from fedgh.flower.deployment import Deployment, deployed, follow, free_ports
 from fedgh.flower.folder import FederationFolder
 from fedgh.runs.folder import RunFolder
 from fedgh.training import loop
-from tests.flower.local import House
+from tests.flower.local import LocalFederation
 from tests.flower.real import TWO, federation, last_states, left_behind, two
 from tests.support.families import FAMILIES
 from tests.support.runs import EVERYTHING
@@ -64,8 +64,8 @@ def test_one_digest(method: str, deployment: Deployment, tmp_path: Path) -> None
         other = loop.run(experiment, tmp_path / engine)
         assert numbers(other) == numbers(serial)
         assert states(other) == states(serial)
-    house = House(tmp_path / "house", quick(*settings(method)))
-    assert numbers(house.run()) == numbers(serial)
+    local = LocalFederation(tmp_path / "local", quick(*settings(method)))
+    assert numbers(local.run()) == numbers(serial)
     run = on_flower(deployment, method, tmp_path / "flower")
     assert numbers(run) == numbers(serial)
     assert last_states(deployment.folder, run) == states(serial)

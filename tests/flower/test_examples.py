@@ -12,7 +12,7 @@ from fedgh import config
 from fedgh.errors import import_object
 from fedgh.flower import engine
 from fedgh.training.experiment import prepare
-from tests.flower.local import House
+from tests.flower.local import LocalFederation
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +31,7 @@ def test_two_sites_with_their_own_networks_learn_together(
     monkeypatch.syspath_prepend(str(example))
     apps = [import_object("hospital:app"), import_object("clinic:app")]
     experiment = prepare(config.load(example / "federation.toml"))
-    run = House(tmp_path / "house", experiment, apps).run()
+    run = LocalFederation(tmp_path / "federation", experiment, apps).run()
     summary = run.summary()
     assert summary is not None
     assert (summary.accuracy or 0) > 0.9
@@ -47,10 +47,12 @@ def test_the_guide_leads_to_a_trained_model(
     (tmp_path / "hospital.py").write_text(participant)
     monkeypatch.syspath_prepend(str(tmp_path))
     experiment = prepare(config.parse({**tomllib.loads(settings)}))
-    house = House(tmp_path / "house", experiment, settings={"app": "hospital:app"})
-    run = house.run()
+    federation = LocalFederation(
+        tmp_path / "federation", experiment, settings={"app": "hospital:app"}
+    )
+    run = federation.run()
     assert (run.records()[-1].accuracy or 0) > 0.7
-    monkeypatch.chdir(house.path)
+    monkeypatch.chdir(federation.path)
     found: dict[str, torch.nn.Module] = {}
     exec(compile(use, "deploy.md", "exec"), found)
     x = torch.randn(500, 30)

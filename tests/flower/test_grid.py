@@ -23,7 +23,7 @@ from fedgh.flower.server import shared_settings
 from fedgh.runs.folder import RunFolder
 from fedgh.training import loop
 from tests.flower.absent import with_absent
-from tests.flower.local import FIRST_NODE, NETWORKS, House
+from tests.flower.local import FIRST_NODE, NETWORKS, LocalFederation
 from tests.support.families import FAMILIES
 from tests.support.runs import EVERYTHING, interrupted
 from tests.support.tiny import numbers, quick, states
@@ -31,11 +31,11 @@ from tests.support.tiny import numbers, quick, states
 pytestmark = pytest.mark.usefixtures("impatient")
 
 
-def assert_same(house: House, run: RunFolder, straight: RunFolder) -> None:
+def assert_same(federation: LocalFederation, run: RunFolder, straight: RunFolder) -> None:
     """Numbers, the server's state and every client's: to the bit."""
     assert numbers(run) == numbers(straight)
     server = states(run)["server.safetensors"]
-    assert {**house.states(), "server.safetensors": server} == states(straight)
+    assert {**federation.states(), "server.safetensors": server} == states(straight)
 
 
 MEASURING = "fedgh.studies.convergence:Probed"  # a method with numbers of its own
@@ -47,8 +47,10 @@ MEASURING = "fedgh.studies.convergence:Probed"  # a method with numbers of its o
 def test_the_grid_gives_the_same_bits_as_serial(method: str, tmp_path: Path) -> None:
     experiment = quick(*EVERYTHING, f"method.name={method}")
     straight = loop.run(experiment, tmp_path / "serial")
-    house = House(tmp_path / "house", experiment, settings={"allow": f"{NETWORKS},{MEASURING}"})
-    assert_same(house, house.run(), straight)
+    federation = LocalFederation(
+        tmp_path / "federation", experiment, settings={"allow": f"{NETWORKS},{MEASURING}"}
+    )
+    assert_same(federation, federation.run(), straight)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "standalone", *FAMILIES])
@@ -56,8 +58,8 @@ def test_the_grid_gives_the_same_bits_for_other_families(method: str, tmp_path: 
     needed = FAMILIES.get(method, ["model.extractors=tests.support.tiny:mlp"])
     experiment = quick(f"method.name={method}", *needed)
     straight = loop.run(experiment, tmp_path / "serial")
-    house = House(tmp_path / "house", experiment)
-    assert_same(house, house.run(), straight)
+    federation = LocalFederation(tmp_path / "federation", experiment)
+    assert_same(federation, federation.run(), straight)
 
 
 @pytest.mark.parametrize(("after", "every"), [(1, 1), (5, 1), (4, 3), (7, 3)])
@@ -65,13 +67,15 @@ def test_a_server_that_is_started_again_repeats_and_loses_nothing(
     every: int, after: int, tmp_path: Path
 ) -> None:
     straight = loop.run(quick(*EVERYTHING), tmp_path / "serial")
-    house = House(tmp_path / "house", quick(*EVERYTHING, f"run.checkpoint_every={every}"))
-    house.grid.break_after = after
+    federation = LocalFederation(
+        tmp_path / "federation", quick(*EVERYTHING, f"run.checkpoint_every={every}")
+    )
+    federation.grid.break_after = after
     with pytest.raises(KeyboardInterrupt):
-        house.run()
-    house.grid.break_after = 2**62
-    house.grid.waiting.clear()  # a new SuperLink knows nothing of old messages
-    assert_same(house, house.run(), straight)
+        federation.run()
+    federation.grid.break_after = 2**62
+    federation.grid.waiting.clear()  # a new SuperLink knows nothing of old messages
+    assert_same(federation, federation.run(), straight)
 
 
 def test_who_is_late_sits_a_round_out_and_goes_on_from_its_own_state(tmp_path: Path) -> None:
@@ -84,17 +88,17 @@ def test_who_is_late_sits_a_round_out_and_goes_on_from_its_own_state(tmp_path: P
         make_engine=with_absent(absent, "no answer within 5 s"),
     )
     assert [f.client for f in straight.records()[1].failed] == [1, 3]
-    house = House(tmp_path / "house", experiment)
-    house.grid.lost = absent
-    assert_same(house, house.run(), straight)
+    federation = LocalFederation(tmp_path / "federation", experiment)
+    federation.grid.lost = absent
+    assert_same(federation, federation.run(), straight)
 
 
 def test_who_is_not_connected_is_not_waited_for(tmp_path: Path) -> None:
     experiment = quick("run.deadline=5", "federation.rounds=3")
-    house = House(tmp_path / "house", experiment)
-    away = house.grid.nodes.pop(FIRST_NODE + 2)
-    house.grid.nodes[1] = replace(away, public_key=b"a stranger's")
-    run = house.run()
+    federation = LocalFederation(tmp_path / "federation", experiment)
+    away = federation.grid.nodes.pop(FIRST_NODE + 2)
+    federation.grid.nodes[1] = replace(away, public_key=b"a stranger's")
+    run = federation.run()
     assert [record.failed for record in run.records()] == [
         [Problem(client=2, reason="not connected")]
     ] * 3
@@ -103,31 +107,31 @@ def test_who_is_not_connected_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_all_clients_failing_ends_the_run_with_a_reason(tmp_path: Path) -> None:
-    house = House(tmp_path / "house", quick("run.deadline=1"))
-    house.grid.nodes.clear()
+    federation = LocalFederation(tmp_path / "federation", quick("run.deadline=1"))
+    federation.grid.nodes.clear()
     with pytest.raises(RunError, match="all 5 participants failed; client 0: not connected"):
-        house.run()
-    said = json.loads((house.path / "run" / "flower.json").read_text())
+        federation.run()
+    said = json.loads((federation.path / "run" / "flower.json").read_text())
     assert "not connected" in said["error"]
 
 
 def test_too_few_answers_end_the_run_before_the_round_counts(tmp_path: Path) -> None:
-    house = House(tmp_path / "house", quick("run.quorum=0.8", "run.deadline=5"))
-    house.grid.lost = {(0, 2), (1, 2)}
+    federation = LocalFederation(tmp_path / "federation", quick("run.quorum=0.8", "run.deadline=5"))
+    federation.grid.lost = {(0, 2), (1, 2)}
     with pytest.raises(RunError, match=r"round 2: 3 of 5 participants answered, run.quorum = 0.8"):
-        house.run()
-    house.grid.lost = set()
+        federation.run()
+    federation.grid.lost = set()
     straight = loop.run(quick(), tmp_path / "serial")
-    assert_same(house, house.run(), straight)
+    assert_same(federation, federation.run(), straight)
 
 
-def ask(house: House, **changes: Any) -> Reply:
+def ask(federation: LocalFederation, **changes: Any) -> Reply:
     """Put a question to client 0, as the server of its last start would but for `changes`."""
-    (named,) = (house.path / "states" / "experiments").glob("*/client-0/name.txt")
+    (named,) = (federation.path / "states" / "experiments").glob("*/client-0/name.txt")
     experiment = named.read_text().strip()
     prepared = quick()
     server = Flower(
-        house.grid,
+        federation.grid,
         {},
         experiment=experiment,
         start=1,
@@ -143,22 +147,22 @@ def ask(house: House, **changes: Any) -> Reply:
     request, _ = messages.read_request(message.content)
     request = replace(request, **changes)
     message.content = messages.pack_request(request, None)
-    (name,) = house.grid.push_messages([message])
-    (answer,) = house.grid.pull_messages([name])
+    (name,) = federation.grid.push_messages([message])
+    (answer,) = federation.grid.pull_messages([name])
     asked = replace(job, client_id=request.client, round=request.round)
     return messages.read_answer(answer.content, asked)
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
+def federation(tmp_path: Path) -> LocalFederation:
     """After three rounds."""
-    house = House(tmp_path / "house", quick("federation.rounds=3"))
-    house.run()
-    return house
+    federation = LocalFederation(tmp_path / "federation", quick("federation.rounds=3"))
+    federation.run()
+    return federation
 
 
-def test_a_participant_answers_what_is_right(house: House) -> None:
-    reply = ask(house)
+def test_a_participant_answers_what_is_right(federation: LocalFederation) -> None:
+    reply = ask(federation)
     assert reply.error is None
     assert 0 <= reply.metrics["accuracy"] <= 1
     assert reply.up is None
@@ -178,42 +182,42 @@ def test_a_participant_answers_what_is_right(house: House) -> None:
     ],
 )
 def test_a_participant_refuses_what_is_wrong(
-    house: House, changes: dict[str, Any], refusal: str | None
+    federation: LocalFederation, changes: dict[str, Any], refusal: str | None
 ) -> None:
-    before = house.states()
-    reply = ask(house, **changes)
+    before = federation.states()
+    reply = ask(federation, **changes)
     assert (reply.error is None) == (refusal is None)
     assert re.search(refusal or "", reply.error or "")
-    assert house.states() == before
+    assert federation.states() == before
 
 
-def test_a_folder_outside_its_own_is_refused(house: House) -> None:
-    error = ask(house, experiment="..").error
+def test_a_folder_outside_its_own_is_refused(federation: LocalFederation) -> None:
+    error = ask(federation, experiment="..").error
     assert error is not None
     assert "experiment: String should match pattern" in error
 
 
-def test_two_processes_never_work_for_one_client(house: House) -> None:
-    with (house.home(0) / ".lock").open("w") as lock:
+def test_two_processes_never_work_for_one_client(federation: LocalFederation) -> None:
+    with (federation.home(0) / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert ask(house).error == "still busy with an earlier message"
+        assert ask(federation).error == "still busy with an earlier message"
 
 
-def test_paths_of_the_server_mean_nothing_to_a_participant(house: House) -> None:
+def test_paths_of_the_server_mean_nothing_to_a_participant(federation: LocalFederation) -> None:
     settings = shared_settings(quick())
     settings["data"]["path"] = "/etc/passwd"
     settings["data"]["dir"] = "/etc"
-    assert ask(house, settings=settings).error is None
+    assert ask(federation, settings=settings).error is None
 
 
-def test_a_participant_keeps_what_may_be_asked_for_and_no_more(house: House) -> None:
-    assert [path.name for path in sorted(house.home(0).glob("*.safetensors"))] == [
+def test_a_participant_keeps_what_may_be_asked_for_and_no_more(federation: LocalFederation) -> None:
+    assert [path.name for path in sorted(federation.home(0).glob("*.safetensors"))] == [
         "client-000000.round-000002.safetensors",
         "client-000000.round-000003.safetensors",
     ]
 
 
-def test_what_is_no_message_is_refused_in_words(house: House) -> None:
+def test_what_is_no_message_is_refused_in_words(federation: LocalFederation) -> None:
     hostile: list[RecordDict] = [
         RecordDict(),
         RecordDict({"fedgh": ConfigRecord({"json": b"{"})}),
@@ -223,8 +227,8 @@ def test_what_is_no_message_is_refused_in_words(house: House) -> None:
     ]
     for content in hostile:
         message = Message(content, FIRST_NODE, "train", group_id="1")
-        (name,) = house.grid.push_messages([message])
-        (answer,) = house.grid.pull_messages([name])
+        (name,) = federation.grid.push_messages([message])
+        (answer,) = federation.grid.pull_messages([name])
         assert b"not a" in bytes(answer.content["fedgh"]["json"])  # type: ignore[arg-type]
 
 
@@ -232,7 +236,9 @@ def test_what_is_no_message_is_refused_in_words(house: House) -> None:
 
 
 @pytest.mark.parametrize("hangs", ["app", "import"])
-def test_a_client_that_hangs_is_ended(hangs: str, house: House, tmp_path: Path) -> None:
+def test_a_client_that_hangs_is_ended(
+    hangs: str, federation: LocalFederation, tmp_path: Path
+) -> None:
     """Through the app, in a process of its own, as Flower would start it."""
     hanging = "import time\ntime.sleep(100)\n"
     if hangs == "app":
@@ -261,22 +267,22 @@ grid.pull_messages([name])
     assert "hanging" in done.stderr, "the participant sees where"
 
 
-def test_wire_bytes_are_measured_beside_tensor_bytes(house: House) -> None:
-    for record in RunFolder(house.path / "run").records():
+def test_wire_bytes_are_measured_beside_tensor_bytes(federation: LocalFederation) -> None:
+    for record in RunFolder(federation.path / "run").records():
         assert record.wire_bytes > record.bytes_up + record.bytes_down
 
 
 def test_a_run_from_elsewhere_is_refused(tmp_path: Path) -> None:
-    house = House(tmp_path / "house", quick())
-    interrupted(quick(), house.path / "run", 1)
+    federation = LocalFederation(tmp_path / "federation", quick())
+    interrupted(quick(), federation.path / "run", 1)
     with pytest.raises(RunError, match="was started without Flower"):
-        house.run()
+        federation.run()
 
 
 def test_a_run_on_flower_cannot_be_resumed_without_it(tmp_path: Path) -> None:
-    house = House(tmp_path / "house", quick())
-    house.grid.break_after = 7
+    federation = LocalFederation(tmp_path / "federation", quick())
+    federation.grid.break_after = 7
     with pytest.raises(KeyboardInterrupt):
-        house.run()
+        federation.run()
     with pytest.raises(RunError, match="lacks the state of client 0"):
-        loop.resume(house.path / "run")
+        loop.resume(federation.path / "run")

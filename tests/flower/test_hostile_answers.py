@@ -23,7 +23,7 @@ from fedgh.flower import (
 from fedgh.runs.folder import RunFolder
 from fedgh.training import loop
 from tests.flower.absent import with_absent
-from tests.flower.local import FIRST_NODE, House, Unreliable
+from tests.flower.local import FIRST_NODE, LocalFederation, Unreliable
 from tests.support.tiny import quick
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -99,7 +99,7 @@ def without_client_1(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 def assert_costs_only_its_sender(
     tmp_path: Path, straight: RunFolder, app: ClientApp, reason: str
 ) -> None:
-    run = House(tmp_path / "house", quick(*TWO_ROUNDS), [app]).run()
+    run = LocalFederation(tmp_path / "federation", quick(*TWO_ROUNDS), [app]).run()
     for record, expected in zip(run.records(), straight.records(), strict=True):
         (bad,) = record.failed + record.rejected
         assert bad.client == 1
@@ -120,7 +120,9 @@ def test_nobody_works_for_longer_than_there_is_time(tmp_path: Path) -> None:
         head["seconds"] = dict.fromkeys(head["seconds"], 1e9)
         return Message(messages.pack(json.dumps(head).encode(), body), reply_to=message)
 
-    for record in House(tmp_path, quick(*TWO_ROUNDS), [taken_over(boast)]).run().records():
+    for record in (
+        LocalFederation(tmp_path, quick(*TWO_ROUNDS), [taken_over(boast)]).run().records()
+    ):
         assert record.failed == record.rejected == []
         assert record.seconds["train"] <= 5 * 120, "the first round has two minutes, for each"
 
@@ -238,7 +240,7 @@ def test_trouble_of_the_superlink_is_not_its_clients_fault(
 
     monkeypatch.setattr(Unreliable, "_reply", troubled)
     experiment = quick("federation.rounds=1", "run.strikes=1", "run.deadline=3")
-    (record,) = House(tmp_path / "house", experiment).run().records()
+    (record,) = LocalFederation(tmp_path / "federation", experiment).run().records()
     assert (record.rejected, record.excluded) == ([], [])
     reason = "no answer within 3 s; the SuperLink answered 500"
     assert record.failed == ([] if times == 1 else [Problem(client=1, reason=reason)])
@@ -259,7 +261,7 @@ def test_a_lost_superlink_ends_the_run(
 
     monkeypatch.setattr(Unreliable, "_reply", raising)
     with pytest.raises(RunError, match=words):
-        House(tmp_path / "house", quick()).run()
+        LocalFederation(tmp_path / "federation", quick()).run()
 
 
 def test_an_answer_without_scores_is_an_answer(tmp_path: Path) -> None:
@@ -268,7 +270,9 @@ def test_an_answer_without_scores_is_an_answer(tmp_path: Path) -> None:
         content = messages.pack(json.dumps({**head, "metrics": {"accuracy": 0.5}}).encode(), body)
         return Message(content, reply_to=message)
 
-    run = House(tmp_path / "house", quick("federation.rounds=2"), [taken_over(change)]).run()
+    run = LocalFederation(
+        tmp_path / "federation", quick("federation.rounds=2"), [taken_over(change)]
+    ).run()
     for record in run.records():
         assert record.failed == record.rejected == []
         assert record.accuracies[1] is None

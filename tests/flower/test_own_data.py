@@ -26,7 +26,7 @@ from fedgh.flower import (
 )
 from fedgh.trained.forget import ForgetResult, forget
 from fedgh.training import loop
-from tests.flower.local import House
+from tests.flower.local import LocalFederation
 from tests.support.tiny import quick
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -63,8 +63,8 @@ def bring(task: Task, node: NodeConfig) -> ClientSpec:
 @pytest.mark.parametrize("method", ["fedgh", "fedproto", "fd", "lg_fedavg", "standalone"])
 def test_participants_bring_their_own_networks_and_data(method: str, tmp_path: Path) -> None:
     experiment = quick(*PRIVATE, f"method.name={method}", "local.lr=0.1", "federation.rounds=4")
-    house = House(tmp_path / "house", experiment, [client_app(bring)])
-    run = house.run()
+    federation = LocalFederation(tmp_path / "federation", experiment, [client_app(bring)])
+    run = federation.run()
     summary = run.summary()
     assert summary is not None
     assert (summary.accuracy or 0) > 0.9
@@ -76,7 +76,7 @@ def test_participants_bring_their_own_networks_and_data(method: str, tmp_path: P
 def test_a_server_forgets_a_participant_of_fedgh_plus(tmp_path: Path) -> None:
     words = ["method.name=fedgh_plus", "method.feature_dim=16", "data.shape=[5]", "local.lr=0.1"]
     experiment = quick(*PRIVATE, *words, "federation.rounds=4")
-    run = House(tmp_path / "house", experiment, [client_app(bring)]).run()
+    run = LocalFederation(tmp_path / "federation", experiment, [client_app(bring)]).run()
     assert (run.records()[-1].accuracy or 0) > 0.9
     before = part(run.committed()[1], "server.")
     assert forget(run.path, 1) == ForgetResult(1, 0, elsewhere=True)
@@ -99,7 +99,7 @@ def test_nothing_of_a_network_or_of_data_leaves_the_participant(tmp_path: Path) 
         )
         return answer
 
-    House(tmp_path / "house", quick(*PRIVATE, "federation.rounds=1"), [spy]).run()
+    LocalFederation(tmp_path / "federation", quick(*PRIVATE, "federation.rounds=1"), [spy]).run()
     for head, body in zip(seen[::2], seen[1::2], strict=True):
         assert set(json.loads(head)) == {
             "client_id",
@@ -144,8 +144,8 @@ def test_an_error_in_a_participants_code_tells_nothing_of_its_data(
             raise FileNotFoundError("/data/patient-17.png")
         return bring(task, node)
 
-    house = House(tmp_path / "house", quick(*PRIVATE), [client_app(careless)])
-    (failure,) = house.run().records()[0].failed
+    federation = LocalFederation(tmp_path / "federation", quick(*PRIVATE), [client_app(careless)])
+    (failure,) = federation.run().records()[0].failed
     assert failure.reason == "FileNotFoundError; see the client's own log"
     assert "patient-17" in caplog.text
 
@@ -170,19 +170,19 @@ def test_what_a_participant_brings_is_checked(
         x, y = cast(Points, bring(task, node).data)
         return brought(x, y)
 
-    house = House(tmp_path / "house", quick(*PRIVATE), [client_app(make)])
-    with pytest.raises(RunError, match=r"network or data do not fit this federation; see the client's own"):
-        house.run()
+    federation = LocalFederation(tmp_path / "federation", quick(*PRIVATE), [client_app(make)])
+    with pytest.raises(RunError, match=r"network or data do not fit this federation"):
+        federation.run()
     assert re.search(problem, caplog.text)
 
 
 def test_data_of_ones_own_do_not_go_with_a_federation_that_deals(tmp_path: Path) -> None:
-    house = House(tmp_path / "house", quick(), [client_app(bring)])
+    federation = LocalFederation(tmp_path / "federation", quick(), [client_app(bring)])
     with pytest.raises(RunError, match="partitions a data set"):
-        house.run()
-    house = House(tmp_path / "other", quick(*PRIVATE))
+        federation.run()
+    federation = LocalFederation(tmp_path / "other", quick(*PRIVATE))
     with pytest.raises(RunError, match="name your app"):
-        house.run()
+        federation.run()
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,9 @@ def test_a_participant_does_what_it_agreed_to_and_no_more(
 ) -> None:
     """Whatever the server asks: no other network, no module of the participant's machine."""
     experiment = quick(*PRIVATE, "federation.rounds=1")
-    house = House(tmp_path / "house", experiment, [client_app(bring)], {"allow": TRAVELS})
+    federation = LocalFederation(
+        tmp_path / "federation", experiment, [client_app(bring)], {"allow": TRAVELS}
+    )
     (tmp_path / "side_effect.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
     asked = messages.pack_request
@@ -215,21 +217,23 @@ def test_a_participant_does_what_it_agreed_to_and_no_more(
         settings["model"]["extractors"] = ["side_effect:X"]  # is never looked at: it brings its own
         return asked(replace(request, settings=settings), down)
 
-    monkeypatch.setattr(messages, "request", other_settings)
+    monkeypatch.setattr(messages, "pack_request", other_settings)
     with pytest.raises(RunError, match=refusal):
-        house.run()
-    assert house.states() == {}
+        federation.run()
+    assert federation.states() == {}
 
 
 def test_a_plug_in_is_welcome_by_what_it_declares(tmp_path: Path) -> None:
     """It is allowed by name, and the participant's own network stays at home."""
     experiment = quick(*PRIVATE, "federation.rounds=1", f"method.name={STAYS}")
-    run = House(tmp_path / "house", experiment, [client_app(bring)], {"allow": STAYS}).run()
+    run = LocalFederation(
+        tmp_path / "federation", experiment, [client_app(bring)], {"allow": STAYS}
+    ).run()
     assert run.records()[0].failed == []
     only_fedgh = client_app(bring, methods=["fedgh"])
-    house = House(tmp_path / "other", experiment, [only_fedgh], {"allow": STAYS})
+    federation = LocalFederation(tmp_path / "other", experiment, [only_fedgh], {"allow": STAYS})
     with pytest.raises(RunError, match=r"does not take part in tests\.support\.families:Generates"):
-        house.run()
+        federation.run()
 
 
 def test_other_data_than_before_are_refused(
@@ -247,18 +251,18 @@ def test_other_data_than_before_are_refused(
         x, y = cast(Points, brought.data)
         return replace(brought, data=(x[: 60 + more], y[: 60 + more]))
 
-    run = House(tmp_path / "house", quick(*PRIVATE), [client_app(growing)]).run()
+    run = LocalFederation(tmp_path / "federation", quick(*PRIVATE), [client_app(growing)]).run()
     assert [[f.client for f in record.failed] for record in run.records()] == [[], [1], [1]]
     assert "the data are not those of the first round" in caplog.text
 
 
 def test_the_app_that_the_node_config_names_is_used(tmp_path: Path) -> None:
     named = {"app": "tests.flower.test_own_data:named"}
-    run = House(tmp_path / "house", quick(*PRIVATE), settings=named).run()
+    run = LocalFederation(tmp_path / "federation", quick(*PRIVATE), settings=named).run()
     assert run.records()[-1].failed == []
     wrong = {"app": "tests.flower.nowhere:app"}
     with pytest.raises(RunError, match="app cannot be used"):
-        House(tmp_path / "other", quick(*PRIVATE), settings=wrong).run()
+        LocalFederation(tmp_path / "other", quick(*PRIVATE), settings=wrong).run()
 
 
 named = client_app(bring)

@@ -12,7 +12,7 @@ from fedgh.core.types import Task
 from fedgh.errors import ConfigError, RunError
 from fedgh.flower import ClientSpec, NodeConfig, client_app
 from fedgh.training import loop
-from tests.flower.local import NETWORKS, House
+from tests.flower.local import NETWORKS, LocalFederation
 from tests.support.public import CHORUS, DISTANT
 from tests.support.tiny import numbers, quick, states
 
@@ -37,31 +37,35 @@ def points(path: Path, width: int = 5, seed: int = 9) -> Path:
     return path
 
 
-def house(tmp_path: Path, theirs: Path, method: str = CHORUS, **server: Any) -> House:
+def local_federation(
+    tmp_path: Path, theirs: Path, method: str = CHORUS, **server: Any
+) -> LocalFederation:
     """A server with points of its own disk, and participants with those of theirs."""
     path = points(tmp_path / "server.npz", **server)
     public = ["public.name=npz", f"public.path={path}", "public.samples=20"]
     experiment = quick(*PRIVATE, *public, f"method.name={method}")
     node = {"allow": method, "public-path": str(theirs)}
-    return House(tmp_path / "house", experiment, [client_app(bring, methods=[method])], node)
+    return LocalFederation(
+        tmp_path / "federation", experiment, [client_app(bring, methods=[method])], node
+    )
 
 
 def test_participants_with_the_same_public_data_learn_together(tmp_path: Path) -> None:
-    run = house(tmp_path, points(tmp_path / "theirs.npz")).run()
+    run = local_federation(tmp_path, points(tmp_path / "theirs.npz")).run()
     assert [record.failed for record in run.records()] == [[], []]
     assert run.summary().public_bytes_per_client == 20 * 5 * 4
 
 
 def test_other_public_data_than_the_servers_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"the client's public data \(npz\) are not those of the server"):
-        house(tmp_path, points(tmp_path / "theirs.npz", seed=10)).run()
+    with pytest.raises(RunError, match=r"public data \(npz\) are not those of the server"):
+        local_federation(tmp_path, points(tmp_path / "theirs.npz", seed=10)).run()
 
 
 def test_public_data_that_are_not_here_are_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(RunError, match=r"the client cannot use the public data \(npz\); see") as said:
-        house(tmp_path, tmp_path / "nowhere.npz").run()
+    with pytest.raises(RunError, match=r"cannot use the public data \(npz\); see") as said:
+        local_federation(tmp_path, tmp_path / "nowhere.npz").run()
     assert "nowhere" not in str(said.value)
     assert "nowhere.npz does not exist" in caplog.text
 
@@ -69,8 +73,8 @@ def test_public_data_that_are_not_here_are_refused(
 def test_public_data_must_fit_the_participants_own(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(RunError, match="network or data do not fit this federation; see the client's own"):
-        house(tmp_path, points(tmp_path / "theirs.npz", width=4), width=4).run()
+    with pytest.raises(RunError, match="network or data do not fit this federation"):
+        local_federation(tmp_path, points(tmp_path / "theirs.npz", width=4), width=4).run()
     assert "inputs are (4,) of float32, those of the data (5,) of float32" in caplog.text
 
 
@@ -85,13 +89,13 @@ def test_private_samples_must_not_be_public(
     prepared = quick(*PRIVATE, *public, f"method.name={CHORUS}")
     node = {"allow": CHORUS, "public-path": str(tmp_path / "theirs.npz")}
     app = client_app(bring, methods=[CHORUS])
-    run = House(tmp_path / "house", prepared, [app], node).run()
+    run = LocalFederation(tmp_path / "federation", prepared, [app], node).run()
     assert [[f.client for f in record.failed] for record in run.records()] == [[1], [1]]
     assert "20 of its 20 samples are private samples of clients as well" in caplog.text
 
 
 def test_public_data_of_the_server_alone_are_nowhere_else(tmp_path: Path) -> None:
-    run = house(tmp_path, tmp_path / "nowhere.npz", DISTANT).run()
+    run = local_federation(tmp_path, tmp_path / "nowhere.npz", DISTANT).run()
     assert run.records()[-1].failed == []
     assert run.summary().public_bytes_per_client is None
 
@@ -106,7 +110,9 @@ def test_dealt_data_with_some_held_out_give_the_same_bits(method: str, tmp_path:
     held_out = ["public.name=held-out", "public.samples=30"]
     experiment = quick(*TWO, *held_out, f"method.name={method}")
     straight = loop.run(experiment, tmp_path / "serial")
-    there = House(tmp_path / "house", experiment, settings={"allow": f"{NETWORKS},{method}"})
+    there = LocalFederation(
+        tmp_path / "federation", experiment, settings={"allow": f"{NETWORKS},{method}"}
+    )
     run = there.run()
     assert numbers(run) == numbers(straight)
     server = states(run)["server.safetensors"]

@@ -8,7 +8,7 @@ import pytest
 from fedgh import ClientSpec, Federation, Task, config
 from fedgh.flower import NodeConfig, client_app
 from fedgh.training import experiment
-from tests.flower.local import House
+from tests.flower.local import LocalFederation
 from tests.support.participants import CLASSES, net, three
 from tests.support.tiny import numbers, states
 
@@ -31,13 +31,15 @@ def test_a_federation_on_a_laptop_and_on_flower(method: str, tmp_path: Path) -> 
     local = ["federation.rounds=3", "model.rep_dim=8", "local.lr=0.1", "federation.target=0.5"]
     wanted = config.load("demo", [f"method.name={method}", *settings, *local])
     same_local = wanted.model_copy(update={"local": here.config.local})
-    house = House(tmp_path / "house", experiment.prepare(same_local), [client_app(make_client)])
-    there = house.run()
+    federation = LocalFederation(
+        tmp_path / "federation", experiment.prepare(same_local), [client_app(make_client)]
+    )
+    there = federation.run()
     mine, theirs = numbers(trained.folder), numbers(there)
     assert [r["accuracy_per_client"] for r in mine] == [r["accuracy_per_client"] for r in theirs]
     assert [r["bytes_total"] for r in mine] == [r["bytes_total"] for r in theirs]
     here_states = {
         name: state for name, state in states(trained.folder).items() if "client" in name
     }
-    assert here_states.keys() == house.states().keys()
-    assert here_states == house.states()
+    assert here_states.keys() == federation.states().keys()
+    assert here_states == federation.states()

@@ -232,7 +232,9 @@ def test_a_participant_follows_no_name_of_a_server(
     )
     with WATCH.watching() as seen:
         reply = client.answer(
-            arrived(grid, content), {"client": 2, "state": str(home / "states")}, client.partitioned_client
+            arrived(grid, content),
+            {"client": 2, "state": str(home / "states")},
+            client.partitioned_client,
         )
     assert reply.error is not None, "the fingerprint is not that of these data"
     assert [what for what in seen if "side_effect" in what or what.startswith("socket")] == []
