@@ -173,6 +173,6 @@ def test_a_key_with_its_old_and_its_new_name_is_refused() -> None:
 
 
 def test_the_rename_of_extractors_left_fingerprints_unchanged() -> None:
-    table = config.load("demo").portable()
-    assert "zoo" in table["model"]
-    assert "extractors" not in table["model"]
+    demo = config.load("demo")
+    assert set(demo.hashed()["model"]) == {"zoo", "rep_dim"}
+    assert set(demo.portable()["model"]) == {"extractors", "rep_dim"}

@@ -1,4 +1,4 @@
-"""Words to choose from, as types: of settings, options of commands and arguments in Python."""
+"""Allowed values, as types, of settings, command options and Python arguments."""
 
 from typing import Literal
 
@@ -8,4 +8,4 @@ ExportFormat = Literal["safetensors", "onnx", "torch-export"]
 FigureFormat = Literal["svg", "png", "pdf"]
 BudgetName = Literal["smoke", "quick", "paper"]
 Kind = Literal["methods", "models", "datasets", "experiments", "studies"]
-"""What `fedgh list` lists."""
+"""The argument of `fedgh list`."""

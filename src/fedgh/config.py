@@ -203,11 +203,18 @@ class Config(_Sections):
         for key in LATER:
             if table["local"][key] == usual[key]:
                 del table["local"][key]
-        # Hashed under its former name: a renamed key does not change what a run computes.
-        table["model"]["zoo"] = table["model"].pop("extractors")
         for key, value in LATER_IN_METHODS.get(self.method.name, {}).items():
             if table["method"].get(key) == value:
                 del table["method"][key]
+        return table
+
+    def hashed(self) -> dict[str, Any]:
+        """Return `portable` with renamed keys under their first names, for fingerprints.
+
+        A renamed key does not change what a run computes.
+        """
+        table = self.portable()
+        table["model"]["zoo"] = table["model"].pop("extractors")
         return table
 
     def to_toml(self) -> str:

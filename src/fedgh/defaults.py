@@ -1,16 +1,16 @@
-"""Defaults that commands, configurations and Python share."""
+"""Default values shared by commands, configurations and the Python interface."""
 
 IMAGE_SIZE = 32
-"""Pixels to which the images of a folder are scaled."""
+"""Height and width in pixels to which the images of a folder are scaled."""
 
 REP_DIM = 500
-"""Numbers in a representation, as in the paper."""
+"""Length of a representation, as in the FedGH paper."""
 
 NEWCOMER_ROUNDS = 20
-"""Rounds that a newcomer trains."""
+"""Number of rounds for which a newcomer trains."""
 
 SEEDS = (0, 1, 2)
-"""Seeds with which methods are compared and rehearsed."""
+"""Seeds of a comparison or a rehearsal of methods."""
 
 EXTRACTOR_NAMES = ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5")
-"""Extractors of a configuration that names none: the five networks of the paper."""
+"""Extractors of a configuration without `model.extractors`: the five of the FedGH paper."""

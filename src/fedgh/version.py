@@ -1,4 +1,4 @@
-"""The version of fedgh that is installed."""
+"""The installed version of fedgh."""
 
 from importlib.metadata import version
 

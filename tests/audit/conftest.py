@@ -1,4 +1,4 @@
-"""A small run on images that the tests of the audit share."""
+"""A small run on images, shared by the tests of the audit."""
 
 from pathlib import Path
 
@@ -11,6 +11,9 @@ from tests.support.tiny import quick
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Five clients, each class with two of them. To be read; a test that writes takes a copy."""
+    """A run of five clients in which two clients have each class.
+
+    It is shared: a test that writes into the folder must copy it first.
+    """
     path: Path = tmp_path_factory.mktemp("audit") / "run"
     return loop.run(quick("data.classes_per_client=4"), path)

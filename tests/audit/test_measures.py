@@ -1,4 +1,4 @@
-"""What the audit counts with, against numbers by hand, brute force and other libraries."""
+"""The measures of the audit agree with numbers by hand, brute force and other libraries."""
 
 import io
 import math
@@ -11,8 +11,8 @@ from scipy.integrate import quad
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
-from fedgh.audit.images import GAP, psnr, ssim, tiled
-from fedgh.audit.noise import DELTA, LEVELS, OPEN, Level, clipped, level_of
+from fedgh.audit.images import GAP, psnr, ssim, tile
+from fedgh.audit.noise import DELTA, LEVELS, NO_NOISE, Level, clipped, level_of
 from fedgh.audit.roc import Scores, auc, tpr_at
 from fedgh.privacy.accounting import noise_multiplier
 from fedgh.privacy.mechanism import Privacy
@@ -23,14 +23,14 @@ def scores(values: torch.Tensor) -> Scores:
     return Scores(values, torch.arange(len(values)))
 
 
-def test_psnr_by_hand() -> None:
+def test_psnr_equals_numbers_by_hand() -> None:
     black, grey = torch.zeros(1, 4, 4), torch.full((1, 4, 4), 0.1)
     assert float(psnr(black, grey)) == pytest.approx(20)  # error 0.01, so 10 log10 100
     assert float(psnr(black, torch.ones(1, 4, 4))) == 0
     assert float(psnr(grey, grey)) == pytest.approx(100)
 
 
-def test_ssim_by_brute_force() -> None:
+def test_ssim_equals_brute_force() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.random((2, 3, 9, 10))
     windows = []
@@ -49,14 +49,14 @@ def test_ssim_by_brute_force() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_sheet_of_images_is_a_png_that_others_read(channels: int) -> None:
+def test_tiled_images_are_a_png_that_pillow_reads(channels: int) -> None:
     images = torch.randint(256, (2, 3, channels, 5, 4), generator=torch.Generator().manual_seed(0))
-    sheet = tiled([list(row / 255) for row in images])
+    sheet = tile([list(row / 255) for row in images])
     assert sheet.shape == (2 * 5 + GAP, 3 * 4 + 2 * GAP, channels)
     content = png(*sheet.shape, sheet.numpy().tobytes())
-    seen = np.asarray(Image.open(io.BytesIO(content))).reshape(sheet.shape)
-    assert (seen == sheet.numpy()).all()
-    corner = seen[5 + GAP :, 4 + GAP : 8 + GAP].transpose(2, 0, 1)
+    decoded = np.asarray(Image.open(io.BytesIO(content))).reshape(sheet.shape)
+    assert (decoded == sheet.numpy()).all()
+    corner = decoded[5 + GAP :, 4 + GAP : 8 + GAP].transpose(2, 0, 1)
     assert (corner == images[1, 1].numpy()).all()
 
 
@@ -65,14 +65,14 @@ def test_auc_agrees_with_scikit_learn() -> None:
     members = torch.randint(0, 9, (40,), generator=rng).double() + 1  # with ties
     others = torch.randint(0, 9, (30,), generator=rng).double()
     truth = [1] * 40 + [0] * 30
-    found = auc(scores(members), scores(others))
-    assert found.value == pytest.approx(roc_auc_score(truth, torch.cat([members, others])))
+    area = auc(scores(members), scores(others))
+    assert area.value == pytest.approx(roc_auc_score(truth, torch.cat([members, others])))
     beats = (members[:, None] > others).double() + 0.5 * (members[:, None] == others)
     spread = beats.mean(1).var() / 40 + beats.mean(0).var() / 30  # DeLong, by brute force
-    assert found.high - found.low == pytest.approx(2 * 1.96 * math.sqrt(spread))
+    assert area.high - area.low == pytest.approx(2 * 1.96 * math.sqrt(spread))
 
 
-def test_samples_that_are_met_again_tell_nothing_new() -> None:
+def test_repeated_samples_do_not_narrow_the_interval_of_the_auc() -> None:
     rng = torch.Generator().manual_seed(0)
     members, others = torch.randn(2, 50, generator=rng)
     once = auc(scores(members + 0.5), scores(others))
@@ -81,19 +81,19 @@ def test_samples_that_are_met_again_tell_nothing_new() -> None:
     assert (again.value, again.low) == pytest.approx((once.value, once.low))
 
 
-def test_true_positives_by_hand() -> None:
-    others = torch.arange(100.0)  # 1% false alarms: one of them may be taken for a member
+def test_the_true_positive_rate_equals_numbers_by_hand() -> None:
+    others = torch.arange(100.0)  # at a rate of 1%, one false positive is allowed
     members = torch.tensor([98.0, 98.5, 99.0, 200.0])
     assert tpr_at(members, others, 0.01) == 0.75
-    assert tpr_at(members, others[:99], 0.01) == 0.75  # none of them may
+    assert tpr_at(members, others[:99], 0.01) == 0.75  # no false positive is allowed
     assert tpr_at(members, others, 1.0 - 1e-9) == 1.0
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 8.0, 64.0])
-def test_the_noise_is_just_enough(epsilon: float) -> None:
-    """δ is the mass by which one density exceeds e^ε times the other, here integrated."""
+def test_the_noise_is_exactly_enough_for_epsilon_and_delta(epsilon: float) -> None:
+    """δ is the integral of one density less e^ε times the other, where that is positive."""
     z = noise_multiplier(epsilon, DELTA, 1)
-    edge = epsilon * z**2 + 0.5  # from where on it does, for means 1 and 0
+    edge = epsilon * z**2 + 0.5  # it is positive above this value, for means 1 and 0
 
     def excess(x: float) -> float:
         both = norm.logpdf(x, 1, z), epsilon + norm.logpdf(x, 0, z)
@@ -103,9 +103,9 @@ def test_the_noise_is_just_enough(epsilon: float) -> None:
     assert delta == pytest.approx(DELTA, rel=1e-5)
 
 
-def test_sensitivities_by_hand() -> None:
+def test_noise_and_clipping_equal_numbers_by_hand() -> None:
     sizes, z = torch.tensor([1, 10]), noise_multiplier(8, DELTA, 1)
-    assert OPEN.std(sizes, 3.0, 4).tolist() == [0, 0]
+    assert NO_NOISE.std(sizes, 3.0, 4).tolist() == [0, 0]
     sample = Level(protects="sample", epsilon=8).std(sizes, 3.0, 4)
     assert sample.tolist() == pytest.approx([z * 6, z * 0.6])
     client = Level(protects="client", epsilon=8).std(sizes, 3.0, 4)

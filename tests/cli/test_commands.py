@@ -1,4 +1,4 @@
-"""The commands as a user types them: good input in a real process, bad input in all its forms."""
+"""The commands as a user types them: complete runs, interruptions and mistakes."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def test_run_ends_with_a_table_and_a_complete_run_folder(tmp_path: Path) -> None
     assert records[0]["bytes_down"] == 5 * (10 * 16 + 10) * 4
 
 
-def test_the_written_config_runs_again_to_the_same_numbers(
+def test_the_written_configuration_gives_the_same_results_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
@@ -65,19 +65,19 @@ def test_the_written_config_runs_again_to_the_same_numbers(
     assert states(RunFolder.open(one)) == states(RunFolder.open(two))
 
 
-def test_runs_do_not_overwrite_each_other(
+def test_a_second_run_gets_a_new_folder_and_never_overwrites_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["run", "-q", *SET, "--set", "federation.rounds=1"]
-    assert inside(monkeypatch, *words) == 0
-    assert inside(monkeypatch, *words) == 0
+    arguments = ["run", "-q", *SET, "--set", "federation.rounds=1"]
+    assert inside(monkeypatch, *arguments) == 0
+    assert inside(monkeypatch, *arguments) == 0
     assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["demo", "demo-2"]
-    assert inside(monkeypatch, *words, "--out", "runs/demo") == 1
+    assert inside(monkeypatch, *arguments, "--out", "runs/demo") == 1
     assert "fedgh resume runs/demo" in capsys.readouterr().err
 
 
-def test_a_folder_for_runs_that_is_not_there_is_an_error(
+def test_a_dangling_link_in_place_of_the_runs_folder_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -99,13 +99,13 @@ def start(out: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        # Started in the background, this test itself may have been told to ignore Ctrl-C.
+        # A test in the background may inherit that SIGINT is ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
 def start_and_wait_for(out: Path, rounds: int) -> subprocess.Popen[str]:
-    """A run that has just completed so many rounds; with 0, one whose workers are starting."""
+    """Start a run and return when it has completed `rounds` rounds; 0: while workers start."""
     process = start(out)
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and process.poll() is None:
@@ -117,49 +117,49 @@ def start_and_wait_for(out: Path, rounds: int) -> subprocess.Popen[str]:
 
 
 def session_members(process: subprocess.Popen[str]) -> list[int]:
-    """The processes that the run has started and that still live."""
-    found = []
+    """Return the ids of the living processes that the run has started."""
+    ids = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
             continue
         if int(fields[3]) == process.pid and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
+            ids.append(int(stat.parent.name))
+    return ids
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     prepared = quick(*LONGER)
-    return loop.run(prepared, tmp_path_factory.mktemp("straight") / "run")
+    return loop.run(prepared, tmp_path_factory.mktemp("uninterrupted") / "run")
 
 
 @pytest.mark.faults
-def test_kill_9_loses_at_most_the_round_under_way(straight: RunFolder, tmp_path: Path) -> None:
+def test_kill_9_loses_at_most_the_current_round(uninterrupted: RunFolder, tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = start_and_wait_for(out, 2)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=PATIENCE)
     assert not (out / "summary.json").exists()
     resumed = loop.resume(out, engine="serial")
-    assert numbers(resumed) == numbers(straight)
-    assert states(resumed) == states(straight)
+    assert numbers(resumed) == numbers(uninterrupted)
+    assert states(resumed) == states(uninterrupted)
 
 
 @pytest.mark.faults  # tests/faults kills a run at every write in make test
 @pytest.mark.parametrize("rounds", [0, 2])
-def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(
-    rounds: int, straight: RunFolder, tmp_path: Path
+def test_ctrl_c_ends_all_processes_and_prints_how_to_resume(
+    rounds: int, uninterrupted: RunFolder, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     process = start_and_wait_for(out, rounds)
     if rounds == 0:
-        time.sleep(1)  # in the middle of starting the workers, which takes a few seconds
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process at once
+        time.sleep(1)  # while the workers start, which takes a few seconds
+    os.killpg(process.pid, signal.SIGINT)  # to every process of the group, as a terminal does
     _, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
-    assert stderr.strip() == f"stopped; go on with: fedgh resume {out}"
+    assert stderr.strip() == f"stopped; resume with: fedgh resume {out}"
     deadline = time.monotonic() + PATIENCE
     while session_members(process) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -168,11 +168,11 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(
         done = fedgh("resume", str(out))
         assert done.returncode == 0, done.stderr
         assert "are there already" in done.stdout
-        assert numbers(RunFolder.open(out)) == numbers(straight)
+        assert numbers(RunFolder.open(out)) == numbers(uninterrupted)
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "says"),
+    ("arguments", "code", "message"),
     [
         (["run", "dmeo"], 2, "error: no experiment or file 'dmeo'; did you mean 'demo'?"),
         (["run", "--set", "local.epoch=5"], 2, "error: local.epoch: no key 'epoch'; did you mean"),
@@ -203,25 +203,25 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(
     ],
 )
 def test_mistakes_are_explained_in_a_line_without_a_traceback(
-    words: list[str],
+    arguments: list[str],
     code: int,
-    says: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert inside(monkeypatch, *words) == code
+    assert inside(monkeypatch, *arguments) == code
     captured = capsys.readouterr()
-    assert says in captured.err
+    assert message in captured.err
     assert "Traceback" not in captured.err
     assert not (tmp_path / "runs").exists()
 
 
-def test_when_everybody_fails_the_exit_code_says_so(
+def test_a_run_in_which_all_clients_fail_exits_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
+    arguments = [
         "run",
         *SET,
         "--set",
@@ -229,11 +229,11 @@ def test_when_everybody_fails_the_exit_code_says_so(
         "--out",
         str(tmp_path / "run"),
     ]
-    assert inside(monkeypatch, *words) == 1
+    assert inside(monkeypatch, *arguments) == 1
     assert "all 5 participants failed; client 0: ValueError: out of" in capsys.readouterr().err
 
 
-def test_partition_draws_who_has_what(
+def test_partition_draws_the_classes_of_every_client(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert inside(monkeypatch, "partition") == 0
@@ -248,7 +248,7 @@ def test_partition_draws_who_has_what(
     assert f"{180 + int(tests[1])} samples: 160 train, 20 validation, {tests[1]} test" in few
 
 
-def test_a_narrow_terminal_that_knows_only_ascii(tmp_path: Path) -> None:
+def test_run_in_a_narrow_terminal_with_only_ascii(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "fedgh", "run", *SET, "--out", str(tmp_path / "r\u00fcn [b]")],
         cwd=ROOT,
@@ -268,7 +268,7 @@ def test_partition_in_a_narrow_terminal(
     assert "classes 0 to 9" in capsys.readouterr().out
 
 
-def test_an_unwritable_place_is_one_line(
+def test_a_folder_that_cannot_be_created_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -288,7 +288,7 @@ def test_an_unwritable_place_is_one_line(
         ("experiments", ["demo", "cifar10-hetero", "cifar100-hetero"]),
     ],
 )
-def test_list(
+def test_list_shows_the_names_of_a_kind(
     kind: str,
     names: list[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -299,8 +299,8 @@ def test_list(
     assert all(name in out for name in names)
 
 
-def test_a_bar_is_drawn_where_there_is_a_terminal(tmp_path: Path) -> None:
-    """In a pseudo-terminal the run shows live progress, not one line per round."""
+def test_a_terminal_shows_a_progress_bar(tmp_path: Path) -> None:
+    """In a pseudo-terminal the run shows a bar instead of one line per round."""
     import pty
 
     leader, follower = pty.openpty()
@@ -339,7 +339,7 @@ def test_a_run_and_its_report_load_the_data_once(
         return load(data)
 
     monkeypatch.setattr(experiment, "load_source", counted)
-    words = ["run", *SET, "--set", "run.engine=serial", "--out", str(tmp_path / "run")]
-    assert inside(monkeypatch, *words) == 0
+    arguments = ["run", *SET, "--set", "run.engine=serial", "--out", str(tmp_path / "run")]
+    assert inside(monkeypatch, *arguments) == 0
     assert (tmp_path / "run" / "confusion.json").exists()
     assert loaded == ["digits"]

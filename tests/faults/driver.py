@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fedgh.cli import in_words
+from fedgh.cli import errors_as_messages
 from tests.faults.disk import Disk, Fault, Operation
 from tests.faults.scenarios import SCENARIOS, Act
 
@@ -113,7 +113,7 @@ def _be_child(act: Act, workdir: Path, fault: Fault | None, user: int | None, pi
     disk = Disk(workdir, fault)
     disk.install()
     try:
-        with in_words():
+        with errors_as_messages():
             act(workdir)
     except SystemExit as end:
         code = int(end.code or 0)

@@ -96,7 +96,7 @@ def three_rounds(place: Path) -> tuple[FederationFolder, RunFolder]:
 def assert_stopped_cleanly(process: subprocess.Popen[str], folder: FederationFolder) -> None:
     assert process.returncode == 130
     words = said(process)
-    assert "the same command goes on" in words
+    assert "the same command resumes" in words
     assert "Traceback" not in words
     assert not folder.processes.exists()
 

@@ -16,7 +16,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from fedgh import config
 from fedgh.audit import result as audit
-from fedgh.audit.noise import OPEN
+from fedgh.audit.noise import NO_NOISE
 from fedgh.errors import FedghError
 from fedgh.flower.session import Session
 from fedgh.privacy.ledger import Ledger
@@ -49,7 +49,7 @@ AUDIT = audit.Audit(
     clip=1.0,
     delta=1e-5,
     sends_counts=False,
-    protected=OPEN,
+    protected=NO_NOISE,
     reconstructed=[],
     told=[],
     pictures={},

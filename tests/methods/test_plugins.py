@@ -89,7 +89,7 @@ def test_a_name_that_two_packages_claim_is_neithers(tmp_path: Path) -> None:
 
 
 def test_plug_ins_are_among_the_listed_methods() -> None:
-    from fedgh.cli.listing import known
+    from fedgh.cli.listing import descriptions
 
-    assert known("methods")["cosine"] == "plug-in: a_plugin:Cosine"
+    assert descriptions("methods")["cosine"] == "plug-in: a_plugin:Cosine"
     assert "a_plugin" not in sys.modules

@@ -1,3 +1,5 @@
+"""The run folder after interrupted rounds, with damaged files and with files of other runs."""
+
 import os
 from pathlib import Path
 
@@ -25,60 +27,60 @@ def create(path: Path) -> RunFolder:
 
 
 def state(round: int) -> Payload:
-    """As if client 0 had trained in every round and client 1 never."""
+    """Return a server state in which client 0 has trained in every round and client 1 never."""
     return {"s": torch.tensor(round), "trained": torch.tensor([round, 0])}
 
 
-def play(run: RunFolder, files: ClientFiles, round: int) -> None:
+def complete_round(run: RunFolder, files: ClientFiles, round: int) -> None:
     files.write(round, 0, {"w": torch.full((2,), float(round))})
     files.seal(round)
     run.append(a_round(round))
     run.commit(round, state(round))
 
 
-def test_a_folder_in_use_is_not_overwritten(run: RunFolder) -> None:
+def test_an_existing_run_is_not_overwritten(run: RunFolder) -> None:
     with pytest.raises(RunError, match="fedgh resume"):
         create(run.path)
 
 
-def test_only_one_process_writes(run: RunFolder) -> None:
+def test_the_lock_is_exclusive_until_it_is_released(run: RunFolder) -> None:
     with run.locked(), pytest.raises(RunError, match="in use"), run.locked():
         pass
     with run.locked():
         pass
 
 
-def test_not_a_run(tmp_path: Path) -> None:
+def test_a_folder_without_a_configuration_is_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="not a run folder"):
         RunFolder.open(tmp_path)
 
 
-def test_a_new_run_starts_at_nothing(run: RunFolder) -> None:
-    round, found = run.rewind()
+def test_a_new_run_is_committed_at_round_0(run: RunFolder) -> None:
+    round, server_state = run.rewind()
     assert round == 0
-    assert_close(found, state(0))
+    assert_close(server_state, state(0))
 
 
-def test_a_run_that_was_not_quite_created_is_created_again(tmp_path: Path) -> None:
+def test_an_interrupted_creation_can_be_repeated(tmp_path: Path) -> None:
     run = create(tmp_path / "run")
-    run.config.unlink()  # the last thing that is written
+    run.config.unlink()  # the file that is written last
     assert create(tmp_path / "run").rewind()[0] == 0
 
 
-def test_an_unfinished_round_is_forgotten(run: RunFolder) -> None:
+def test_rewind_drops_an_unfinished_round(run: RunFolder) -> None:
     files = run.client_files(0)
-    play(run, files, 1)
-    play(run, files, 2)
-    # Round 3 got as far as its client files and half its line.
+    complete_round(run, files, 1)
+    complete_round(run, files, 2)
+    # Round 3 was interrupted after its client files and half of its record.
     files.write(3, 0, {"w": torch.zeros(2)})
     files.write(3, 1, {"w": torch.zeros(2)})
     files.seal(3)
     (run.checkpoint / "server.safetensors.0123456789abcdef.part").write_bytes(b"half")
     with (run.path / "rounds.jsonl").open("a") as file:
         file.write('{"round": 3, "accur')
-    round, found = run.rewind()
+    round, server_state = run.rewind()
     assert round == 2
-    assert_close(found, state(2))
+    assert_close(server_state, state(2))
     assert [record.round for record in run.records()] == [1, 2]
     assert sorted(p.name for p in run.checkpoint.iterdir()) == [
         "client-000000.round-000002.safetensors",
@@ -93,50 +95,50 @@ def test_an_unfinished_round_is_forgotten(run: RunFolder) -> None:
 def test_a_state_written_before_its_checkpoint_replaces_nothing_until_the_commit(
     run: RunFolder,
 ) -> None:
-    def there() -> list[str]:
+    def stored_rounds() -> list[str]:
         return sorted(p.name[14:26] for p in run.checkpoint.glob("client-*"))
 
     files = run.client_files(0)
-    play(run, files, 1)
-    for round in (2, 3):  # memory was short; no checkpoint is due yet
+    complete_round(run, files, 1)
+    for round in (2, 3):  # as if memory was short before the next checkpoint
         files.write(round, 0, {"w": torch.full((2,), float(round))})
-    assert there() == ["round-000001", "round-000003"]
+    assert stored_rounds() == ["round-000001", "round-000003"]
     assert run.client_files(1).load(0)["w"][0] == 1  # type: ignore[index]
     files.seal(4)
-    assert "round-000001" in there()  # round 4 is not committed yet
+    assert "round-000001" in stored_rounds()  # round 4 is not committed yet
     for round in (2, 3, 4):
         run.append(a_round(round))
     run.commit(4, {"s": torch.tensor(4), "trained": torch.tensor([3, 0])})
     files.seal(5)
-    assert there() == ["round-000003"]
+    assert stored_rounds() == ["round-000003"]
     assert run.rewind()[0] == 4
     assert run.client_files(4).load(0)["w"][0] == 3  # type: ignore[index]
 
 
-def test_a_line_that_was_written_but_not_committed_is_forgotten(run: RunFolder) -> None:
-    play(run, run.client_files(0), 1)
+def test_rewind_drops_a_record_that_was_not_committed(run: RunFolder) -> None:
+    complete_round(run, run.client_files(0), 1)
     run.append(a_round(2))
     assert run.rewind()[0] == 1
     assert [record.round for record in run.records()] == [1]
 
 
-def resumed(run: RunFolder) -> None:
-    """As far as a run goes before it goes on."""
-    round, found = run.rewind()
-    run.client_files(round).check(found["trained"].tolist())
+def check_resumable(run: RunFolder) -> None:
+    """Do what `resume` does before it trains."""
+    round, server_state = run.rewind()
+    run.client_files(round).check(server_state["trained"].tolist())
 
 
 @pytest.mark.parametrize("text", ['{"round": 7}', "null", "{}", "[1]", "\xff", ""])
-def test_a_damaged_history_is_refused(run: RunFolder, text: str) -> None:
-    play(run, run.client_files(0), 1)
+def test_a_damaged_record_of_a_committed_round_is_refused(run: RunFolder, text: str) -> None:
+    complete_round(run, run.client_files(0), 1)
     (run.path / "rounds.jsonl").write_text(text + "\n")
     with pytest.raises(RunError, match="rounds 1 to 1"):
         run.rewind()
 
 
-def test_a_changed_line_is_refused_by_all_who_read_it(run: RunFolder) -> None:
+def test_a_changed_record_is_refused_by_every_reader_once_it_is_committed(run: RunFolder) -> None:
     files = run.client_files(0)
-    play(run, files, 1)
+    complete_round(run, files, 1)
     run.append(a_round(2, accuracy=0.5))
     path = run.path / "rounds.jsonl"
     path.write_text(path.read_text().replace("0.5", "0.6"))  # it is not committed yet
@@ -152,43 +154,43 @@ def test_a_changed_line_is_refused_by_all_who_read_it(run: RunFolder) -> None:
 
 
 def test_a_state_without_its_digest_is_refused(run: RunFolder) -> None:
-    play(run, run.client_files(0), 1)
+    complete_round(run, run.client_files(0), 1)
     for path in run.checkpoint.iterdir():
-        whole = path.read_bytes()
+        original = path.read_bytes()
         save_file(load_file(path), path, {"round": "1"})
         with pytest.raises(RunError, match="its digest is missing"):
-            resumed(run)
-        path.write_bytes(whole)
-    resumed(run)
+            check_resumable(run)
+        path.write_bytes(original)
+    check_resumable(run)
 
 
 def test_a_state_of_another_run_is_refused(run: RunFolder, tmp_path: Path) -> None:
     other = create(tmp_path / "other")
     for each in (run, other):
-        play(each, each.client_files(0), 1)
+        complete_round(each, each.client_files(0), 1)
     for path in run.checkpoint.iterdir():
-        mine = path.read_bytes()
+        original = path.read_bytes()
         path.write_bytes((other.checkpoint / path.name).read_bytes())
         with pytest.raises(RunError, match=f"{path.name}.*another.* run"):
-            resumed(run)
-        path.write_bytes(mine)
-    run.count_asked([0, 1])
-    other.count_asked([1])
+            check_resumable(run)
+        path.write_bytes(original)
+    run.count_requests([0, 1])
+    other.count_requests([1])
     (run.path / "asked.json").write_bytes((other.path / "asked.json").read_bytes())
-    with pytest.raises(RunError, match="another run"):
-        run.asked()
+    with pytest.raises(RunError, match="belongs to another run"):
+        run.request_counts()
 
 
 @pytest.mark.parametrize("other", ["client-000001.round-000001", "client-000000.round-000002"])
-def test_a_state_under_another_name_is_refused(run: RunFolder, other: str) -> None:
-    play(run, run.client_files(0), 1)
-    mine = run.checkpoint / "client-000000.round-000001.safetensors"
-    mine.rename(run.checkpoint / f"{other}.safetensors")
+def test_a_renamed_state_file_is_refused(run: RunFolder, other: str) -> None:
+    complete_round(run, run.client_files(0), 1)
+    path = run.checkpoint / "client-000000.round-000001.safetensors"
+    path.rename(run.checkpoint / f"{other}.safetensors")
     with pytest.raises(RunError, match=f"{other}.*another client, round or run"):
         run.client_files(2).load(int(other[7:13]))
 
 
-def test_class_means_that_were_changed_are_refused(run: RunFolder) -> None:
+def test_changed_class_means_are_refused(run: RunFolder) -> None:
     run.keep_means(1, {"means": torch.ones(2, 3)})
     assert_close(run.means()[1]["means"], torch.ones(2, 3))
     (path,) = (run.path / "means").iterdir()
@@ -197,16 +199,16 @@ def test_class_means_that_were_changed_are_refused(run: RunFolder) -> None:
         run.means()
 
 
-def test_what_a_killed_process_wrote_in_part_is_removed(run: RunFolder) -> None:
+def test_rewind_removes_partly_written_files_of_a_killed_process(run: RunFolder) -> None:
     run.keep_means(1, {"means": torch.ones(2, 3)})
-    play(run, run.client_files(0), 1)
+    complete_round(run, run.client_files(0), 1)
     for folder in (run.path, run.checkpoint, run.path / "means"):
         (folder / "summary.json.0123456789abcdef.part").write_bytes(b"half")
-    (run.path / "mine.part").write_text("not of a process")
-    live = run.path / "audit.json.0123456789abcdef.part"
-    live.write_text("of an audit that goes on: it takes no lock")
+    (run.path / "mine.part").write_text("a file of the user")
+    of_audit = run.path / "audit.json.0123456789abcdef.part"
+    of_audit.write_text("an audit that is still running takes no lock")
     run.rewind()
-    assert {path.name for path in run.path.rglob("*.part")} == {"mine.part", live.name}
+    assert {path.name for path in run.path.rglob("*.part")} == {"mine.part", of_audit.name}
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x08broken", b"x" * 100])
@@ -214,25 +216,25 @@ def test_what_a_killed_process_wrote_in_part_is_removed(run: RunFolder) -> None:
 def test_a_missing_or_damaged_state_is_refused(
     run: RunFolder, name: str, content: bytes | None
 ) -> None:
-    play(run, run.client_files(0), 1)
+    complete_round(run, run.client_files(0), 1)
     path = run.checkpoint / f"{name}.safetensors"
     path.unlink()
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(RunError, match="cannot be resumed"):
-        resumed(run)
-    assert (run.path / "rounds.jsonl").read_text().count("\n") == 1  # nothing was thrown away
+        check_resumable(run)
+    assert (run.path / "rounds.jsonl").read_text().count("\n") == 1  # no record was deleted
 
 
-def test_a_state_that_was_cut_short_is_refused(run: RunFolder) -> None:
-    play(run, run.client_files(0), 1)
+def test_a_truncated_state_is_refused(run: RunFolder) -> None:
+    complete_round(run, run.client_files(0), 1)
     path = run.checkpoint / "client-000000.round-000001.safetensors"
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(RunError, match="client-000000"):
-        resumed(run)
+        check_resumable(run)
 
 
-def test_foreign_files_are_left_alone(run: RunFolder) -> None:
+def test_rewind_keeps_files_that_fedgh_did_not_write(run: RunFolder) -> None:
     (run.checkpoint / "notes.txt").write_text("mine")
     (run.checkpoint / "folder").mkdir()
     run.rewind()

@@ -1,4 +1,4 @@
-"""The format of a run folder has a version, and other versions are refused in words."""
+"""The format of records: versions, keys, impossible values, and reading what was written."""
 
 import json
 from pathlib import Path
@@ -38,24 +38,25 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return loop.run(quick(), tmp_path_factory.mktemp("records") / "run")
 
 
-def name_one(path: Path) -> object:
+def label_run(path: Path) -> object:
     return name_runs([path])
 
 
 @pytest.mark.parametrize("version", [None, 0, 3, True, "1"])
-def test_another_format_is_refused(tmp_path: Path, version: object) -> None:
-    made = loop.run(quick("federation.rounds=1"), tmp_path / "run")
-    file = made.path / "data.json"
-    known = json.loads(file.read_text())
-    known = {**known, "format_version": version} if version is not None else known
+def test_an_unknown_format_version_is_refused(tmp_path: Path, version: object) -> None:
+    run = loop.run(quick("federation.rounds=1"), tmp_path / "run")
+    file = run.path / "data.json"
+    identity = json.loads(file.read_text())
     if version is None:
-        del known["format_version"]
-    file.write_text(json.dumps(known))
-    for use in (loop.resume, RunFolder.open, TrainedFederation.load, name_one):
+        del identity["format_version"]
+    else:
+        identity["format_version"] = version
+    file.write_text(json.dumps(identity))
+    for use in (loop.resume, RunFolder.open, TrainedFederation.load, label_run):
         with pytest.raises(
             RunError, match=r"data\.json has format version .*; this fedgh reads 1 and 2"
         ):
-            use(made.path)
+            use(run.path)
 
 
 def test_a_run_of_format_version_1_is_read_and_resumed_to_the_same_result(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_a_run_of_format_version_1_is_read_and_resumed_to_the_same_result(tmp_pa
 
 
 def _write_as_version_1(path: Path) -> None:
-    """Give the keys of an unfinished run the names that format version 1 has."""
+    """Rename the keys of an unfinished run to those of format version 1."""
     for file, names in (("rounds.jsonl", renames.ROUND), ("clients.json", renames.CLIENT)):
         text = (path / file).read_text()
         for old, new in names.items():
@@ -83,14 +84,14 @@ def _write_as_version_1(path: Path) -> None:
     config = (path / "config.toml").read_text()
     config = config.replace("extractors =", "zoo =").replace("max_norm =", "largest_norm =")
     (path / "config.toml").write_text(config)
-    known = json.loads((path / "data.json").read_text())
-    (path / "data.json").write_text(json.dumps({**known, "format_version": 1}))
+    identity = json.loads((path / "data.json").read_text())
+    (path / "data.json").write_text(json.dumps({**identity, "format_version": 1}))
     server = path / "checkpoint" / "server.safetensors"
-    about, state = unpack(server.read_bytes())
+    metadata, state = unpack(server.read_bytes())
     for old, new in renames.SERVER_STATE.items():
         state[old] = state.pop(new)
     digest = History(path / "rounds.jsonl").digest()
-    server.write_bytes(pack(state, **{**about, "history": digest}))
+    server.write_bytes(pack(state, **{**metadata, "history": digest}))
 
 
 def test_every_key_of_a_record_is_documented(run: RunFolder) -> None:
@@ -98,8 +99,8 @@ def test_every_key_of_a_record_is_documented(run: RunFolder) -> None:
     for key in run.records()[-1].model_dump():
         assert f"`{key.removesuffix('_per_client')}`" in page, key
     kinds = (Identity, Round, ClientInfo, Summary, PrivacySpending, RequestCounts)
-    known = {key for kind in kinds for key in kind.model_fields} - {"scores", "per_client", "final"}
-    for key in known:
+    keys = {key for kind in kinds for key in kind.model_fields} - {"scores", "per_client", "final"}
+    for key in keys:
         assert f"`{key}`" in page, key
 
 
@@ -108,8 +109,8 @@ def test_a_record_has_every_metric_and_the_spread_over_clients(run: RunFolder) -
     assert last.scores.keys() == set(RECORDED)
     assert all(score is not None for score in last.scores.values())
     assert run.summary().final == last.scores
-    known = [score for score in last.accuracies if score is not None]
-    assert last.scores["accuracy_worst"] == min(known)
+    accuracies = [score for score in last.accuracies if score is not None]
+    assert last.scores["accuracy_worst"] == min(accuracies)
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -119,22 +120,22 @@ def test_an_impossible_score_is_refused(run: RunFolder, name: str) -> None:
         checked(list[Round], [record], "rounds.jsonl")
 
 
-def test_a_resume_with_another_torch_says_so(tmp_path: Path) -> None:
+def test_a_resume_with_another_version_of_torch_warns_once(tmp_path: Path) -> None:
     interrupted(quick(), tmp_path / "run", 1)
     file = tmp_path / "run" / "data.json"
-    known = json.loads(file.read_text())
-    known["versions"]["torch"] = "2.6.0"
-    file.write_text(json.dumps(known))
-    heard: list[str] = []
+    identity = json.loads(file.read_text())
+    identity["versions"]["torch"] = "2.6.0"
+    file.write_text(json.dumps(identity))
+    warnings: list[str] = []
 
     class Listener(Callback):
         def warned(self, text: str) -> None:
-            heard.append(text)
+            warnings.append(text)
 
     loop.resume(tmp_path / "run", [Listener()])
-    (text,) = heard
+    (text,) = warnings
     assert "was started with torch 2.6.0, here is" in text
-    assert RunFolder(tmp_path / "run").identity().versions["torch"] != "2.6.0", "said once"
+    assert RunFolder(tmp_path / "run").identity().versions["torch"] != "2.6.0", "warned once"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def test_a_resume_with_another_torch_says_so(tmp_path: Path) -> None:
         ({"seconds": {}}, "seconds has no total"),
     ],
 )
-def test_a_line_that_no_run_writes_is_refused(
+def test_an_invalid_record_is_refused(
     run: RunFolder, changes: dict[str, object], reason: str
 ) -> None:
     line = {**run.records()[-1].model_dump(), **changes}
@@ -160,17 +161,17 @@ def test_a_line_that_no_run_writes_is_refused(
     assert str(refused.value).isprintable()
 
 
-def test_a_record_is_the_same_after_it_was_written_and_read(run: RunFolder) -> None:
+def test_records_and_summary_are_unchanged_after_writing_and_reading(run: RunFolder) -> None:
     for record in run.records():
         assert Round.model_validate(json.loads(json.dumps(record.model_dump()))) == record
     summary = run.summary()
     assert Summary.model_validate(json.loads(json.dumps(summary.model_dump()))) == summary
 
 
-def test_what_was_trained_is_used_without_loading_data_again(
+def test_trained_models_and_reports_do_not_load_the_data_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = loop.run(quick(), tmp_path / "run")
+    run = loop.run(quick(), tmp_path / "run")
     monkeypatch.setattr(experiment, "load_source", None)
-    assert len(TrainedFederation(made).left.took_part) == 5
-    assert write_report(made).exists()
+    assert len(TrainedFederation(run).left.took_part) == 5
+    assert write_report(run).exists()

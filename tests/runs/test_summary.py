@@ -1,4 +1,4 @@
-"""summary.json worked by hand."""
+"""The summary of a run, worked by hand."""
 
 import pytest
 
@@ -10,12 +10,12 @@ from tests.support.records import a_round
 
 
 def record(number: int, accuracy: float | None) -> Round:
-    each = None if accuracy is None else [accuracy, None]
-    about = {"participants": [0, 1], "bytes_total": number * 1000, "seconds": {"total": 1.5}}
-    return a_round(number, accuracy, accuracy_per_client=each, **about)
+    per_client = None if accuracy is None else [accuracy, None]
+    costs = {"participants": [0, 1], "bytes_total": number * 1000, "seconds": {"total": 1.5}}
+    return a_round(number, accuracy, accuracy_per_client=per_client, **costs)
 
 
-def test_a_summary() -> None:
+def test_a_summary_worked_by_hand() -> None:
     settings = config.load("demo", ["federation.target=0.8"])
     records = [record(n, a) for n, a in enumerate([0.5, None, 0.85, 0.9, 0.7], 1)]
     clients = [

@@ -189,7 +189,7 @@ def test_advise_as_a_user_types_it(
     assert [row["label"] for row in rows] == ["standalone", *SOME.split(",")]
     assert rows[1]["gain_low"] == str(document["rows"][1]["gain"]["low"])
     assert float(rows[1]["bytes_per_client"]) == 3 * (2 * (4 + 16 * 4) + (10 * 16 + 10) * 4)
-    assert "fedavg averages whole models" in document["missing"]["fedavg"]
+    assert "fedavg needs the same network at all clients" in document["missing"]["fedavg"]
     recommended = document["recommendation"] or "do not federate"
     assert f"recommended  {recommended}\nwhy          {document['reason']}\n" in out
     for caveat in document["caveats"]:
@@ -227,7 +227,7 @@ def test_a_rehearsal_that_was_stopped_goes_on(
     part = str(tmp_path / "part")
     monkeypatch.setattr(ClientHost, "run", counting(stop_after=22))  # of 2 methods, 3 rounds, 5
     assert inside(monkeypatch, *words, part) == 130
-    assert capsys.readouterr().err == "\nstopped; the same command goes on from here\n"
+    assert capsys.readouterr().err == "\nstopped; the same command resumes here\n"
     jobs.clear()
     monkeypatch.setattr(ClientHost, "run", counting(stop_after=100))
     assert inside(monkeypatch, *words, part) == 0

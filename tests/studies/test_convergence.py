@@ -139,7 +139,7 @@ def test_a_probed_client_sends_what_fedgh_sends(client: Client) -> None:
 def record(number: int, gradient: float, **more: float) -> Round:
     usual = {"gradient_steps": 5.5, "gradient_noise": 3.0, "smoothness": 4.0, "steps": 10.0}
     found = {**usual, "gradient_start": gradient, "loss_start": 2.0 / number, **more}
-    return a_round(number, clients=[0, 1], method_metrics=found)
+    return a_round(number, participants=[0, 1], method_metrics=found)
 
 
 def test_numbers_that_mean_nothing_are_not_shown() -> None:
@@ -163,7 +163,7 @@ def test_numbers_that_mean_nothing_are_not_shown() -> None:
 def test_both_sides_worked_by_hand() -> None:
     gap = {"header_gap": 0.5, "loss_jump": 0.25}
     records = [record(1, 9.0), record(2, 3.0, **gap), record(3, 3.0, **gap), record(4, 5.0, **gap)]
-    nobody = a_round(5, clients=[0, 1])  # has answered
+    nobody = a_round(5, participants=[0, 1])  # has answered
     out = analyse([*records, nobody], lr=0.25)
     assert out.rounds == 4
     assert out.running_mean == [9, 6, 5, 5]

@@ -23,7 +23,7 @@ CLIENTS = [
 def record(number: int, failed: list[int], bytes_up: int) -> Round:
     return a_round(
         number,
-        clients=[0, 1],
+        participants=[0, 1],
         bytes_up=bytes_up,
         failed=[{"client": client, "reason": "away"} for client in failed],
         seconds={"train": 20.0, "summarise": 1.0, "evaluate": 7.0, "server": 0.1, "total": 16.0},

@@ -6,10 +6,10 @@ from tests.support.records import a_round
 
 def test_harm_worked_by_hand() -> None:
     records = [
-        a_round(1, clients=[0, 1, 2], dropped=[{"client": 0, "classes": [1, 2]}]),
+        a_round(1, participants=[0, 1, 2], dropped=[{"client": 0, "classes": [1, 2]}]),
         a_round(
             2,
-            clients=[0, 1, 2],
+            participants=[0, 1, 2],
             rejected=[{"client": 0, "reason": "no"}],
             dropped=[{"client": 2, "classes": [0]}],
             accuracy_per_client=[0.1, 0.6, 0.8],

@@ -77,9 +77,8 @@ def test_what_is_missing_is_said(
     assert reproduce(monkeypatch, tmp_path, *words, "--no-run") == 0
     said = capsys.readouterr().out
     assert said.count("[1/1] cifar10-hetero: standalone") == 1
-    assert (
-        said.count("no result: cifar10-hetero: fedavg, seed 0: fedavg averages whole models") == 2
-    )
+    reason = "cifar10-hetero: fedavg, seed 0: fedavg needs the same network at all clients"
+    assert said.count(f"no result: {reason}") == 2
     text = (tmp_path / "smoke" / "table-hetero.md").read_text(encoding="utf-8")
     assert "## Without a result" in text
 
@@ -111,7 +110,7 @@ def test_settings_of_one_method_and_two_seeds(
     whole = (place / "fedgh,server_lr=0.01-seed0" / "summary.json").read_text(encoding="utf-8")
     (damaged / "summary.json").write_text(whole, encoding="utf-8")
     assert reproduce(monkeypatch, tmp_path, *words, "--no-run") == 1
-    assert "summary.json is not what the rounds say" in capsys.readouterr().err
+    assert "summary.json does not agree with rounds.jsonl" in capsys.readouterr().err
     rounds = (damaged / "rounds.jsonl").read_text(encoding="utf-8")
     for summary, lines in [
         ("{}", rounds),
@@ -152,7 +151,7 @@ def test_a_study_that_is_stopped_has_a_table(
     assert reproduce(monkeypatch, tmp_path, "overlap") == 130
     said = capsys.readouterr()
     assert "not run: cifar10-hetero-n50-all: standalone, seed 0; " in said.out
-    assert "the same command goes on from here" in said.err
+    assert "the same command resumes here" in said.err
     assert (tmp_path / "smoke" / "overlap.md").exists()
 
 

@@ -151,8 +151,8 @@ def test_a_comparison_of_nothing_is_an_error(
     with RunFolder(folder).locked():
         assert inside(monkeypatch, *words, "--out", str(tmp_path)) == 1
     assert capsys.readouterr().err == (
-        f"error: there is nothing to compare; standalone, seed 0: {folder} is in use by another "
-        "process\n"
+        f"error: no method has a result to compare; standalone, seed 0: {folder} is in use by "
+        "another process\n"
     )
 
 
@@ -338,7 +338,7 @@ def test_compare_as_a_user_types_it(
     small = "shared=tests.support.tiny:mlp"
     methods = f"standalone,lg_fedavg,fd,fedproto,fedgh,fml:{small},fedkd:{small}"
     assert inside(monkeypatch, *words, "--methods", methods + ",fedavg") == 2  # named, so refused
-    assert "fedavg averages whole models" in capsys.readouterr().err
+    assert "fedavg needs the same network at all clients" in capsys.readouterr().err
     assert inside(monkeypatch, *words, "--methods", methods) == 0
     out = capsys.readouterr().out
     assert "…" not in out  # every number whole
@@ -389,7 +389,7 @@ def test_tune_chooses_on_the_evaluation_split(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["tune"], "nothing to search"),
+        (["tune"], "no settings to try"),
         (["tune", "--grid", "local.epochs"], "expected section.key=value"),
         (["compare", "--seeds", "one"], "expected whole numbers"),
         (["compare", "--methods", "fedghh"], "did you mean 'fedgh'"),

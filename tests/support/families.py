@@ -34,12 +34,12 @@ def plain_mean(uploads: Uploads, server: Payload) -> Payload:
 class Phases(api.Method):
     """A partial model in two phases, after FedRep: first the header, then the extractor."""
 
+    same_part = "extractor"
     up = down = api.Network("own", part="extractor")
 
     header_epochs: api.Count = 2
 
     def init_server(self, task: Task, models: api.Models, rng: Generator) -> Payload:
-        api.check_one_architecture(self.name, task, models, "extractor")
         return api.network_state(models[0].extractor)
 
     def client_update(self, client: Client, down: Payload) -> Payload:

@@ -232,7 +232,7 @@ def test_the_command(
     words = ["export", str(path), "--client", number, "--format", "safetensors", "--trust"]
     assert inside(monkeypatch, *words) == 0
     said = capsys.readouterr().out
-    assert "random inputs: its data are not here: logits differ by at most 0.0e+00" in said
+    assert "random inputs (its data are not here): logits differ by at most 0.0e+00" in said
     file = path / "export" / f"client-{number}.safetensors"
     assert str(file) in said
     assert file.exists()

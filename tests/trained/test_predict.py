@@ -137,7 +137,7 @@ def test_the_predict_command(
     words = ["predict", str(path), "--client", str(number), "--trust", str(tmp_path / "x.npy")]
     assert inside(monkeypatch, *words, "--csv", str(tmp_path / "said.csv")) == 0
     said = capsys.readouterr().out
-    assert "50 more rows; --csv FILE writes all" in said
+    assert "50 more rows are not shown; --csv FILE writes all" in said
     with (tmp_path / "said.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["row"]) for row in rows] == list(range(250))

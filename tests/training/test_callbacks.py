@@ -93,7 +93,7 @@ def test_a_command_says_that_a_callback_has_stopped_its_run(
     words = ["run", *SET, "--set", f"run.callbacks={__name__}:stop_after_two"]
     assert inside(monkeypatch, *words, "--out", str(tmp_path / "run")) == 0
     out = capsys.readouterr().out
-    assert f"a callback has stopped the run; go on with: fedgh resume {tmp_path / 'run'}" in out
+    assert f"a callback has stopped the run; resume with: fedgh resume {tmp_path / 'run'}" in out
 
 
 def test_what_is_no_callback_is_refused(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def _typed(*words: str) -> Command:
 
 
 def _audit(place: Place, monkeypatch: pytest.MonkeyPatch) -> object:
-    little = Effort(sizes=(1,), targets=2, candidates=4, levels=())
+    little = Effort(sizes=(1,), reconstructions=2, candidates=4, levels=())
     monkeypatch.setattr(audits, "Effort", lambda: little)
     return _typed("audit", "RUN")(place, monkeypatch)
 

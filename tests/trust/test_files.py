@@ -110,8 +110,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     made = make(tmp_path_factory.mktemp("elsewhere") / "place", "fedgh")
     run = RunFolder(made.run)
     confusion.measure(run, trust=OWN)
-    run.count_asked([0, 1])
-    little = Effort(sizes=(1,), targets=2, candidates=4, levels=())
+    run.count_requests([0, 1])
+    little = Effort(sizes=(1,), reconstructions=2, candidates=4, levels=())
     result.write(run, audit.audit(run, 0, 0, lambda _: None, little, trust=OWN))
     client = TrainedFederation.load(run.path).clients[0]
     client.export(run.path / "export" / "client-0.safetensors", "safetensors")

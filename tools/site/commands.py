@@ -11,7 +11,7 @@ HEAD = """# Commands
 
 Every command says the same with `--help`. A mistake ends with one line that says what to do about
 it, and exit code 2 when the command or the configuration is wrong, 1 when something else is;
-Ctrl-C ends with 130 and a word on how to go on.
+Ctrl-C ends with 130 and a line that says how to resume.
 """
 
 

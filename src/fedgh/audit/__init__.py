@@ -1,1 +1,1 @@
-"""What uploads tell about the samples behind them: attacks on a finished run, measured."""
+"""Audits of finished runs: attacks that measure what uploads reveal about the samples."""

@@ -1,4 +1,4 @@
-"""What is tried: which attacker, how many samples behind an upload, how much noise."""
+"""The cases that an audit tries: an attacker, the number of samples behind an upload, a noise."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,41 +6,42 @@ from typing import Any
 
 from torch import Tensor
 
-from fedgh.audit.noise import LEVELS, OPEN, Level
-from fedgh.audit.result import Extractor, Told
+from fedgh.audit.noise import LEVELS, NO_NOISE, Level
+from fedgh.audit.result import Extractor, MembershipResult
 from fedgh.audit.roc import Scores, auc, tpr_at
 
-FALSE_ALARMS = 0.01
+FALSE_POSITIVE_RATE = 0.01
+"""The rate at which the share of detected members is reported."""
 
-Say = Callable[[str], object]
-"""Called with what is being done."""
+ShowProgress = Callable[[str], object]
+"""Function that is called with a description of each step before it starts."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is tried."""
+    """The numbers of cases, samples and images that an audit tries."""
 
-    sizes: Sequence[int] = (1, 2, 5, 10, 50, 200)  # samples behind a mean; then all there are
+    sizes: Sequence[int] = (1, 2, 5, 10, 50, 200)  # samples behind a mean; all are tried last
     widths: Sequence[float] = (0.25, 0.5, 1, 2, 4, 8)  # samples per dimension of a second moment
-    targets: int = 40  # means of each size from which images are made
-    candidates: int = 400  # members of each size that are looked for
+    reconstructions: int = 40  # means of each size from which images are reconstructed
+    candidates: int = 400  # members of each size that are tested
     levels: Sequence[Level] = LEVELS
 
 
 @dataclass(frozen=True)
 class AttackCase:
-    """An attacker, and what reaches it."""
+    """An attacker, and the kind of upload that it receives."""
 
     extractor: Extractor = "known"
-    size: int | None = None  # samples behind a mean or a second moment; None = all there are
-    level: Level = OPEN
+    size: int | None = None  # samples behind a mean or a second moment; None means all
+    level: Level = NO_NOISE
 
     def __str__(self) -> str:
-        many = "all samples" if self.size is None else f"{self.size}"
-        return f"{many}, extractor {self.extractor}, {self.level}"
+        samples = "all samples" if self.size is None else f"{self.size}"
+        return f"{samples}, extractor {self.extractor}, {self.level}"
 
     def row(self, sizes: Tensor) -> dict[str, Any]:
-        """What the result says of it; `sizes` are the numbers of samples behind each upload."""
+        """Return the fields of a result that name this case; `sizes` are those of its uploads."""
         return {
             "extractor": self.extractor,
             "size": round(float(sizes.double().mean())),
@@ -50,25 +51,27 @@ class AttackCase:
 
 
 @dataclass(frozen=True)
-class Made:
-    """Images that an attacker has made from class means, beside the truth."""
+class ReconstructedImages:
+    """Images that an attacker reconstructed from class means, with the true mean images."""
 
     labels: Tensor  # [m]
     truth: Tensor  # [m, channels, height, width]
     images: Tensor
-    without: Tensor  # what it would have said without the means
+    baseline: Tensor  # the attacker's estimates without the class means
 
 
-def told(row: dict[str, Any], against: str, members: Scores, others: Scores) -> Told:
-    """How well members were told from others."""
+def membership_result(
+    row: dict[str, Any], against: str, members: Scores, others: Scores
+) -> MembershipResult:
+    """Return the result of a membership test on members and on others."""
     area = auc(members, others)
-    return Told(
+    return MembershipResult(
         **row,
         against=against,
         auc=area.value,
         low=area.low,
         high=area.high,
-        tpr=tpr_at(members.values, others.values, FALSE_ALARMS),
+        tpr=tpr_at(members.values, others.values, FALSE_POSITIVE_RATE),
         members=len(members),
         others=len(others),
     )

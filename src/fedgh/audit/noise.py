@@ -1,6 +1,6 @@
-"""How much one upload is protected: the noise of `fedgh.privacy`, for several ε.
+"""Noise levels of an audit: the noise of `fedgh.privacy` on one upload, for several ε.
 
-The numbers of samples are public, and what is shown is one release: several cost more.
+The numbers of samples count as public. ε is that of one release; several releases cost more.
 """
 
 import torch
@@ -12,10 +12,11 @@ from fedgh.privacy.accounting import epsilon_of, noise_multiplier
 from fedgh.privacy.mechanism import Privacy
 
 DELTA = 1e-5
+"""δ of every noise level."""
 
 
 class Level(BaseModel):
-    """How much one upload is protected."""
+    """The protection of one upload: what is protected, and with which ε."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -23,21 +24,24 @@ class Level(BaseModel):
     epsilon: float = Field(0.0, ge=0, le=1e6)  # 0 where nothing is protected
 
     def __str__(self) -> str:
-        return "no noise" if self.open else f"{self.protects}, ε = {self.epsilon:.3g}"
+        return "no noise" if self.noiseless else f"{self.protects}, ε = {self.epsilon:.3g}"
 
     @property
-    def open(self) -> bool:
-        """Whether nothing is protected."""
+    def noiseless(self) -> bool:
+        """True if nothing is protected."""
         return self.protects == "nothing"
 
     def privacy(self, clip: float) -> Privacy | None:
-        """How one upload of vectors no longer than `clip` is made; None: as it is."""
+        """Return the mechanism for one upload of vectors no longer than `clip`; None: no noise."""
         if self.protects == "nothing":
             return None
         return Privacy(self.protects, "public", clip, noise_multiplier(self.epsilon, DELTA, 1))
 
     def std(self, sizes: Tensor, clip: float, classes: int) -> Tensor:
-        """The standard deviation of the noise on means of so many samples, of `classes` classes."""
+        """Return the standard deviation of the noise on class means, for each number of samples.
+
+        `classes` is the number of classes in the upload.
+        """
         return torch.tensor(
             [self._std(size, clip, classes) for size in sizes.tolist()], dtype=torch.float64
         )
@@ -46,27 +50,29 @@ class Level(BaseModel):
         privacy = self.privacy(clip)
         if privacy is None:
             return 0.0
-        nothing, counts = torch.zeros(classes, 1), torch.full((classes,), size)
-        return float(privacy.query(nothing, counts)[1][0])
+        sums, counts = torch.zeros(classes, 1), torch.full((classes,), size)
+        return float(privacy.query(sums, counts)[1][0])
 
 
-OPEN = Level()
+NO_NOISE = Level()
 LEVELS = (
-    OPEN,
+    NO_NOISE,
     Level(protects="sample", epsilon=64),
     Level(protects="sample", epsilon=8),
     Level(protects="sample", epsilon=1),
     Level(protects="client", epsilon=64),
 )
-"""What is tried. A client's protection takes so much noise that the weakest says enough."""
+"""The levels that an audit tries. Only one protects a whole client, with a large ε: the noise that
+this takes already hides the samples, so a smaller ε would show nothing more.
+"""
 
 
 def level_of(privacy: Privacy) -> Level:
-    """What one release of a run costs that protects its uploads."""
+    """Return the level of one release of a run with this mechanism."""
     return Level(protects=privacy.protects, epsilon=epsilon_of(privacy.noise_multiplier**-2, DELTA))
 
 
 def clipped(vectors: Tensor, clip: float) -> Tensor:
-    """Vectors of a length of at most `clip`."""
+    """Return the vectors scaled down to a length of at most `clip`."""
     rows = Privacy("sample", "public", clip, 0.0).clipped(vectors.flatten(0, -2))
     return rows.view_as(vectors)

@@ -1,14 +1,18 @@
-"""An image from a class mean: the best linear estimate.
+"""Reconstruction of an image from a class mean: the best linear estimate.
 
-The attacker knows of its own samples how images and vectors vary together within a class. From the
-vector it estimates how the mean image of the n samples behind it differs from the class mean that
-it knows anyway: x̂ = μₓ + Cₓᵣ (Cᵣ + n·σ²·I + λ·I)⁻¹ (r - μᵣ), where σ² is the variance of the noise
-that was added to the vector. For vectors and images that are jointly Gaussian no estimate has a
-smaller squared error, and means of many samples come close to that. λ is what works best in a
-rehearsal. Without the victim's network, those of others take its place; what they disagree about
-counts as spread, so that an attacker who can know nothing falls back to the class mean.
+From its own samples the attacker knows the covariances of images x and vectors r within a class.
+From a vector it estimates the difference of the mean image of the n samples behind it from its own
+mean image of the class: x̂ = μₓ + Cₓᵣ (Cᵣ + n·σ²·I + λ·I)⁻¹ (r - μᵣ), where σ² is the variance of
+the noise on the vector. If vectors and images are jointly Gaussian, then no estimate has a smaller
+squared error; means of many samples are nearly Gaussian. λ is the value that works best in a
+rehearsal.
 
-A single sample's vector without noise allows more, to who has the network: `audit.refine`.
+An attacker without the target client's network uses networks of other clients instead. Differences
+between their outputs increase the variance, so that an attacker whose networks tell nothing returns
+its own mean image of the class.
+
+From a single sample's vector without noise, an attacker that has the network can reconstruct more:
+see `audit.refine`.
 """
 
 from dataclasses import dataclass
@@ -20,120 +24,126 @@ from fedgh.audit.images import psnr, ssim
 from fedgh.audit.noise import Level
 from fedgh.audit.refine import refine
 from fedgh.audit.scene import (
+    AttackerData,
     Geometry,
-    Knowledge,
+    ImageNetwork,
     Samples,
     Scene,
-    See,
     SentMeans,
-    send,
+    send_means,
     smallest_class,
 )
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 1e2, 1e4)
-"""λ in units of the mean variance; with the largest nothing but the class mean is left."""
+"""λ in units of the mean variance; with the largest the estimate is the mean image of the class."""
 
-SMOOTH = (0.1, 1.0, 3.0)
+SMOOTHNESS = (0.1, 1.0, 3.0)
 """Weights of smoothness that are tried when a single sample's image is refined."""
 
 REHEARSALS = 40
-FEW = 12
-"""Of them, when an image is refined: that takes longer."""
+REFINED_REHEARSALS = 12
+"""Fewer rehearsals with refinement, because it takes longer."""
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """From vectors to images."""
+    """A linear map from vectors to images."""
 
     geometry: Geometry
-    means: Tensor  # [classes, channels, height, width]
-    cross: Tensor  # [width of vectors, pixels]: how images vary along each direction of the vectors
+    means: Tensor  # [classes, channels, height, width]: mean image of each class
+    covariance: Tensor  # [width of vectors, pixels]: of vectors, along eigenvectors, with pixels
 
     @classmethod
-    def of(cls, own: Knowledge) -> "Decoder":
-        """What the attacker's own samples teach."""
+    def of(cls, own: AttackerData) -> "Decoder":
+        """Estimate the map from the attacker's own samples."""
         assert own.images is not None, "there are images to learn from"
         geometry = Geometry.of(own)
         means = torch.stack(
             [own.images[own.labels == label].mean(0) for label in range(len(geometry.means))]
         )
-        around = (own.images - means[own.labels]).flatten(1)
-        places = geometry.coordinates(own.vectors, own.labels).mean(0).to(around.dtype)
-        return cls(geometry, means, places.T @ around / len(around))
+        deviations = (own.images - means[own.labels]).flatten(1)
+        coordinates = geometry.coordinates(own.vectors, own.labels).mean(0).to(deviations.dtype)
+        return cls(geometry, means, coordinates.T @ deviations / len(deviations))
 
     def decode(self, sent: SentMeans, ridge: float) -> Tensor:
-        """The mean image of the samples behind each vector."""
+        """Return an estimate of the mean image of the samples behind each vector."""
         noise = (sent.sizes * sent.std**2)[:, None] + ridge * self.geometry.scale
-        places = self.geometry.coordinates(sent.vectors, sent.labels)
-        weighted = (places / (self.geometry.variances + noise)).to(self.cross.dtype)
+        coordinates = self.geometry.coordinates(sent.vectors, sent.labels)
+        weighted = (coordinates / (self.geometry.variances + noise)).to(self.covariance.dtype)
         means = self.means[sent.labels]
-        return (means + (weighted @ self.cross).view_as(means)).clamp(0, 1)
+        return (means + (weighted @ self.covariance).view_as(means)).clamp(0, 1)
 
 
 @dataclass(frozen=True)
-class Likeness:
-    """How near images come to those behind an upload."""
+class Similarity:
+    """The similarity of reconstructed images to the true images behind an upload."""
 
-    psnr: Tensor  # [m], to the mean image
-    ssim: Tensor  # [m], to the mean image
-    nearest: Tensor  # [m], PSNR to the one sample that is most like it
+    psnr: Tensor  # [m], with the mean image
+    ssim: Tensor  # [m], with the mean image
+    nearest: Tensor  # [m], PSNR with the most similar sample
 
 
-def likeness(made: Tensor, truth: Tensor, sent: SentMeans, samples: Samples) -> Likeness:
-    """Compare an image for each vector with the mean image, and with the samples behind it."""
+def similarity(made: Tensor, truth: Tensor, sent: SentMeans, samples: Samples) -> Similarity:
+    """Compare each reconstructed image with the mean image and with each sample behind it."""
     images = samples.images
     assert images is not None, "there are images to compare with"
     pairs = zip(made, sent.rows, strict=True)
     nearest = torch.stack([psnr(image, images[rows]).max() for image, rows in pairs])
-    return Likeness(psnr(made, truth), ssim(made, truth), nearest)
+    return Similarity(psnr(made, truth), ssim(made, truth), nearest)
 
 
-def behind(sent: SentMeans, samples: Samples) -> Tensor:
-    """The mean images of the samples behind an upload."""
+def mean_images(sent: SentMeans, samples: Samples) -> Tensor:
+    """Return the mean image of the samples behind each vector."""
     images = samples.images
-    assert images is not None, "there are images behind it"
+    assert images is not None, "the samples are images"
     return torch.stack([images[rows].mean(0) for rows in sent.rows])
 
 
 @dataclass(frozen=True)
-class Reconstruction:
-    """An attacker that has learned from its own data, and can rehearse with them."""
+class ReconstructionAttack:
+    """An attacker that has estimated a decoder from its own data, and can rehearse with them."""
 
     decoder: Decoder
-    rehearsing: Decoder
-    played: Samples
-    see: See | None
+    rehearsal_decoder: Decoder
+    rehearsal_samples: Samples
+    network: ImageNetwork | None
 
     @classmethod
-    def of(cls, scene: Scene, rng: torch.Generator) -> "Reconstruction":
-        """Learn."""
-        small, own = scene.rehearsal(rng), scene.attacker
-        return cls(Decoder.of(own), Decoder.of(small.attacker), small.victim, own.see)
+    def of(cls, scene: Scene, rng: torch.Generator) -> "ReconstructionAttack":
+        """Estimate decoders from all of the attacker's data, and from those of a rehearsal."""
+        rehearsal, own = scene.rehearsal(rng), scene.attacker
+        return cls(Decoder.of(own), Decoder.of(rehearsal.attacker), rehearsal.target, own.network)
 
     def attack(self, sent: SentMeans, level: Level, rng: torch.Generator) -> Tensor:
-        """An image for each vector, after a rehearsal with as many samples and as much noise."""
-        size = min(int(sent.sizes.min()), smallest_class(self.played))
-        tried = send(self.played, size, level, REHEARSALS, rng)
-        truth = behind(tried, self.played)
-        drafts = [self.rehearsing.decode(tried, ridge) for ridge in RIDGES]
-        best = _best(drafts, truth)
-        images = self.decoder.decode(sent, RIDGES[best])
-        if self.see is None or not level.open or int(sent.sizes.max()) > 1:
-            return images
-        see, learned = self.see, self.rehearsing.geometry
-        some = torch.linspace(0, len(truth) - 1, FEW).long()  # of all classes
-        draft, vectors = drafts[best][some], tried.vectors[some]
-        finer = [refine(draft, vectors, see, learned, smooth) for smooth in SMOOTH]
-        choice = _best([draft, *finer], truth[some])
-        if choice == 0:
-            return images
-        return refine(images, sent.vectors, see, self.decoder.geometry, SMOOTH[choice - 1])
+        """Return an image for each vector, with the settings that are best in a rehearsal.
 
-    def without(self, sent: SentMeans) -> Tensor:
-        """What the attacker would say of each vector without having seen it: its class mean."""
+        The rehearsal has as many samples behind a mean, and as much noise.
+        """
+        samples = self.rehearsal_samples
+        size = min(int(sent.sizes.min()), smallest_class(samples))
+        rehearsed = send_means(samples, size, level, REHEARSALS, rng)
+        truth = mean_images(rehearsed, samples)
+        decoded = [self.rehearsal_decoder.decode(rehearsed, ridge) for ridge in RIDGES]
+        best = _best(decoded, truth)
+        images = self.decoder.decode(sent, RIDGES[best])
+        if self.network is None or not level.noiseless or int(sent.sizes.max()) > 1:
+            return images
+        network, geometry = self.network, self.rehearsal_decoder.geometry
+        # Evenly spaced, so that samples of all classes are among them.
+        rows = torch.linspace(0, len(truth) - 1, REFINED_REHEARSALS).long()
+        draft, vectors = decoded[best][rows], rehearsed.vectors[rows]
+        refined = [refine(draft, vectors, network, geometry, weight) for weight in SMOOTHNESS]
+        choice = _best([draft, *refined], truth[rows])
+        if choice == 0:  # refinement did not help in the rehearsal
+            return images
+        weight = SMOOTHNESS[choice - 1]
+        return refine(images, sent.vectors, network, self.decoder.geometry, weight)
+
+    def baseline(self, sent: SentMeans) -> Tensor:
+        """Return the attacker's estimate without the upload: its own mean image of the class."""
         return self.decoder.means[sent.labels]
 
 
-def _best(tries: list[Tensor], truth: Tensor) -> int:
-    quality = [float(psnr(images, truth).mean()) for images in tries]
+def _best(attempts: list[Tensor], truth: Tensor) -> int:
+    quality = [float(psnr(images, truth).mean()) for images in attempts]
     return quality.index(max(quality))

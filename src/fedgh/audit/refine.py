@@ -1,29 +1,34 @@
-"""A better image from a single sample's vector, by gradient descent through the victim's network.
+"""Refinement of an image from a single sample's vector, by gradient descent through the network.
 
-From the linear estimate on, the image is changed so that the network makes of it what was sent, and
-so that it stays smooth: without that, images are found that only the network takes for the sample.
-Directions in which vectors vary little count as much as the others.
+The descent starts from the linear estimate. It changes the image so that the target client's
+network maps it to the vector that was sent, and so that the image stays smooth. Without smoothness
+the result would be an image that only the network takes for the sample. Directions in which vectors
+vary little have the same weight as the others.
 """
 
 import torch
 from torch import Tensor
 
-from fedgh.audit.scene import Geometry, See
+from fedgh.audit.scene import Geometry, ImageNetwork
 
 STEPS = 150
 RATE = 0.02
 RIDGE = 1e-3
-"""Added to the spread, in units of the mean variance."""
+"""Value added to the variances, in units of the mean variance."""
 
 
-def refine(images: Tensor, vectors: Tensor, see: See, geometry: Geometry, smooth: float) -> Tensor:
-    """Images that fit the vectors better; `smooth` weighs their total variation."""
+def refine(
+    images: Tensor, vectors: Tensor, network: ImageNetwork, geometry: Geometry, smoothness: float
+) -> Tensor:
+    """Return images whose vectors fit better; `smoothness` is the weight of total variation."""
     weights = (geometry.variances + RIDGE * geometry.scale).rsqrt()
-    found = images.clone().requires_grad_()
-    optimizer = torch.optim.Adam([found], RATE)
+    refined = images.clone().requires_grad_()
+    optimizer = torch.optim.Adam([refined], RATE)
     for _ in range(STEPS):
-        off = ((see(found).double() - vectors) @ geometry.basis * weights).square().mean(1)
-        rough = found.diff(dim=-1).abs().mean((1, 2, 3)) + found.diff(dim=-2).abs().mean((1, 2, 3))
-        (found.grad,) = torch.autograd.grad((off + smooth * rough).sum(), [found])
+        difference = (network(refined).double() - vectors) @ geometry.basis * weights
+        across, down = refined.diff(dim=-1), refined.diff(dim=-2)
+        variation = across.abs().mean((1, 2, 3)) + down.abs().mean((1, 2, 3))
+        loss = difference.square().mean(1) + smoothness * variation
+        (refined.grad,) = torch.autograd.grad(loss.sum(), [refined])
         optimizer.step()
-    return found.detach().clamp(0, 1)
+    return refined.detach().clamp(0, 1)

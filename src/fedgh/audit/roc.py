@@ -1,4 +1,4 @@
-"""How well scores tell members from others."""
+"""Measures of how well scores separate members from others: AUC and true positive rate."""
 
 import math
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Scores:
-    """A number for each candidate, and which sample it was: one may be met several times."""
+    """A score for each candidate; the same sample may be a candidate several times."""
 
     values: Tensor  # [m]
-    samples: Tensor  # [m]
+    samples: Tensor  # [m], the index of the candidate's sample
 
     def __len__(self) -> int:
         return len(self.values)
@@ -22,31 +22,31 @@ class Scores:
 
 @dataclass(frozen=True)
 class Auc:
-    """The area under the curve: how often a member scores higher; 0.5 is guessing."""
+    """The area under the ROC curve: how often a member scores higher; 0.5 is guessing."""
 
     value: float
-    low: float
+    low: float  # 95% confidence interval
     high: float
 
 
 def auc(members: Scores, others: Scores) -> Auc:
-    """With the 95% interval of DeLong et al. (1988); a tie counts half.
+    """Return the AUC with the 95% interval of DeLong et al. (1988); a tie counts half.
 
     Scores of the same sample are not independent: each sample is a cluster (Obuchowski 1997).
     """
     m, n = len(members), len(others)
     both = np.concatenate([members.values.numpy(), others.values.numpy()])
     ranks = rankdata(both)
-    of_member = (ranks[:m] - rankdata(both[:m])) / n  # the share of others that it beats
-    of_other = 1 - (ranks[m:] - rankdata(both[m:])) / m  # the share of members that beat it
+    of_member = (ranks[:m] - rankdata(both[:m])) / n  # the share of others that score lower
+    of_other = 1 - (ranks[m:] - rankdata(both[m:])) / m  # the share of members that score higher
     value = float(of_member.mean())
     variance = _variance(of_member, members) + _variance(of_other, others)
-    reach = 1.96 * math.sqrt(variance)
-    return Auc(value, max(0.0, value - reach), min(1.0, value + reach))
+    half_width = 1.96 * math.sqrt(variance)
+    return Auc(value, max(0.0, value - half_width), min(1.0, value + half_width))
 
 
 def _variance(shares: NDArray[np.float64], scores: Scores) -> float:
-    """Of the mean of these shares, which come in clusters of the same sample."""
+    """Return the variance of the mean of these shares, which are clustered by sample."""
     clusters = scores.samples.unique(return_inverse=True)[1].numpy()
     sums = np.bincount(clusters, shares - shares.mean())
     if len(sums) < 2:
@@ -55,7 +55,7 @@ def _variance(shares: NDArray[np.float64], scores: Scores) -> float:
 
 
 def tpr_at(members: Tensor, others: Tensor, fpr: float) -> float:
-    """The share of members found when at most the share `fpr` of the others is taken for one."""
+    """Return the share of members detected at a false positive rate of at most `fpr`."""
     allowed = int(fpr * len(others))
     threshold = others.sort(descending=True).values[allowed]
     return float((members > threshold).double().mean())

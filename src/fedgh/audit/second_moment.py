@@ -1,20 +1,20 @@
-"""Is this sample behind that second moment?
+"""Membership inference on second moments: decide whether a sample is behind a second moment.
 
-A client of FedGH+ sends M = Σ z zᵀ over the feature vectors z of its n samples, and the feature map
-is no secret. The leverage of a candidate is h = zᵀ M⁻¹ z. A sample behind M has one of at most 1.
-With fewer samples than dimensions any other vector lies outside of the span of M, where the
-leverage has no bound: then M tells exactly who is behind it.
+A client of FedGH+ sends M = Σ z zᵀ over the feature vectors z of its n samples. The feature map is
+public. The leverage of a candidate z is h = zᵀ M⁻¹ z, at most 1 for a sample behind M. With fewer
+samples than dimensions, any other vector lies outside of the span of M, where the leverage has no
+bound: then M shows exactly which samples are behind it.
 
-The likelihood ratio goes further. Take vectors for Gaussian with a second moment that the attacker
-knows only by m vectors of its own, which have the sum M'. Then the probability of M and z with z
-among the n, over that with z beside them, is
+The likelihood ratio detects more. Assume Gaussian vectors of dimension d whose second moment the
+attacker knows only from m vectors of its own, with the sum M'. The probability of M and z if z is
+one of the n samples, divided by the probability if it is not, is
 
     (1 - h)^((n - d - 2) / 2) · (1 + g)^((m + n + 1) / 2)        g = zᵀ (M + M')⁻¹ z
 
-With noise of variance σ² on M, the ratio is that of Gaussian entries: along the directions of the
-attacker's own second moment they are uncorrelated, and a member moves their mean by z zᵀ. The class
-sums have noise of their own, and are attacked beside it as class means are. (Without noise they
-tell nothing that M does not tell.)
+With noise of variance σ² on M, the entries of M are treated as Gaussian. In the eigenvectors of the
+attacker's own second moment they are uncorrelated, and a member shifts their mean by z zᵀ. The
+class sums have noise of their own, and are attacked in addition, like class means. (Without noise
+they show nothing that M does not show.)
 """
 
 from dataclasses import dataclass
@@ -25,18 +25,18 @@ from torch import Tensor
 
 from fedgh.audit import membership
 from fedgh.audit.noise import Level
-from fedgh.audit.scene import Geometry, Knowledge
+from fedgh.audit.scene import AttackerData, Geometry
 from fedgh.core import private_moments
 from fedgh.core.moments import STEPS, Moments, in_steps
 
 FLOOR = 1e-8
-"""Added to the diagonal of a second moment, as a share of its trace."""
+"""Value added to the diagonal of a second moment, as a share of its trace."""
 
 RIDGE = 1e-3
-"""Added to the spread of vectors in a class, in units of the mean variance."""
+"""Value added to the variances of vectors in a class, in units of the mean variance."""
 
 ROUNDING = 1e-3
-"""By which the leverage of a sample that is behind a second moment may exceed 1."""
+"""Rounding error by which the leverage of a sample behind a second moment may exceed 1."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Vectors:
         return len(self.labels)
 
     def choose(self, rows: Tensor) -> "Vectors":
-        """Some of them."""
+        """Return the vectors with these indices."""
         return Vectors(self.values[rows], self.labels[rows])
 
     @cached_property
     def rounded(self) -> Tensor:
-        """The vectors that are added up: in whole steps."""
+        """The vectors rounded to whole steps, as they are summed in an upload."""
         return in_steps(self.values) / STEPS
 
 
@@ -63,123 +63,131 @@ class Vectors:
 class SentMoment:
     """Moments as the server receives them, and the noise on them."""
 
-    sizes: Tensor  # [classes], the samples behind them
-    second: Tensor  # [d, d], as a sum over all samples
-    std: float = 0.0  # of its diagonal; above it is √2 times smaller
-    means: Tensor | None = None  # [classes, d], with noise
-    stds: Tensor | None = None  # [classes]
+    sizes: Tensor  # [classes], numbers of samples behind them
+    second: Tensor  # [d, d], the second moment as a sum over all samples
+    std: float = 0.0  # of the noise on its diagonal; off the diagonal it is √2 times smaller
+    means: Tensor | None = None  # [classes, d], class means with noise
+    stds: Tensor | None = None  # [classes], of the noise on the class means
 
     @property
     def samples(self) -> int:
-        """How many samples there are."""
+        """The number of samples behind the moments."""
         return int(self.sizes.sum())
 
 
-def send(members: Vectors, classes: int, level: Level, rng: torch.Generator) -> SentMoment:
-    """What the server makes of the message of a client with these samples.
+def send_moments(members: Vectors, classes: int, level: Level, rng: torch.Generator) -> SentMoment:
+    """Return the moments that the server reads from the upload of a client with these samples.
 
-    Where a whole client is protected, every class counts as one sample: n times their mean stands
-    for the sum.
+    With protection of a whole client, each class contributes its mean as one sample. The moments
+    are then multiplied by n over the number of classes, in place of sums over n samples.
     """
     labels = members.labels
     sizes = labels.bincount(minlength=classes)
     privacy = level.privacy(clip=1.0)
     if privacy is None:
-        made = Moments.of(members.values, labels, classes)
-        return SentMoment(sizes, Moments.read(made.payload(), classes).matrix)
-    held = labels.unique().tolist()
-    each = [members.choose(labels == label) for label in held]
-    own = {k: Moments.of(v.values, v.labels, classes) for k, v in zip(held, each, strict=True)}
-    made = private_moments.release(own, classes, privacy, privacy.normal(rng))
-    read = Moments.read(made.payload(), classes)
-    on_sums, on_second, _ = private_moments.noise_scales(privacy, len(held))
-    counts, scale = read.counts.double(), len(members) / float(read.counts.sum())
-    means = read.sums / (STEPS * counts[:, None])
-    return SentMoment(sizes, scale * read.matrix, scale * on_second, means, on_sums / counts)
+        exact = Moments.of(members.values, labels, classes)
+        return SentMoment(sizes, Moments.read(exact.payload(), classes).matrix)
+    of_class = {label: members.choose(labels == label) for label in labels.unique().tolist()}
+    own = {label: Moments.of(v.values, v.labels, classes) for label, v in of_class.items()}
+    noisy = private_moments.release(own, classes, privacy, privacy.normal(rng))
+    received = Moments.read(noisy.payload(), classes)
+    sums_std, second_std, _ = private_moments.noise_scales(privacy, len(own))
+    counts = received.counts.double()
+    scale = len(members) / float(received.counts.sum())
+    means = received.sums / (STEPS * counts[:, None])
+    return SentMoment(sizes, scale * received.matrix, scale * second_std, means, sums_std / counts)
 
 
 def leverage(second: Tensor, vectors: Tensor) -> Tensor:
-    """zᵀ M⁻¹ z of each vector z."""
-    raised = second.clone()
-    raised.diagonal().add_(FLOOR * float(second.trace()))
-    root = torch.linalg.cholesky(raised)
+    """Return zᵀ M⁻¹ z for each vector z."""
+    regularised = second.clone()
+    regularised.diagonal().add_(FLOOR * float(second.trace()))
+    root = torch.linalg.cholesky(regularised)
     whitened: Tensor = torch.linalg.solve_triangular(root, vectors.T, upper=False)
     return whitened.square().sum(0)
 
 
-def of_determinants(sent: SentMoment, own: Tensor, z: Tensor) -> Tensor:
-    """The logarithm of the ratio without noise, up to a constant; `own` are the attacker's."""
+def ratio_without_noise(sent: SentMoment, own: Tensor, z: Tensor) -> Tensor:
+    """Return the logarithm of the likelihood ratio without noise, up to a constant.
+
+    `own` are the attacker's vectors, `z` the candidates'. A vector outside of the span of the
+    second moment has the ratio -∞.
+    """
     both = sent.second + own.T @ own
-    width = int((both.diagonal() > 0).sum())  # without features that are always zero
-    inside = leverage(sent.second, z)
-    without = (1 - inside).clamp(min=ROUNDING).log() * max(0, sent.samples - width - 2)
-    beside = leverage(both, z).log1p() * (len(own) + sent.samples + 1)
-    return torch.where(inside > 1 + ROUNDING, -torch.inf, (without + beside) / 2)
+    dimensions = int((both.diagonal() > 0).sum())  # features that are always zero do not count
+    in_upload = leverage(sent.second, z)
+    first = (1 - in_upload).clamp(min=ROUNDING).log() * max(0, sent.samples - dimensions - 2)
+    second = leverage(both, z).log1p() * (len(own) + sent.samples + 1)
+    return torch.where(in_upload > 1 + ROUNDING, -torch.inf, (first + second) / 2)
 
 
 @dataclass(frozen=True)
-class Spread:
-    """How z zᵀ spreads over the attacker's vectors, along the directions of its mean."""
+class EntryStatistics:
+    """Mean and variance of the entries of z zᵀ over the attacker's vectors z.
 
-    expected: Tensor  # [d], the diagonal Λ of the mean; beside it are zeros
-    basis: Tensor  # [d, d], the columns are the directions
+    The coordinates are along the eigenvectors of the mean, so the mean is a diagonal matrix Λ.
+    """
+
+    expected: Tensor  # [d], the diagonal of Λ
+    basis: Tensor  # [d, d], the columns are the eigenvectors
     variance: Tensor  # [d, d], of each entry
 
     @classmethod
-    def of(cls, own: Tensor) -> "Spread":
-        """Measure it."""
+    def of(cls, own: Tensor) -> "EntryStatistics":
+        """Measure mean and variance over these vectors."""
         expected, basis = torch.linalg.eigh(own.T @ own / len(own))
         squares = (own @ basis).square()
         variance = squares.T @ squares / len(own) - torch.diag(expected**2)
         return cls(expected, basis, variance.clamp(min=0))
 
 
-def of_entries(sent: SentMoment, spread: Spread, candidates: Tensor) -> Tensor:
-    """The logarithm of the ratio with noise.
+def ratio_with_noise(sent: SentMoment, entries: EntryStatistics, candidates: Tensor) -> Tensor:
+    """Return the logarithm of the likelihood ratio with noise.
 
-    X are the entries less their expectation nΛ, c those of z zᵀ - Λ, v variances: Σ (X c - c²/2)/v.
+    It is Σ (X c - c²/2)/v over the entries on and above the diagonal, where X is the received
+    second moment less its expectation nΛ, c is z zᵀ - Λ, and v is the variance of an entry of X.
     """
-    expected, basis, n = spread.expected, spread.basis, sent.samples
+    expected, basis, n = entries.expected, entries.basis, sent.samples
     z = candidates @ basis
     diagonal = torch.eye(len(basis), dtype=torch.float64)
-    once = (1 + diagonal) / 2  # the sums below meet an entry off the diagonal twice
-    weights = once / (n * spread.variance + sent.std**2 * once)
-    off = basis.T @ sent.second @ basis - n * torch.diag(expected)
-    known = (weights.diagonal() * expected * (off.diagonal() + expected / 2)).sum()
-    pull = weights * (off + torch.diag(expected))
-    ratio: Tensor = ((z @ pull) * z).sum(1) - ((z**2 @ weights) * z**2).sum(1) / 2 - known
+    once = (1 + diagonal) / 2  # the sums below include each entry off the diagonal twice
+    weights = once / (n * entries.variance + sent.std**2 * once)
+    deviation = basis.T @ sent.second @ basis - n * torch.diag(expected)
+    constant = (weights.diagonal() * expected * (deviation.diagonal() + expected / 2)).sum()
+    weighted = weights * (deviation + torch.diag(expected))
+    ratio: Tensor = ((z @ weighted) * z).sum(1) - ((z**2 @ weights) * z**2).sum(1) / 2 - constant
     return ratio
 
 
 @dataclass(frozen=True)
 class Attacker:
-    """An attacker with vectors of samples that are not the victim's."""
+    """An attacker that has vectors of other clients' samples."""
 
     own: Vectors
 
     def likelihood_ratio(self, sent: SentMoment, candidates: Vectors) -> Tensor:
-        """The logarithm of the ratio for each candidate, up to a constant."""
+        """Return the logarithm of the likelihood ratio for each candidate, up to a constant."""
         if sent.means is None or sent.stds is None:
-            return of_determinants(sent, self.own.rounded, candidates.rounded)
-        ratio = of_entries(sent, self._spread, candidates.rounded)
-        known, geometry = self._classes
-        test = membership.likelihood_ratio(geometry, RIDGE)
-        for place, label in enumerate(known.tolist()):
-            size, those = int(sent.sizes[label]), candidates.labels == label
-            if size:  # else the class mean is none, and tells nothing
-                at = torch.tensor([place])
-                mean = geometry.coordinates(sent.means[label : label + 1], at)[0]
-                z = geometry.coordinates(candidates.rounded[those], at)
-                ratio[those] += test(mean, z, size, float(sent.stds[label]))
+            return ratio_without_noise(sent, self.own.rounded, candidates.rounded)
+        ratio = ratio_with_noise(sent, self._entries, candidates.rounded)
+        known_classes, geometry = self._classes
+        score = membership.likelihood_ratio(geometry, RIDGE)
+        for position, label in enumerate(known_classes.tolist()):
+            size, of_class = int(sent.sizes[label]), candidates.labels == label
+            if size:  # without samples there is no class mean
+                row = torch.tensor([position])
+                mean = geometry.coordinates(sent.means[label : label + 1], row)[0]
+                z = geometry.coordinates(candidates.rounded[of_class], row)
+                ratio[of_class] += score(mean, z, size, float(sent.stds[label]))
         return ratio
 
     @cached_property
-    def _spread(self) -> Spread:
-        return Spread.of(self.own.rounded)
+    def _entries(self) -> EntryStatistics:
+        return EntryStatistics.of(self.own.rounded)
 
     @cached_property
     def _classes(self) -> tuple[Tensor, Geometry]:
-        """The classes of which there are samples, and where they lie."""
+        """The classes of the attacker's samples, and their means and covariance."""
         known = self.own.labels.unique()
-        places = torch.searchsorted(known, self.own.labels)
-        return known, Geometry.of(Knowledge(places, self.own.rounded[None]))
+        positions = torch.searchsorted(known, self.own.labels)
+        return known, Geometry.of(AttackerData(positions, self.own.rounded[None]))

@@ -1,7 +1,7 @@
-"""The commands, thin: parse, call, print.
+"""The commands: each parses its arguments, calls the library and prints the result.
 
-A command imports what it needs when it runs: torch alone takes over a second, and `fedgh --help`
-should not.
+A command imports what it needs only when it runs, so that `fedgh --help` is fast: importing torch
+alone takes over a second.
 """
 
 import io
@@ -29,7 +29,7 @@ def _group(help_: str) -> typer.Typer:
     )
 
 
-app = _group("Federated learning for clients whose models differ.")
+app = _group("Federated learning for clients whose networks differ.")
 COMMANDS = (
     *(running.run, running.resume, reading.report, reading.clients, models.predict, models.export),
     *(models.audit, models.forget, models.newcomer, reading.watch, sweeps.compare, sweeps.advise),
@@ -37,12 +37,12 @@ COMMANDS = (
 )
 for command in COMMANDS:
     app.command(name=command.__name__.rstrip("_").replace("_", "-"))(command)
-data_app = _group("Public data sets.")
+data_app = _group("Download public data sets.")
 data_app.command()(listing.fetch)
 app.add_typer(data_app, name="data")
-flower_app = _group("Real federations, on Flower.")
-for step in (flower.init, flower.up, flower.join, flower.status, flower.stop):
-    flower_app.command()(step)
+flower_app = _group("Run a federation between machines with Flower.")
+for command in (flower.init, flower.up, flower.join, flower.status, flower.stop):
+    flower_app.command()(command)
 app.add_typer(flower_app, name="flower")
 
 
@@ -61,37 +61,40 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Federated learning for clients whose models differ."""
+    """Federated learning for clients whose networks differ."""
 
 
 def main() -> None:
-    """Run a command."""
+    """Run the command in `sys.argv`; the entry point of the program."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that cannot draw a box still works
+            stream.reconfigure(errors="replace")  # for terminals without the characters of tables
     warnings.showwarning = _show_warning
-    with in_words():
+    with errors_as_messages():
         sys.path.append(str(Path.cwd()))  # so that `my_module:my_extractor` is found
         app(standalone_mode=True)
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Print a warning as one line, without the code that raised it."""
+    """Print a warning as one line, without the source line that caused it."""
     print(f"warning: {message}", file=sys.stderr)
 
 
 @contextmanager
-def in_words() -> Iterator[None]:
-    """Whatever a user can put right is one message, not a traceback, and the end."""
+def errors_as_messages() -> Iterator[None]:
+    """Print errors that a user can correct without a traceback, and exit.
+
+    The exit code is 2 for a ConfigError, otherwise 1.
+    """
     try:
         yield
     except FedghError as error:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
-    except BrokenPipeError:  # whoever read our output has gone, as in `fedgh run | head`
+    except BrokenPipeError:  # the reader of the output has ended, as in `fedgh run | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except OSError as error:  # a full disk, a missing permission: the text names the file
+    except OSError as error:  # e.g. a full disk; the error's text names the file
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""Federations between machines: `fedgh flower ...`."""
+"""Commands for federations between machines: `fedgh flower ...`."""
 
 import sys
 from pathlib import Path
@@ -25,14 +25,15 @@ def init(
     experiment: Name = "demo",
     set_: Set = None,
     host: Annotated[
-        str, typer.Option(help="By what name participants will reach the server.")
+        str, typer.Option(help="Name or address at which clients reach the server.")
     ] = "127.0.0.1",
     node_config: Annotated[
-        str, typer.Option(metavar="'KEY=\"VALUE\" ...'", help="Settings for every participant.")
+        str,
+        typer.Option(metavar="'KEY=\"VALUE\" ...'", help="Flower node settings of every client."),
     ] = "",
     data_dir: DataDir = None,
 ) -> None:
-    """Write certificates, keys, the app and start scripts for a federation."""
+    """Write the folder of a federation: certificates, keys, the app and start scripts."""
     from fedgh import config
     from fedgh.flower.folder import FederationFolder
     from fedgh.report.terminal import say
@@ -40,17 +41,17 @@ def init(
 
     settings = config.load(experiment, set_ or [], data_dir)
     prepare(settings)
-    made = FederationFolder.create(folder, settings, host=host, node_config=node_config)
+    federation = FederationFolder.create(folder, settings, host=host, node_config=node_config)
     say(
         Console(),
-        f"{made.path} has {settings.federation.clients} participants\n"
-        f"on this machine: fedgh flower up {made.path}\n"
-        f"between machines: see {made.path / 'README.md'}",
+        f"{federation.path} has the files of {settings.federation.clients} clients\n"
+        f"on this machine: fedgh flower up {federation.path}\n"
+        f"between machines: see {federation.path / 'README.md'}",
     )
 
 
 def up(folder: FederationDir, out: FederationOut = None, quiet: Quiet = False) -> None:
-    """Run a federation on this machine, with TLS and keys; what was broken off goes on."""
+    """Run a federation on this machine, with TLS and keys; a stopped run is resumed."""
     from fedgh.flower import operate
 
     console = Console(quiet=quiet)
@@ -58,7 +59,7 @@ def up(folder: FederationDir, out: FederationOut = None, quiet: Quiet = False) -
     try:
         finished = operate.up(folder, run, console)
     except KeyboardInterrupt:
-        print(f"\nstopped; the same command goes on with {run}", file=sys.stderr)
+        print(f"\nstopped; the same command resumes {run}", file=sys.stderr)
         sys.exit(130)
     show_result(console, finished)
 
@@ -68,7 +69,7 @@ def join(
         Path, typer.Argument(metavar="[DIR]", help="The folder that the operator gave you.")
     ] = Path(),
 ) -> None:
-    """Take part in a federation, until Ctrl-C."""
+    """Take part in a federation as a client, until Ctrl-C."""
     from fedgh.flower import node
 
     try:
@@ -79,14 +80,14 @@ def join(
 
 
 def status(folder: FederationDir, out: FederationOut = None) -> None:
-    """Show what runs, and how far it has come."""
+    """Show the running processes of a federation and the progress of its run."""
     from fedgh.flower import operate
 
     operate.status(folder, out or folder / "run", Console())
 
 
 def stop(folder: FederationDir) -> None:
-    """End a federation on this machine."""
+    """Stop a federation on this machine."""
     from fedgh.flower import operate
 
     print("stopped" if operate.stop(folder) else "nothing is running")

@@ -1,4 +1,4 @@
-"""What several commands do: settings from options, a word after Ctrl-C, the result of a run."""
+"""Functions shared by commands: settings from options, Ctrl-C, the result of a run."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -22,29 +22,29 @@ def overrides_of(
     workers: int | None,
     rounds: int | None = None,
 ) -> list[str]:
-    """Return the changes of an experiment that the options ask for."""
-    how = [f"run.{key}={value}" for key, value in engine_settings(engine, workers)]
-    return [*(set_ or []), *how, *([f"federation.rounds={rounds}"] if rounds else [])]
+    """Return the overrides of an experiment for these options."""
+    engine_overrides = [f"run.{key}={value}" for key, value in engine_settings(engine, workers)]
+    return [*(set_ or []), *engine_overrides, *([f"federation.rounds={rounds}"] if rounds else [])]
 
 
 def engine_settings(engine: EngineName | None, workers: int | None) -> list[tuple[str, Any]]:
-    """Return the settings of the engine that were given."""
-    chosen = [("engine", engine), ("workers", workers)]
-    return [(key, value) for key, value in chosen if value is not None]
+    """Return the engine settings that are not None."""
+    settings = [("engine", engine), ("workers", workers)]
+    return [(key, value) for key, value in settings if value is not None]
 
 
 def whole_numbers(text: str) -> list[int]:
-    """Parse the seeds: "0,1,2"."""
+    """Return the seeds in a text such as "0,1,2"; raise ConfigError if it has others."""
     try:
-        return [int(word) for word in text.split(",") if word.strip()]
+        return [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
         raise ConfigError(f"--seeds {text}: expected whole numbers, e.g. 0,1,2") from None
 
 
 def free_folder(wanted: Path) -> Path:
-    """Make runs/demo, or runs/demo-2 and so on when that is taken.
+    """Create and return the folder `wanted`, with -2, -3, ... appended if it exists.
 
-    Made at once, so that of two processes each gets its own.
+    It is created here so that two processes never get the same folder.
     """
     from fedgh.files import make_folder
 
@@ -59,22 +59,22 @@ def free_folder(wanted: Path) -> Path:
 
 @contextmanager
 def resumable(run: Path) -> Iterator[None]:
-    """Turn Ctrl-C into a word on how to go on."""
+    """On Ctrl-C, print how to resume the run, and exit with code 130."""
     try:
         yield
     except KeyboardInterrupt:
         if (run / "config.toml").exists():
-            print(f"\nstopped; go on with: fedgh resume {run}", file=sys.stderr)
+            print(f"\nstopped; resume with: fedgh resume {run}", file=sys.stderr)
         sys.exit(130)
 
 
 @contextmanager
-def repeatable() -> Iterator[None]:
-    """Turn Ctrl-C in a sweep into a word on how to go on."""
+def resumable_sweep() -> Iterator[None]:
+    """On Ctrl-C in a sweep, print how to resume it, and exit with code 130."""
     try:
         yield
     except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from here", file=sys.stderr)
+        print("\nstopped; the same command resumes here", file=sys.stderr)
         sys.exit(130)
 
 
@@ -90,8 +90,8 @@ def watch_runs(console: Console) -> Callable[[str], Any]:
     return watch
 
 
-def say_missing(console: Console, missing: dict[str, str]) -> None:
-    """Print which runs there are not, and why."""
+def print_missing(console: Console, missing: dict[str, str]) -> None:
+    """Print the runs without a result, each with the reason."""
     from fedgh.report.terminal import say
 
     for label, reason in missing.items():
@@ -104,7 +104,7 @@ def show_result(console: Console, run: "RunFolder") -> None:
     from fedgh.report.write import report_after
 
     if not run.finished:
-        say(console, f"a callback has stopped the run; go on with: fedgh resume {run.path}")
+        say(console, f"a callback has stopped the run; resume with: fedgh resume {run.path}")
         return
     console.print(result(run))
     say(console, closing_lines(run))

@@ -1,4 +1,4 @@
-"""What can be named: `fedgh list`, `fedgh data fetch`."""
+"""Commands about names and data sets: `fedgh list`, `fedgh data fetch`."""
 
 from dataclasses import fields
 from typing import Annotated
@@ -13,14 +13,14 @@ from fedgh.errors import ConfigError
 
 
 def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
-    """List what can be named in an experiment."""
+    """List the names that an experiment or a command accepts, each with a description."""
     from fedgh.report.terminal import listing
 
-    Console().print(listing(known(kind)))
+    Console().print(listing(descriptions(kind)))
 
 
-def known(kind: Kind) -> dict[str, str]:
-    """Return what can be named, and a line about each."""
+def descriptions(kind: Kind) -> dict[str, str]:
+    """Return all names of a kind, each with a one-line description."""
     from fedgh import config
     from fedgh.core.types import Task
     from fedgh.data.sources import SOURCES
@@ -29,14 +29,14 @@ def known(kind: Kind) -> dict[str, str]:
     from fedgh.studies.study import studies
 
     if kind == "methods":
-        own = {
+        built_in = {
             name: ", ".join(f"{f.name} = {f.default}" for f in fields(method)) or "no settings"
             for name, method in METHODS.items()
         }
-        return own | {name: f"plug-in: {entry.value}" for name, entry in plugins().items()}
+        return built_in | {name: f"plug-in: {entry.value}" for name, entry in plugins().items()}
     if kind == "models":
-        own = {
-            "cnn1@1/2": "half the units in each hidden layer; any fraction",
+        patterns = {
+            "cnn1@1/2": "half the units in each hidden layer; any fraction is allowed",
             "package.module:function": "your own: (input shape, rep_dim) -> torch.nn.Module",
         }
         shape = (3, IMAGE_SIZE, IMAGE_SIZE)
@@ -46,7 +46,7 @@ def known(kind: Kind) -> dict[str, str]:
             for name, make in EXTRACTORS.items()
         }
         note = "parameters for 3x32x32 images, 10 classes"
-        return {**{name: f"{size:>10,} {note}" for name, size in sizes.items()}, **own}
+        return {**{name: f"{size:>10,} {note}" for name, size in sizes.items()}, **patterns}
     if kind == "datasets":
         return {name: (s.__doc__ or "").splitlines()[0] for name, s in SOURCES.items()}
     if kind == "studies":
@@ -55,10 +55,12 @@ def known(kind: Kind) -> dict[str, str]:
 
 
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="cifar10, cifar100, fashion-mnist")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="cifar10, cifar100 or fashion-mnist.")
+    ],
     data_dir: DataDir = None,
 ) -> None:
-    """Download a public data set and verify it."""
+    """Download a public data set and verify its checksum."""
     from fedgh.data.fetch import OFFICIAL, locate
     from fedgh.errors import unknown
     from fedgh.report.terminal import DownloadBar, say

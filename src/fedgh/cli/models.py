@@ -1,4 +1,4 @@
-"""Use the trained models of a run: `fedgh predict`, `export`, `audit`, `forget`, `newcomer`."""
+"""Commands for trained models: `fedgh predict`, `export`, `audit`, `forget`, `newcomer`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,10 +8,10 @@ from rich.console import Console
 
 from fedgh.choices import ExportFormat
 from fedgh.cli.options import (
-    OneClient,
+    ClientName,
     Quiet,
     RunArgument,
-    TrustIt,
+    Trust,
 )
 from fedgh.defaults import IMAGE_SIZE, NEWCOMER_ROUNDS
 
@@ -20,13 +20,18 @@ def predict(
     run: RunArgument,
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="PATH...", help="Images, folders of them, .npy or .npz (x) files."),
+        typer.Argument(
+            metavar="PATH...",
+            help="Images, folders of images, .npy files, or .npz files with an array x.",
+        ),
     ],
-    client: OneClient,
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write it there.")] = None,
-    trust: TrustIt = False,
+    client: ClientName,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the predictions to this file.")
+    ] = None,
+    trust: Trust = False,
 ) -> None:
-    """Say what a client's model takes images or arrays for."""
+    """Classify images or arrays with a client's model."""
     from dataclasses import replace
 
     from fedgh.files import write_atomic
@@ -41,20 +46,20 @@ def predict(
         write_atomic(csv, table.csv().encode())
     print_whole(console, sheet(replace(table, rows=table.rows[:MAX_ROWS])))
     if len(table.rows) > MAX_ROWS:
-        say(console, f"{len(table.rows) - MAX_ROWS} more rows; --csv FILE writes all")
+        say(console, f"{len(table.rows) - MAX_ROWS} more rows are not shown; --csv FILE writes all")
     say(console, table.note)
 
 
 def export(
     run: RunArgument,
-    client: OneClient,
-    format_: Annotated[ExportFormat, typer.Option("--format", help="Of the file.")],
+    client: ClientName,
+    format_: Annotated[ExportFormat, typer.Option("--format", help="Format of the file.")],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Else RUN/export/client-K with an ending.")
+        Path | None, typer.Option(metavar="FILE", help="File to write (default: in RUN/export).")
     ] = None,
-    trust: TrustIt = False,
+    trust: Trust = False,
 ) -> None:
-    """Write a client's model for other programs, and check that it still says the same."""
+    """Write a client's model for other programs, and compare its outputs with the original."""
     from fedgh.files import check_no_link
     from fedgh.formats import human_bytes
     from fedgh.report.terminal import say
@@ -69,12 +74,12 @@ def export(
             check_no_link(run / "export")
         path = out or run / "export" / f"client-{trained.number}{ending}"
         done = trained.export(path, format_)
-    hint = "" if trust else ", or not trusted (--trust)"
-    whose = "of its own test samples" if done.own else f"random inputs: its data are not here{hint}"
+    hint = "" if trust else ", or --trust was not given"
+    inputs = "of its test samples" if done.own else f"random inputs (its data are not here{hint})"
     say(
         console,
         f"written    {done.path} ({human_bytes(done.path.stat().st_size)})\n"
-        f"checked    on {done.samples} {whose}: logits differ by at most {done.difference:.1e} of "
+        f"checked    on {done.samples} {inputs}: logits differ by at most {done.difference:.1e} of "
         "the largest",
     )
 
@@ -82,13 +87,16 @@ def export(
 def audit(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder with its checkpoint.")],
     client: Annotated[
-        int | None, typer.Option(min=0, help="The victim; else the first that took part.")
+        int | None,
+        typer.Option(
+            min=0, help="Number of the target client (default: the first that took part)."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the attacks, not of the run.")] = 0,
-    trust: TrustIt = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the attacks, not of the run.")] = 0,
+    trust: Trust = False,
     quiet: Quiet = False,
 ) -> None:
-    """Attack a client of a finished run: what do its uploads tell about its samples?"""
+    """Attack the uploads of a client, and report what they reveal about its samples."""
     from fedgh.audit import audit, result
     from fedgh.report.audit_sheets import overview
     from fedgh.report.terminal import print_whole, say, sheet
@@ -108,50 +116,57 @@ def audit(
     say(
         console,
         f"{table.note}\n"
-        "Which classes a client holds is visible by design; noise does not hide it.\n"
+        "Uploads always show which classes a client has; noise does not hide it.\n"
         f"audit      {path}\n{line}",
     )
 
 
 def forget(
     run: RunArgument,
-    client: Annotated[int, typer.Option(min=0, help="The client that leaves.")],
-    trust: TrustIt = False,
+    client: Annotated[int, typer.Option(min=0, help="Number of the client to remove.")],
+    trust: Trust = False,
 ) -> None:
-    """Take a client out of a run: its header becomes one that was made without the client."""
+    """Remove a client from a run: replace the global header by one computed without it."""
     from fedgh.report.terminal import say
     from fedgh.trained.forget import forget
 
     console = Console()
-    with console.status(f"forgetting client {client}"):
+    with console.status(f"removing client {client}"):
         done = forget(run, client, trust=trust)
     others = (
-        "the other participants get the new header in their next round"
+        "the other clients get the new header in their next round"
         if done.elsewhere
-        else f"{done.refreshed} other clients have the new header"
+        else f"{done.refreshed} other clients got the new header"
     )
-    say(console, f"forgotten  client {client} of {run}; {others}")
+    say(console, f"removed    client {client} of {run}; {others}")
 
 
 def newcomer(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, finished or not.")],
     data: Annotated[
-        Path, typer.Option(help="The newcomer's own: a folder of images by class, or an .npz file.")
+        Path,
+        typer.Option(help="The newcomer's data: a folder of images by class, or an .npz file."),
     ],
     network: Annotated[
-        str, typer.Option(help="One of `fedgh list models`, or package.module:function.")
+        str,
+        typer.Option(
+            help="The newcomer's network: one of `fedgh list models`, or package.module:function."
+        ),
     ],
     rounds: Annotated[
-        int, typer.Option(min=1, help="Of the newcomer's own training.")
+        int, typer.Option(min=1, help="Number of rounds for which the newcomer trains.")
     ] = NEWCOMER_ROUNDS,
-    image_size: Annotated[int, typer.Option(min=1, help="What images are scaled to.")] = IMAGE_SIZE,
+    image_size: Annotated[
+        int, typer.Option(min=1, help="Height and width in pixels to which images are scaled.")
+    ] = IMAGE_SIZE,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep its model and the numbers there.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write the model and its results into this folder."),
     ] = None,
-    trust: TrustIt = False,
+    trust: Trust = False,
     quiet: Quiet = False,
 ) -> None:
-    """Let a newcomer learn with the global header of a run, and measure what that is worth."""
+    """Train a newcomer with the global header of a run; measure its gain over training alone."""
     from fedgh.report.newcomer import curve, verdict
     from fedgh.report.terminal import print_whole, say, sheet
     from fedgh.runs.folder import RunFolder
@@ -159,7 +174,7 @@ def newcomer(
 
     console = Console(quiet=quiet)
     folder = RunFolder.open(run)
-    with console.status("a newcomer joins") as status:
+    with console.status("training the newcomer") as status:
         found = newcomer.join(
             folder,
             newcomer.newcomer(folder, network, data, image_size, trust=trust),

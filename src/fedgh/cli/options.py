@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have."""
+"""Arguments and options shared by several commands."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,28 +12,32 @@ Name = Annotated[
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a value; may be repeated."),
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting; may be repeated."),
 ]
 DataDir = Annotated[
-    Path | None, typer.Option(help="Holds the data sets (else $FEDGH_DATA, else the user cache).")
+    Path | None,
+    typer.Option(help="Folder of the data sets (default: $FEDGH_DATA, or the user cache)."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Seeds = Annotated[str, typer.Option(metavar="0,1,2", help="Seeds to average over.")]
-Rounds = Annotated[int | None, typer.Option(min=1, help="Rounds of every run.")]
+Rounds = Annotated[int | None, typer.Option(min=1, help="Number of rounds of every run.")]
 SweepOut = Annotated[
-    Path | None, typer.Option(help="Holds the runs; what is there already is not run again.")
+    Path | None, typer.Option(help="Folder for the runs; finished runs in it are not repeated.")
 ]
 RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run folder with its checkpoint.")
 ]
-TrustIt = Annotated[
+Trust = Annotated[
     bool,
     typer.Option(
-        "--trust", help="The run is mine: import the code and open the files that it names."
+        "--trust",
+        help="Import the code and open the files that the run names: only for your own runs.",
     ),
 ]
-OneClient = Annotated[str, typer.Option(metavar="K", help="Whose model: its number, or its name.")]
-Engine = Annotated[EngineName | None, typer.Option(help="Where the clients run.")]
-Workers = Annotated[int | None, typer.Option(min=0, help="Worker processes; 0 = one per core.")]
+ClientName = Annotated[str, typer.Option(metavar="K", help="Number or name of the client.")]
+Engine = Annotated[EngineName | None, typer.Option(help="The engine that runs the clients.")]
+Workers = Annotated[
+    int | None, typer.Option(min=0, help="Number of worker processes; 0 = one per core.")
+]
 FederationDir = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.")]
-FederationOut = Annotated[Path | None, typer.Option(help="The run folder; else DIR/run.")]
+FederationOut = Annotated[Path | None, typer.Option(help="The run folder (default: DIR/run).")]

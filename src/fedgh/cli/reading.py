@@ -1,4 +1,4 @@
-"""Look at runs: `fedgh report`, `clients`, `watch`."""
+"""Commands that show runs: `fedgh report`, `clients`, `watch`."""
 
 import webbrowser
 from contextlib import suppress
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedgh.choices import FigureFormat
 from fedgh.cli.options import (
-    TrustIt,
+    Trust,
 )
 
 
@@ -18,15 +18,20 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.html", help="Else RUN/report.html, of several ./report.html."),
+        typer.Option(
+            metavar="FILE.html",
+            help="File to write (default: RUN/report.html; report.html for several runs).",
+        ),
     ] = None,
     figures: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Also write every chart into this folder.")
+        Path | None, typer.Option(metavar="DIR", help="Also write all charts into this folder.")
     ] = None,
-    format_: Annotated[FigureFormat, typer.Option("--format", help="Of these figures.")] = "svg",
-    trust: TrustIt = False,
+    format_: Annotated[
+        FigureFormat, typer.Option("--format", help="Format of these charts.")
+    ] = "svg",
+    trust: Trust = False,
 ) -> None:
-    """Write one HTML page about a run, or about several side by side; it opens offline."""
+    """Write one HTML page about a run or a comparison of several; it works offline."""
     from fedgh.report.terminal import say
     from fedgh.report.write import write_page
     from fedgh.trust import how_far
@@ -40,7 +45,7 @@ def report(
 
 
 def clients(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]) -> None:
-    """Show who took part in a run, with which network and classes, and how well it does."""
+    """Show the network, classes, samples and accuracy of each client of a run."""
     from fedgh.report.clients import client_sheet
     from fedgh.report.terminal import print_whole, say, sheet
     from fedgh.runs.read import name_runs
@@ -55,17 +60,21 @@ def clients(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folde
 
 def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 = one that is free.")] = 0,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open one.")] = True,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the server; 0 = any free port.")
+    ] = 0,
+    browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")
+    ] = True,
 ) -> None:
-    """Show a run in the browser while it goes on, until Ctrl-C."""
+    """Show the report of a running run in the browser, until Ctrl-C."""
     from fedgh.extras import need_report
 
     need_report()
     from fedgh.report.live import LiveServer
     from fedgh.runs.read import name_runs
 
-    name_runs([run])  # a mistake is told here, not in the browser
+    name_runs([run])  # so that an error is printed here, not in the browser
     with LiveServer(run, port) as server, suppress(KeyboardInterrupt):
         print(f"{run} is shown at {server.url} until Ctrl-C", flush=True)
         if browser:

@@ -1,4 +1,4 @@
-"""Train: `fedgh run`, `resume`, and what an experiment would be."""
+"""Commands that train or show an experiment: `fedgh run`, `resume`, `partition`."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +28,9 @@ from fedgh.errors import FedghError
 def run(
     experiment: Name = "demo",
     set_: Set = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder to write.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder (default: a new one in runs/).")
+    ] = None,
     engine: Engine = None,
     workers: Workers = None,
     data_dir: DataDir = None,
@@ -50,7 +52,7 @@ def run(
             finished = loop.run(prepared, folder, [live])
     except FedghError:
         with suppress(OSError):
-            folder.rmdir()  # if the run has not begun
+            folder.rmdir()  # succeeds only if the run has written nothing
         raise
     show_result(console, finished)
 
@@ -62,23 +64,23 @@ def resume(
     workers: Workers = None,
     quiet: Quiet = False,
 ) -> None:
-    """Go on with a run that was stopped; it ends as if it never had been.
+    """Resume a stopped run; the result equals that of an uninterrupted run.
 
-    Imports the code and opens the data that the run names: only for a run of your own.
-    What does not change the result may be changed: --set run.memory=1.
+    This imports the code and opens the data that the run names: use it only for your own runs.
+    Settings that do not change the result can be changed, e.g. --set run.memory=1.
     """
     from fedgh.training import loop
     from fedgh.training.progress import Live
 
     console = Console(quiet=quiet)
     with resumable(run), Live(console) as live:
-        chosen = dict(engine_settings(engine, workers))
-        finished = loop.resume(run, [live], overrides=set_ or [], **chosen)
+        settings = dict(engine_settings(engine, workers))
+        finished = loop.resume(run, [live], overrides=set_ or [], **settings)
     show_result(console, finished)
 
 
 def partition(experiment: Name = "demo", set_: Set = None, data_dir: DataDir = None) -> None:
-    """Draw which client holds which classes."""
+    """Draw the classes and samples of every client."""
     from fedgh import config
     from fedgh.report.terminal import partition_picture
     from fedgh.training.experiment import prepare

@@ -1,4 +1,4 @@
-"""Many runs: `fedgh compare`, `advise`, `tune`, `reproduce`."""
+"""Commands that make several runs: `fedgh compare`, `advise`, `tune`, `reproduce`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,8 +9,8 @@ from rich.console import Console
 from fedgh.choices import BudgetName
 from fedgh.cli.helpers import (
     overrides_of,
-    repeatable,
-    say_missing,
+    print_missing,
+    resumable_sweep,
     watch_runs,
     whole_numbers,
 )
@@ -28,21 +28,28 @@ from fedgh.cli.options import (
 from fedgh.defaults import SEEDS
 from fedgh.errors import ConfigError, RunError
 
-USUAL_SEEDS = ",".join(map(str, SEEDS))
+DEFAULT_SEEDS = ",".join(map(str, SEEDS))
 
 
 def compare(
     experiment: Name = "demo",
     methods: Annotated[
-        str, typer.Option(help="all, or names: fedgh,fedgh:server_lr=0,standalone.")
+        str,
+        typer.Option(
+            help="all, or names with optional settings: fedgh,fedgh:server_lr=0,standalone."
+        ),
     ] = "all",
-    seeds: Seeds = USUAL_SEEDS,
+    seeds: Seeds = DEFAULT_SEEDS,
     rounds: Rounds = None,
     reference: Annotated[
-        str, typer.Option(help="What the others are compared with; else the first method.")
+        str,
+        typer.Option(
+            help="Method that the others are compared with; if not run, the first method."
+        ),
     ] = "fedgh",
     last: Annotated[
-        int, typer.Option(min=1, help="The result is the mean of this many last evaluations.")
+        int,
+        typer.Option(min=1, help="Number of last evaluations over which the result is the mean."),
     ] = 1,
     set_: Set = None,
     out: SweepOut = None,
@@ -62,7 +69,7 @@ def compare(
     if reference not in {trial.label for trial in trials}:
         reference = trials[0].label
     folder = out or Path("runs") / f"compare-{Path(experiment).stem}"
-    with repeatable():
+    with resumable_sweep():
         outcome = run_trials(trials, folder, watch_runs(console), skip_impossible=methods == "all")
     table = statistics.rows(outcome, last, reference)
     target = trials[0].config.federation.target
@@ -70,19 +77,20 @@ def compare(
     about = {"reference": reference, "last": last, "target": target, "seeds": numbers}
     statistics.write(table, outcome, folder / "comparison", about)
     print_whole(console, comparison(table, outcome.missing, target))
-    say_missing(console, outcome.missing)
+    print_missing(console, outcome.missing)
     if not table:
         label, reason = next(iter(outcome.missing.items()))
-        raise RunError(f"there is nothing to compare; {label}: {reason}")
+        raise RunError(f"no method has a result to compare; {label}: {reason}")
     say(
         console,
-        f"accuracy  mean ± std over {len(numbers)} seed(s); of the clients, each on its own "
-        f"test data, in the last {last} evaluated round(s)\n"
-        "global    the same on test data of all clients, every class alike; - where it was not "
-        "measured\n"
-        f"diff, p   to {reference}, in points; sign-flip test paired over clients and seeds, not "
-        "corrected for the number of methods\n"
-        "B/c/r     sent up and down per client and round; beside it the paper's own reckoning\n"
+        f"accuracy  mean ± std over {len(numbers)} seed(s) of the mean over clients, each on its "
+        f"own test data, in the last {last} evaluated round(s)\n"
+        "global    accuracy on test data of all clients, with equally many samples per class; - "
+        "if not measured\n"
+        f"diff, p   difference to {reference} in points; sign-flip test paired over clients and "
+        "seeds, not corrected for the number of methods\n"
+        "B/c/r     bytes sent up and down per client and round; paper's: as the FedGH paper "
+        "computes them\n"
         f"written to {folder / 'comparison'}.csv and .json",
     )
 
@@ -91,11 +99,16 @@ def advise(
     experiment: Name = "demo",
     methods: Annotated[
         str | None,
-        typer.Option(help="What to rehearse: fedgh,fedproto or all; else the usual ones."),
+        typer.Option(
+            help="Methods to rehearse, e.g. fedgh,fedproto, or all (default: common ones)."
+        ),
     ] = None,
-    seeds: Seeds = USUAL_SEEDS,
+    seeds: Seeds = DEFAULT_SEEDS,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Of the rehearsal; else five, or all if fewer.")
+        int | None,
+        typer.Option(
+            min=1, help="Number of rounds of the rehearsal (default: 5, or all if fewer)."
+        ),
     ] = None,
     set_: Set = None,
     out: SweepOut = None,
@@ -104,14 +117,14 @@ def advise(
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
-    """Rehearse a federation on your data: what would joining gain, and for how many bytes?"""
+    """Rehearse methods on your data: show gain and bytes of each, and recommend one."""
     from fedgh.report.advised import table, words
     from fedgh.report.terminal import print_whole, say, sheet
     from fedgh.studies.advice import advise
 
     console = Console(quiet=quiet)
-    with repeatable():
-        found = advise(
+    with resumable_sweep():
+        advice = advise(
             experiment,
             methods=methods,
             rounds=rounds,
@@ -121,9 +134,9 @@ def advise(
             data_dir=data_dir,
             watch=watch_runs(console),
         )
-    print_whole(console, sheet(table(found)))
-    say_missing(console, found.missing)
-    say(console, words(found))
+    print_whole(console, sheet(table(advice)))
+    print_missing(console, advice.missing)
+    say(console, words(advice))
 
 
 def tune(
@@ -141,7 +154,7 @@ def tune(
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
-    """Search a grid of settings, judged on the validation split; test data choose nothing."""
+    """Run a grid of settings and choose the best on the validation split, never on test data."""
     from fedgh.files import write_atomic
     from fedgh.formats import percent
     from fedgh.report.terminal import print_whole, say, search
@@ -150,11 +163,11 @@ def tune(
 
     console = Console(quiet=quiet)
     if not grid:
-        raise ConfigError("nothing to search: give at least one --grid section.key=value,value")
+        raise ConfigError("no settings to try: give at least one --grid section.key=value,value")
     overrides = overrides_of(set_, engine, workers, rounds)
     trials = plan_search(experiment, grid, whole_numbers(seeds), overrides, data_dir)
     folder = out or Path("runs") / f"tune-{Path(experiment).stem}"
-    with repeatable():
+    with resumable_sweep():
         outcome = run_trials(trials, folder, watch_runs(console))
     table = statistics.rows(outcome)
     table.sort(key=lambda row: -1 if row.validation_accuracy is None else -row.validation_accuracy)
@@ -162,9 +175,9 @@ def tune(
         table, outcome, folder / "search", {"grid": grid, "seeds": whole_numbers(seeds)}
     )
     print_whole(console, search(table))
-    say_missing(console, outcome.missing)
+    print_missing(console, outcome.missing)
     if not table:
-        raise RunError("no point of the grid could be trained")
+        raise RunError("no point of the grid has a result; the reasons are above")
     best = next(trial for trial, _ in outcome.runs if trial.label == table[0].label)
     write_atomic(folder / "best.toml", best.config.to_toml().encode())
     say(
@@ -179,17 +192,20 @@ def reproduce(
         str, typer.Argument(metavar="STUDY", help="One of `fedgh list studies`, e.g. table-hetero.")
     ],
     budget: Annotated[
-        BudgetName, typer.Option(help="smoke: seconds; quick: two cores; paper: a graphics card.")
+        BudgetName,
+        typer.Option(
+            help="Size of the runs. smoke: seconds; quick: for two cores; paper: for a GPU."
+        ),
     ] = "quick",
     seeds: Seeds = "0",
     only: Annotated[
         str,
         typer.Option(
-            help="Run only these settings and methods, or patterns of them: cifar10-*,fedgh."
+            help="Run only these settings and methods; patterns are allowed: cifar10-*,fedgh."
         ),
     ] = "",
     no_run: Annotated[
-        bool, typer.Option("--no-run", help="Only look at the runs that are there.")
+        bool, typer.Option("--no-run", help="Run nothing; show the finished runs.")
     ] = False,
     set_: Set = None,
     out: Annotated[Path, typer.Option(help="The folder for runs and tables.")] = Path(
@@ -200,38 +216,38 @@ def reproduce(
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run a table or figure of the paper and put its numbers beside ours.
+    """Run a study, such as a table of the FedGH paper, and compare with the published numbers.
 
-    What is there already is not run again, and what was stopped goes on.
+    Finished runs are not repeated; stopped runs are resumed.
     """
     from fedgh.report import document
     from fedgh.report.terminal import print_whole, say, sheet
     from fedgh.studies.reproduce import Reproduction, collect, run_study
 
     console = Console(quiet=quiet)
-    words = [word.strip() for word in only.split(",") if word.strip()]
+    names = [name.strip() for name in only.split(",") if name.strip()]
     overrides = overrides_of(set_, engine, workers)
     request = Reproduction(study, budget, whole_numbers(seeds), overrides, data_dir)
     folder = out / budget
-    kept = folder / f"{study}.missing.json"
+    reasons_file = folder / f"{study}.missing.json"
 
     def show() -> None:
-        result = collect(request, out, document.kept_reasons(kept))
+        result = collect(request, out, document.kept_reasons(reasons_file))
         with console.status("writing tables and charts"):
             files = document.write(result, folder)
         for table in result.sheets:
             print_whole(console, sheet(table))
         say(console, document.closing(result, files))
 
-    request.trials(words)  # a word of --only that means nothing is a mistake, also with --no-run
+    request.trials(names)  # raises if --only has an unknown name, also with --no-run
     reasons: dict[str, str] = {}
-    with repeatable():
+    with resumable_sweep():
         try:
             if not no_run:
-                run_study(request, out, reasons, words, watch_runs(console))
+                run_study(request, out, reasons, names, watch_runs(console))
         except KeyboardInterrupt:
-            document.keep_reasons(kept, reasons)
-            show()  # a study that was stopped has a table, too
+            document.keep_reasons(reasons_file, reasons)
+            show()  # the table of the runs that have finished
             raise
-    document.keep_reasons(kept, reasons)
+    document.keep_reasons(reasons_file, reasons)
     show()

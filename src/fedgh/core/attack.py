@@ -22,7 +22,7 @@ class Attack:
     clients: Annotated[int, Field(ge=0)] = 0  # number of malicious clients
     # "flip": wrong labels; "noise": random means; "scale": longer means; "everything": random
     # means for all classes, also those that the client does not have
-    kind: AttackKind = "flip"
+    kind: AttackKind = "flip"  # other labels, noise, longer means, or noise for all classes
     strength: Annotated[float, Field(gt=0)] = 10.0  # multiple of the honest norm; unused by "flip"
 
     def count_named_classes(self, client_id: int, held: int, num_classes: int) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from fedgh.core.average import network_spec, network_state
+from fedgh.core.method import Method
 from fedgh.core.types import Payload, SplitModel, Task, prefixed
 from fedgh.errors import ConfigError
 
@@ -29,16 +30,17 @@ def states_by_group(models: Sequence[SplitModel]) -> Payload:
     return states
 
 
-def check_one_architecture(
-    method: str, task: Task, models: Sequence[SplitModel], part: str = ""
-) -> None:
-    """Raise ConfigError unless all networks, or their submodules `part`, have the same tensors."""
-    what = f"the {part}s of models" if part else "whole models"
+def check_same_part(method: Method, task: Task, models: Sequence[SplitModel]) -> None:
+    """Raise ConfigError unless the clients' networks are alike where the method needs it."""
+    if method.same_part == "none":
+        return
+    part = "extractor" if method.same_part == "extractor" else ""
     shapes = [network_spec(network_state(model.get_submodule(part))) for model in models]
     differ = [k for k in range(task.num_clients) if shapes[k % len(shapes)] != shapes[0]]
     if differ:
         listed = ", ".join(map(str, differ[:8])) + (", ..." if len(differ) > 8 else "")
         raise ConfigError(
-            f"{method} averages {what}, so all clients need one architecture, but the "
-            f"models of clients {listed} differ from client 0's; give model.extractors one entry"
+            f"{method.name} needs the same {method.same_part} at all clients, but the "
+            f"{method.same_part}s of clients {listed} differ from client 0's; give "
+            "model.extractors one entry"
         )

@@ -30,6 +30,24 @@ NetworkName = Annotated[str, Names.NETWORK]
 
 PublicFor = Literal["none", "server", "all"]
 
+SamePart = Literal["none", "extractor", "network"]
+
+FAMILIES = (
+    "training alone",
+    "whole networks",
+    "partial networks",
+    "headers",
+    "class means",
+    "statistics",
+    "small shared network",
+    "data-free distillation",
+    "sub-networks",
+    "public data on clients",
+    "public data on the server",
+    "other methods",
+)
+"""Groups of methods by what they exchange, in the order of lists and tables."""
+
 Models = Sequence[SplitModel]
 """One fresh model of each architecture; that of client k is models[k % len(models)]."""
 
@@ -71,6 +89,13 @@ class Method(ABC):
     """The declaration of a client's upload: see `core.message`."""
     down: ClassVar[Message]
     """The declaration of the server's message to a client."""
+    family: ClassVar[str] = "other methods"
+    """One of `FAMILIES`."""
+    about: ClassVar[str] = ""
+    """The idea of the method in one line, for lists and tables."""
+    same_part: ClassVar[SamePart] = "none"
+    """The part of the clients' networks that needs the same architecture at all clients. A
+    federation whose clients differ there is refused before anything runs."""
     weighs_by_examples: ClassVar[bool] = False
     """Whether the server learns how many training samples each client has."""
     accepts_newcomers: ClassVar[bool] = False

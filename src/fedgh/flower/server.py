@@ -67,7 +67,7 @@ def serve(grid: Grid, run_id: int, settings: Mapping[str, Any]) -> RunFolder:
             deadline=experiment.config.run.deadline,
             trained=dict(enumerate(state["trained"].tolist())),
             settled=done,
-            asking=ignore if experiment.privacy is None else folder.count_asked,
+            asking=ignore if experiment.privacy is None else folder.count_requests,
             say=logger.info,
         )
 

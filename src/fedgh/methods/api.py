@@ -16,7 +16,6 @@ from fedgh.core.average import (
 )
 from fedgh.core.batches import forever
 from fedgh.core.groups import (
-    check_one_architecture,
     group_numbers,
     group_prefix,
     states_by_group,
@@ -55,6 +54,7 @@ from fedgh.core.method import (
     NonNegative,
     Positive,
     PublicFor,
+    SamePart,
 )
 from fedgh.core.subnet import CoordinateMean, cut, put, sizes_of, take
 from fedgh.core.types import (
@@ -101,6 +101,7 @@ __all__ = [
     "PublicFor",
     "PublicOutputs",
     "Recipient",
+    "SamePart",
     "Shapes",
     "Sharing",
     "Spec",
@@ -111,7 +112,6 @@ __all__ = [
     "WeightedMean",
     "WireError",
     "check_cut",
-    "check_one_architecture",
     "class_means",
     "class_outputs",
     "class_statistics",

@@ -23,6 +23,8 @@ def distillation(logits: Tensor, y: Tensor, targets: Tensor, filled: Tensor) -> 
 class FD(api.Method):
     """A class that no other participant of the last round held has no target."""
 
+    family = "data-free distillation"
+    about = "Clients learn from the other clients' mean outputs per class."
     up = down = api.PerClass("output")
 
     gamma: api.NonNegative = 0.1  # its paper has a gamma but names no value

@@ -15,11 +15,12 @@ from fedgh.methods.api import Client, Payload, Uploads
 class FedAvg(api.Method):
     """A participant, new or not, starts its round from the global model."""
 
+    family, about = "whole networks", "The server averages the clients' networks."
+    same_part = "network"
     up = down = api.Network("own")
     weighs_by_examples = True
 
     def init_server(self, task: api.Task, models: api.Models, rng: Generator) -> Payload:
-        api.check_one_architecture(self.name, task, models)
         return api.network_state(models[0])
 
     def client_update(self, client: Client, down: Payload) -> Payload:

@@ -16,6 +16,7 @@ from fedgh.methods.api import Client, Count, NonNegative, Payload, Uploads
 class FedGH(api.Method):
     """`server_lr = 0` freezes the header at its random start: the paper's missing ablation."""
 
+    family, about = "headers", "The server trains one header on the clients' class means."
     up, down = api.PerClass("representation"), api.HEADER
     accepts_newcomers = True
 

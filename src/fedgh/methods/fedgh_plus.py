@@ -99,6 +99,8 @@ class Statistics(Message):
 class FedGHPlus(Method):
     """`statistics = "own"` shares nothing: the control that shows what the federation adds."""
 
+    family = "statistics"
+    about = "The server solves a header from summed statistics; clients fuse it with their network."
     name = "fedgh_plus"
     accepts_newcomers = releases_once = True
 

@@ -38,6 +38,8 @@ def whole_update(method: api.Method, shapes: api.Shapes) -> api.Spec:
 class FedKD(api.Method):
     """The share of energy kept rises linearly from `energy_start` to `energy_end`."""
 
+    family = "small shared network"
+    about = "Two networks teach each other; updates of the small one cross as SVD factors."
     up = api.Own(compressed_update)
     down = api.OneOf(api.NOTHING, api.Named("last.", up), api.Named("sum.", api.Own(whole_update)))
     weighs_by_examples = True

@@ -16,6 +16,8 @@ from fedgh.methods.api import Client, Payload, Recipient, Uploads, class_table
 class FedProto(api.Method):
     """A class that no participant holds keeps its prototype; a new client is sent all of them."""
 
+    family = "class means"
+    about = "Representations are pulled towards global class means (prototypes)."
     up, down = api.PerClass("representation", counts=True), api.PerClass("representation")
     lam: api.NonNegative = 1.0  # lambda: weight of the distance to the prototypes
     predict: Literal["header", "prototype"] = "header"  # or the class of the nearest prototype

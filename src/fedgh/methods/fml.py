@@ -15,6 +15,8 @@ from fedgh.methods.api import Client, Fraction, Payload, Uploads, distill
 class FML(api.Method):
     """A participant, new or not, starts its round with the global shared model."""
 
+    family = "small shared network"
+    about = "A private and a small shared network teach each other; the small one is averaged."
     up = down = api.Network("shared")
     weighs_by_examples = True
 

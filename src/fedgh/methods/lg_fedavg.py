@@ -14,6 +14,7 @@ class LGFedAvg(api.Method):
     """A participant, new or not, starts its round with the global header."""
 
     name = "lg_fedavg"
+    family, about = "headers", "The server averages the headers; extractors stay private."
     up = down = api.HEADER
     accepts_newcomers = weighs_by_examples = True
 

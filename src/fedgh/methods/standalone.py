@@ -10,6 +10,7 @@ from fedgh.methods.api import Client, Payload, Uploads
 class Standalone(api.Method):
     """Two controls: FedGH replaces the header, too, and other methods have a second network."""
 
+    family, about = "training alone", "Nothing is exchanged: the baseline."
     up = down = api.NOTHING
 
     reset_header: bool = False  # to a new random one, every round

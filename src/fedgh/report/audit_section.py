@@ -1,10 +1,10 @@
-"""The section about an audit: what uploads tell, in pictures, curves and tables."""
+"""The section of a report about audits, with pictures, charts and tables."""
 
 from collections.abc import Sequence
 
 import altair as alt
 
-from fedgh.audit.result import Audit, Means, Picture, Told, read
+from fedgh.audit.result import AttackedUpload, Audit, MembershipResult, Picture, read
 from fedgh.errors import RunError
 from fedgh.report import audit_sheets
 from fedgh.report.charts import AnyChart, Rows, wide
@@ -12,69 +12,70 @@ from fedgh.report.page import Figure, Image, Part, Section, of_sheet
 from fedgh.report.png import png
 from fedgh.runs.read import NamedRun
 
-MAGNIFIED = 3
-"""Pixels of the page for one of an image."""
+MAGNIFICATION = 3
+"""Pixels on the page for one pixel of an image."""
 
-SIMPLE = {"distance": "plain distance", "leverage": "leverage alone"}
-"""Names of curves of attacks that use less than there is."""
+SIMPLE_ATTACKS = {"distance": "plain distance", "leverage": "leverage alone"}
+"""Names of the lines of attacks that do not use all information in an upload."""
 
 
 def audit_section(runs: Sequence[NamedRun]) -> Section | None:
-    """What audits of these runs found; None when there was none."""
+    """Return the section about the audits of these runs; None if no run was audited."""
     parts: list[Part] = []
-    words: list[str] = []
+    texts: list[str] = []
     for number, run in enumerate(runs, 1):
         try:
-            found = read(run.folder)
+            audit = read(run.folder)
         except RunError as error:
-            words.append(f"{run.label}: {error}.")
+            texts.append(f"{run.label}: {error}.")
             continue
-        if found is not None:
+        if audit is not None:
             label = f"{run.label}: " if len(runs) > 1 else ""
-            words.append(label + _words(found))
-            parts += _parts(found, label, f"-{number}")
-    if not words:
+            texts.append(label + _text(audit))
+            parts += _parts(audit, label, f"-{number}")
+    if not texts:
         return None
-    return Section("audit", "What uploads tell", "\n".join(words), parts)
+    return Section("audit", "What uploads reveal", "\n".join(texts), parts)
 
 
-def _words(audit: Audit) -> str:
-    counts = " So is how many samples of each it has: the method sends that." * audit.sends_counts
+def _text(audit: Audit) -> str:
+    counts = " So are its numbers of samples per class, which the method sends."
     return (
-        f"Attacks on the {_sent(audit)} of client {audit.client} (classes "
+        f"Attacks on the {_upload(audit)} of client {audit.client} (classes "
         f"{', '.join(audit.classes)}) after round {audit.round}. The attacker has "
-        f"{audit.auxiliary} samples of these classes from other clients and none of this one. "
-        f"{_knowledge(audit)}\n"
-        "Which classes a client holds is visible by design: every mean or sum comes with its "
-        f"label, and no noise hides that.{counts}\n"
-        f"{_protection(audit)}With noise, one upload is (ε, δ)-private, δ = {audit.delta:g}, "
-        f"vectors are clipped to {audit.clip:.3g}, and the attacker knows all of that. A number "
-        "that says little is no proof: better attacks may exist. Differential privacy is one."
+        f"{audit.auxiliary} samples of these classes from other clients and none of this client. "
+        f"{_attacker(audit)}\n"
+        "The classes of a client are visible by design: every mean or sum is sent with its label, "
+        f"and no noise hides the labels.{counts * audit.sends_counts}\n"
+        f"{_protection(audit)}With noise, one upload is (ε, δ)-private with δ = {audit.delta:g}, "
+        f"vectors are clipped to {audit.clip:.3g}, and the attacker knows ε, δ and the clipping. "
+        "A failed attack does not prove that an upload is safe, because better attacks may exist; "
+        "differential privacy is a proof."
     )
 
 
-def _sent(audit: Audit) -> str:
+def _upload(audit: Audit) -> str:
     if audit.attacked == "moments":
         return f"second moment of {audit.width} dimensions"
     return "class means"
 
 
-def _knowledge(audit: Audit) -> str:
+def _attacker(audit: Audit) -> str:
     if audit.attacked == "moments":
-        return "It knows the feature map, as every client does. No image was tried to be made."
-    only = "" if audit.reconstructed else " The data are no images, so none were made."
+        return "It has the feature map, like every client. The audit reconstructs no images here."
+    only = "" if audit.reconstructed else " The data are not images, so none are reconstructed."
     if not audit.networks:
-        return f"It has what makes the vectors (extractor known).{only}"
+        return f"It can compute the vectors of its own samples (extractor known).{only}"
     return (
-        "It has the client's network (extractor known), or only those of "
-        f"{audit.networks} other clients (unknown).{only}"
+        "It has the client's network (extractor known), or only networks of "
+        f"{audit.networks} other clients (extractor unknown).{only}"
     )
 
 
 def _protection(audit: Audit) -> str:
-    if audit.protected.open:
+    if audit.protected.noiseless:
         return ""
-    return f'This run protects its uploads: what it sent is "{audit.protected}" below. '
+    return f'This run adds noise to its uploads, at the level "{audit.protected}" below. '
 
 
 def _parts(audit: Audit, label: str, end: str) -> list[Part]:
@@ -85,20 +86,29 @@ def _parts(audit: Audit, label: str, end: str) -> list[Part]:
         parts.append(_image(audit.pictures["sizes"], f"audit-sizes{end}", label, ""))
     if audit.reconstructed:
         caption = (
-            f"{label}How much nearer to the mean image an attacker comes with the class mean than "
-            "by its own mean image of the class. 0 is nothing gained. Unless it is unknown, the "
-            "attacker has the extractor."
+            f"{label}Gain of a reconstruction from a class mean over the attacker's own mean image "
+            "of the class: difference of their PSNR to the true mean image. 0 means no gain. The "
+            'attacker has the extractor, except in the line "extractor unknown".'
         )
         chart = _gains(audit)
         parts.append(Figure(f"audit-gain{end}", caption, chart, whole_width=True))
-    for against, what in (
-        ("left out", "training samples that are not behind it: what the mean itself tells"),
-        ("held out", "test and validation samples: what an attacker would meet"),
+    for against, explanation in (
+        (
+            "left out",
+            "training samples that are not behind it. This shows what the mean itself reveals",
+        ),
+        (
+            "held out",
+            "validation and test samples. This is the situation of a real attacker",
+        ),
         ("other clients", "samples of other clients"),
     ):
         rows = [row for row in audit.told if row.against == against and row.attack != "loss"]
         if rows:
-            caption = f"{label}Samples behind an upload, told from {what}. 0.5 is guessing."
+            caption = (
+                f"{label}AUC of separating samples behind an upload from {explanation}. 0.5 is "
+                "guessing."
+            )
             name = f"audit-members-{against.replace(' ', '-')}{end}"
             parts.append(Figure(name, caption, _areas(rows)))
     parts.append(of_sheet(audit_sheets.overview(audit)))
@@ -107,11 +117,13 @@ def _parts(audit: Audit, label: str, end: str) -> list[Part]:
     return [*parts, of_sheet(audit_sheets.members(audit))]
 
 
-def _image(picture: Picture, name: str, label: str, what: str) -> Image:
-    rows = "; ".join(dict.fromkeys(f"{what} {row}".strip() for row in picture.rows))
-    caption = f"{label}Columns, from left: {'; '.join(picture.columns)}. Rows, from above: {rows}."
+def _image(picture: Picture, name: str, label: str, row_prefix: str) -> Image:
+    rows = "; ".join(dict.fromkeys(f"{row_prefix} {row}".strip() for row in picture.rows))
+    columns = "; ".join(picture.columns)
+    caption = f"{label}Columns, from the left: {columns}. Rows, from the top: {rows}."
     content = png(picture.height, picture.width, picture.channels, picture.pixels)
-    return Image(name, caption, "Images that attackers made.", content, MAGNIFIED * picture.width)
+    alt_text = "Images that attackers reconstructed."
+    return Image(name, caption, alt_text, content, MAGNIFICATION * picture.width)
 
 
 def _gains(audit: Audit) -> AnyChart:
@@ -126,38 +138,44 @@ def _gains(audit: Audit) -> AnyChart:
         }
         for row in audit.reconstructed
     ]
-    words = "Gain in PSNR over the number of samples behind a class mean."
-    return _curves(rows, "gain", "gain in PSNR, dB", ".2f", words)
+    description = "Gain in PSNR over the number of samples behind a class mean."
+    return _line_chart(rows, "gain", "gain in PSNR, dB", ".2f", description)
 
 
-def _areas(told: Sequence[Told]) -> AnyChart:
+def _areas(results: Sequence[MembershipResult]) -> AnyChart:
     rows: Rows = [
         {
             "size": row.size,
-            "line": SIMPLE.get(row.attack) or _line(row),
+            "line": SIMPLE_ATTACKS.get(row.attack) or _line(row),
             "AUC": row.auc,
             "low": row.low,
             "high": row.high,
             "samples": audit_sheets.size_name(row),
         }
-        for row in told
+        for row in results
     ]
-    words = "AUC over the number of samples behind an upload."
-    return _curves(rows, "AUC", "AUC", ".3f", words)
+    description = "AUC over the number of samples behind an upload."
+    return _line_chart(rows, "AUC", "AUC", ".3f", description)
 
 
-def _line(row: Means) -> str:
+def _line(row: AttackedUpload) -> str:
     return "extractor unknown" if row.extractor == "unknown" else str(row.level)
 
 
-def _curves(rows: Rows, value: str, title: str, form: str, description: str) -> AnyChart:
-    """A line for each attacker and level, the same colour in every chart; strokes are intervals."""
+def _line_chart(rows: Rows, value: str, title: str, form: str, description: str) -> AnyChart:
+    """Return a chart with a line for each attacker and noise level, and with intervals.
+
+    A line has the same colour in every chart.
+    """
     names = list(dict.fromkeys(row["line"] for row in rows))
-    names.sort(key=lambda name: name in SIMPLE.values())  # last: not every chart has them
+    # Simple attacks come last, because not every chart has them and colours follow the order.
+    names.sort(key=lambda name: name in SIMPLE_ATTACKS.values())
     axis = alt.Axis(grid=False, values=sorted({row["size"] for row in rows}), format=",d")
-    near = alt.Scale(zero=False)
+    no_zero = alt.Scale(zero=False)
     base = alt.Chart({"values": rows}).encode(
-        x=alt.X("size:Q", title="samples behind it", scale=alt.Scale(type="log"), axis=axis),
+        x=alt.X(
+            "size:Q", title="samples behind the upload", scale=alt.Scale(type="log"), axis=axis
+        ),
         color=alt.Color(
             "line:N",
             title=None,
@@ -173,7 +191,7 @@ def _curves(rows: Rows, value: str, title: str, form: str, description: str) -> 
         ],
     )
     lines = base.mark_line(point=True, strokeWidth=2).encode(
-        y=alt.Y(f"{value}:Q", title=title, scale=near)
+        y=alt.Y(f"{value}:Q", title=title, scale=no_zero)
     )
-    spreads = base.mark_rule(opacity=0.5).encode(y=alt.Y("low:Q", scale=near), y2="high:Q")
-    return wide(alt.layer(lines, spreads), description)
+    intervals = base.mark_rule(opacity=0.5).encode(y=alt.Y("low:Q", scale=no_zero), y2="high:Q")
+    return wide(alt.layer(lines, intervals), description)

@@ -4,25 +4,25 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from fedgh.audit.noise import Level
-from fedgh.audit.result import Audit, Extractor, Means, Told
+from fedgh.audit.result import AttackedUpload, Audit, Extractor, MembershipResult
 from fedgh.tables import Cell, Column, Sheet
 
-Row = TypeVar("Row", bound=Means)
+Row = TypeVar("Row", bound=AttackedUpload)
 
 RATIO = "likelihood ratio"
 
 MIDDLE = Level(protects="sample", epsilon=8)
-"""The noise that the overview shows, unless the run has its own."""
+"""The noise level that the overview shows, unless the run itself adds noise."""
 
 
 def overview(audit: Audit) -> Sheet:
-    """A row for each number of samples behind what was sent."""
+    """Return a table with a row for each number of samples behind an upload."""
     return (_of_moments if audit.attacked == "moments" else _of_means)(audit)
 
 
 def _of_moments(audit: Audit) -> Sheet:
-    """Who is told to be behind a second moment, without noise and with every noise."""
-    levels = list(dict.fromkeys(row.level for row in audit.told if not row.level.open))
+    """Return membership results for a second moment, without noise and with each noise level."""
+    levels = list(dict.fromkeys(row.level for row in audit.told if not row.level.noiseless))
     columns = [
         Column("samples behind it"),
         Column("member, AUC", 3),
@@ -32,29 +32,30 @@ def _of_moments(audit: Audit) -> Sheet:
         *(Column(f"{level}", 3) for level in levels),
     ]
 
-    def told(attack: str, against: str = "held out") -> list[Told]:
+    def results(attack: str, against: str = "held out") -> list[MembershipResult]:
         return [row for row in audit.told if (row.attack, row.against) == (attack, against)]
 
-    best, others, plain = told(RATIO), told(RATIO, "other clients"), told("leverage")
+    ratio, others, simple = results(RATIO), results(RATIO, "other clients"), results("leverage")
     rows: list[list[Cell]] = []
     for size, name in _sizes(audit.told):
-        known = [_one(some, size, "known", Level()) for some in (best, others, plain)]
-        noisy = [_one(best, size, "known", level) for level in levels]
-        areas = [None if row is None else row.auc for row in [*known, *noisy]]
-        found = None if known[0] is None else known[0].tpr
-        rows.append([name, areas[0], found, *areas[1:]])
+        noiseless = [_find(group, size, "known", Level()) for group in (ratio, others, simple)]
+        noisy = [_find(ratio, size, "known", level) for level in levels]
+        areas = [None if row is None else row.auc for row in [*noiseless, *noisy]]
+        detected = None if noiseless[0] is None else noiseless[0].tpr
+        rows.append([name, areas[0], detected, *areas[1:]])
     note = (
         f"A second moment of {audit.width} dimensions. member: how often a sample behind it scores "
-        "higher than the client's held-out ones, or than those of other clients; 0.5 is guessing. "
-        "found: the share of the samples behind it, with one false alarm in a hundred. by "
-        "leverage: without samples to compare with. With noise, held-out samples."
+        "higher than a held-out sample of the client, or than a sample of other clients; 0.5 is "
+        "guessing. found: the share of members that is detected at a false positive rate of 1%. by "
+        "leverage: without samples to compare with. The columns with noise compare with held-out "
+        "samples."
     )
     return Sheet("overview", _title(audit), columns, rows, note)
 
 
 def _of_means(audit: Audit) -> Sheet:
-    """What is gained over knowing the class alone."""
-    noise = MIDDLE if audit.protected.open else audit.protected
+    """Return the gains of attacks on class means over knowing only the class."""
+    noise = MIDDLE if audit.protected.noiseless else audit.protected
     columns = [
         Column("samples behind a mean"),
         Column("image, dB", signed=True),
@@ -65,31 +66,31 @@ def _of_means(audit: Audit) -> Sheet:
         Column(f"{noise}", 3),
         Column("by distance", 3),
     ]
-    who: list[tuple[Extractor, Level]] = [
+    attackers: list[tuple[Extractor, Level]] = [
         ("known", Level()),
         ("unknown", Level()),
         ("known", noise),
     ]
     held_out = [row for row in audit.told if row.against == "held out"]
-    best = [row for row in held_out if row.attack == RATIO]
+    ratio = [row for row in held_out if row.attack == RATIO]
     distance = [row for row in held_out if row.attack == "distance"]
     rows: list[list[Cell]] = []
     for size, name in _sizes(audit.told):
-        images = [_one(audit.reconstructed, size, *one) for one in who]
-        members = [_one(best, size, *one) for one in who]
-        plain = _one(distance, size, "known", Level())
+        images = [_find(audit.reconstructed, size, *attacker) for attacker in attackers]
+        members = [_find(ratio, size, *attacker) for attacker in attackers]
+        simple = _find(distance, size, "known", Level())
         rows.append(
             [
                 name,
                 *(None if row is None else row.gain for row in images),
-                *(None if row is None else row.auc for row in [*members, plain]),
+                *(None if row is None else row.auc for row in [*members, simple]),
             ]
         )
     note = (
-        "image: how much nearer, in dB of PSNR, the reconstruction is to the mean image than the "
-        "attacker's own mean image of the class; 0 is nothing gained. member: how often a training "
-        "sample scores higher than a held-out one; 0.5 is guessing. The attacker has the client's "
-        "extractor, or where it is unknown those of others."
+        "image: PSNR of the reconstruction to the true mean image, less the PSNR of the attacker's "
+        "own mean image of the class; 0 means no gain. member: how often a training sample scores "
+        "higher than a held-out one; 0.5 is guessing. The attacker has the client's extractor, or "
+        'in the columns "unknown" extractors of other clients.'
     )
     return Sheet("overview", _title(audit), columns, rows, note)
 
@@ -99,7 +100,7 @@ def _title(audit: Audit) -> str:
 
 
 def images(audit: Audit) -> Sheet:
-    """All reconstructions."""
+    """Return a table of all reconstructions."""
     titles = ["extractor", "noise", "samples behind a mean"]
     columns = [
         *map(Column, titles),
@@ -132,14 +133,14 @@ def images(audit: Audit) -> Sheet:
 
 
 def members(audit: Audit) -> Sheet:
-    """All membership tests."""
+    """Return a table of all membership tests."""
     titles = ["attack", "members against", "extractor", "noise", "samples behind it"]
     columns = [
         *map(Column, titles),
         Column("AUC", 3),
         Column("from", 3),
         Column("to", 3),
-        Column("found at 1% false alarms", 3),
+        Column("found at 1% false positives", 3),
         Column("members", 0),
         Column("others", 0),
     ]
@@ -159,32 +160,32 @@ def members(audit: Audit) -> Sheet:
     ]
     note = (
         "Left out: training samples that are not behind the mean. Held out: the client's test and "
-        "validation samples. The interval is DeLong's, 95%. The loss needs the model, but no "
-        "upload."
+        "validation samples. From and to are the 95% interval of DeLong. The attack by loss needs "
+        "the client's model, but no upload."
     )
-    return Sheet("members", "Members told from others", columns, rows, note)
+    return Sheet("members", "Membership tests", columns, rows, note)
 
 
-def size_name(row: Means) -> str:
-    """How many samples are behind a mean or a second moment."""
+def size_name(row: AttackedUpload) -> str:
+    """Return the number of samples behind a mean or a second moment as text."""
     return f"all ({row.size})" if row.everything else f"{row.size}"
 
 
-def _named(row: Means) -> list[Cell]:
+def _named(row: AttackedUpload) -> list[Cell]:
     return [row.extractor, str(row.level), size_name(row)]
 
 
-def _sizes(rows: Iterable[Told]) -> list[tuple[tuple[int, bool], str]]:
-    found = {(row.size, row.everything): size_name(row) for row in rows}
-    return sorted(found.items(), key=lambda item: (item[0][1], item[0][0]))
+def _sizes(rows: Iterable[MembershipResult]) -> list[tuple[tuple[int, bool], str]]:
+    names = {(row.size, row.everything): size_name(row) for row in rows}
+    return sorted(names.items(), key=lambda item: (item[0][1], item[0][0]))
 
 
-def _one(
+def _find(
     rows: Iterable[Row], size: tuple[int, bool], extractor: Extractor, level: Level
 ) -> Row | None:
-    same = (
+    matching = (
         row
         for row in rows
         if (row.size, row.everything) == size and (row.extractor, row.level) == (extractor, level)
     )
-    return next(same, None)
+    return next(matching, None)

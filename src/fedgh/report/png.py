@@ -1,17 +1,17 @@
-"""Pixels as a PNG file."""
+"""Encoding of pixels as a PNG file."""
 
 import struct
 import zlib
 
 
 def png(height: int, width: int, channels: int, pixels: bytes) -> bytes:
-    """A picture of bytes in rows: grey with one channel, red, green and blue with three."""
-    colour = {1: 0, 3: 2}[channels]
-    across = width * channels
-    rows = (pixels[start : start + across] for start in range(0, height * across, across))
+    """Return the PNG file of pixels in rows: grey with one channel, RGB with three."""
+    colour_type = {1: 0, 3: 2}[channels]
+    row_bytes = width * channels
+    rows = (pixels[start : start + row_bytes] for start in range(0, height * row_bytes, row_bytes))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         (
-            _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)),
+            _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, colour_type, 0, 0, 0)),
             _chunk(b"IDAT", zlib.compress(b"".join(b"\0" + row for row in rows), 9)),
             _chunk(b"IEND", b""),
         )

@@ -1,1 +1,1 @@
-"""A run on disk: its folder, its states, its records, its summary."""
+"""A run on disk: its folder, checkpoint, records and summary."""

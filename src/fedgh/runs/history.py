@@ -1,4 +1,4 @@
-"""rounds.jsonl: a line per round, and the digest by which a commit knows them again."""
+"""rounds.jsonl: one line per round, and a digest by which a commit verifies the lines."""
 
 import json
 from collections.abc import Iterable
@@ -11,15 +11,15 @@ from fedgh.errors import RunError
 from fedgh.files import append, open_regular, write_atomic
 
 MAX_LINE = 2**26
-"""Bytes of one round's record: enough for a few numbers of each of a million clients."""
+"""Maximum size of a record in bytes: enough for a few numbers of each of a million clients."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """How far a run had come when it was committed."""
+    """The last committed round of a run, and the digest of the records up to it."""
 
     round: int
-    digest: str | None  # of the lines so far; None when there is no checkpoint
+    digest: str | None  # of the lines up to this round; None without a checkpoint
 
 
 class History:
@@ -27,12 +27,12 @@ class History:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._running: blake2b | None = None  # over the whole file, once it was asked for
+        self._running: blake2b | None = None  # digest of the whole file, once computed
 
     def records(self, mark: Mark) -> list[Round]:
-        """Return the complete lines; one that a crash cut short is ignored, with all that follows.
+        """Return the records; a line truncated by a crash is ignored, with all that follow.
 
-        Raises RunError unless the committed ones are there as they were.
+        Raise RunError if a committed line is missing or has changed.
         """
         lines = self._lines()
         if len(lines) < mark.round:
@@ -48,25 +48,25 @@ class History:
         return checked(list[Round], [json.loads(line) for line in lines], self._path)
 
     def append(self, record: Round) -> None:
-        """Add a round."""
+        """Append the record of a round."""
         line = to_json(record.model_dump(exclude_unset=True))
         append(self._path, line)
         if self._running is not None:
             self._running.update(line)
 
     def cut(self, rounds: int) -> None:
-        """Forget what came after these rounds."""
+        """Delete the records after round `rounds`."""
         write_atomic(self._path, b"".join(self._lines()[:rounds]))
         self._running = None
 
     def digest(self) -> str:
-        """Of all lines."""
+        """Return the digest of all lines."""
         if self._running is None:
             self._running = _hash(self._lines())
         return self._running.hexdigest()
 
     def _lines(self) -> list[bytes]:
-        """The lines that are records of rounds 1, 2 and so on, up to the first that is not."""
+        """Return the lines with the records of rounds 1, 2, ...; stop at the first other line."""
         lines: list[bytes] = []
         try:
             with open_regular(self._path) as file:
@@ -82,14 +82,14 @@ class History:
             return []
         except OSError as error:
             raise RunError(
-                f"{self._path} cannot be read ({error.strerror}); allow it, or put it back from "
-                "a copy"
+                f"{self._path} cannot be read ({error.strerror}); check its permissions, or put "
+                "it back from a copy"
             ) from None
         return lines
 
 
 def to_json(value: object) -> bytes:
-    """One line of JSON."""
+    """Return a value as one line of JSON."""
     return json.dumps(value, allow_nan=False).encode() + b"\n"
 
 

@@ -1,7 +1,7 @@
-"""Runs as a report reads them: each under a name, its files read and checked once.
+"""Runs as reports read them: each has a label, and its files are read and validated once.
 
-Nothing in a run folder is taken on trust: a file that is not what a run writes is a RunError, and
-a configuration is read as text, so that no code it names is imported.
+The contents of a run folder are untrusted: a file that no run would have written raises RunError,
+and the configuration is read as text, so that no code that it names is imported.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,11 +19,11 @@ from fedgh.core.records import Checked, ClientInfo, Identity, Progress, Round, c
 from fedgh.defaults import REP_DIM
 from fedgh.errors import ConfigError, RunError
 from fedgh.runs.folder import RunFolder
-from fedgh.runs.summary import so_far
+from fedgh.runs.summary import progress
 
 
 class _Shown(Checked):
-    """A few of the settings in a section."""
+    """The settings of one section that reports show; others are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -60,29 +60,29 @@ class _ShownSettings(_Shown):
 
 @dataclass(frozen=True)
 class NamedRun:
-    """A run, and what it is called where several are shown."""
+    """A run with the label under which a report shows it."""
 
     label: str
     folder: RunFolder
 
     @cached_property
     def rounds(self) -> list[Round]:
-        """Its rounds so far."""
+        """The records of its rounds so far."""
         return self.folder.records()
 
     @property
     def evaluated(self) -> list[Round]:
-        """The rounds after which the clients were judged."""
+        """The records of the rounds in which clients were evaluated."""
         return [round for round in self.rounds if round.accuracy is not None]
 
     @property
     def accuracies(self) -> dict[int, float]:
-        """The last accuracy of every client that was judged, by its number."""
+        """The last accuracy of each evaluated client, by client number."""
         return self._last("accuracy")
 
     @property
     def global_accuracies(self) -> dict[int, float]:
-        """The same on all classes; empty when the last evaluated round did not measure it."""
+        """The last global accuracy of each client; empty if the last evaluation has none."""
         return self._last("global_accuracy")
 
     def _last(self, metric: str) -> dict[int, float]:
@@ -91,50 +91,50 @@ class NamedRun:
 
     @cached_property
     def clients(self) -> list[ClientInfo]:
-        """Who takes part."""
+        """The clients of the run."""
         return self.folder.clients()
 
     @cached_property
     def identity(self) -> Identity:
-        """The name of its data, the names of the classes, the shape of an input."""
+        """The name of the data, the names of the classes and the shape of an input."""
         return self.folder.identity()
 
     @cached_property
     def config_text(self) -> str:
-        """Its configuration as it is in the file."""
+        """The text of config.toml."""
         with _as_run_error():
             return configs.config_text(self.folder.config)
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Its configuration as plain values, section by section."""
+        """The configuration as plain values, section by section."""
         with _as_run_error():
             return configs.parse_toml(self.config_text, self.folder.config)
 
     @cached_property
     def settings(self) -> _ShownSettings:
-        """The few settings that are shown beside results."""
+        """The settings that reports show beside results."""
         return checked(_ShownSettings, self.config, self.folder.config)
 
     @property
     def finished(self) -> bool:
-        """Whether its last round is done and summarised."""
+        """Whether the run is finished: it has a summary."""
         return self.folder.finished
 
     @cached_property
     def result(self) -> Progress:
-        """Totals and latest scores after its rounds so far."""
-        return so_far(self.rounds, self.settings.federation.target)
+        """Totals and latest scores after the rounds so far."""
+        return progress(self.rounds, self.settings.federation.target)
 
     @cached_property
     def public_bytes(self) -> int | None:
-        """The cost of public data for each client, once; None before the end, or without any."""
+        """Bytes of public data that each client gets once; None before the end or without any."""
         return self.folder.summary().public_bytes_per_client if self.finished else None
 
 
 @contextmanager
 def _as_run_error() -> Iterator[None]:
-    """A configuration that is wrong in a run folder is the folder's mistake, not the user's."""
+    """Turn a ConfigError into a RunError: the run folder is at fault, not the user's input."""
     try:
         yield
     except ConfigError as error:
@@ -142,16 +142,19 @@ def _as_run_error() -> Iterator[None]:
 
 
 def name_runs(paths: Sequence[Path]) -> list[NamedRun]:
-    """The runs in these folders, each called by the end of its path that tells it apart."""
-    places = [path.resolve() for path in paths]
-    for path, place in zip(paths, places, strict=True):
-        if places.count(place) > 1:
-            raise RunError(f"{path} is named twice")
-        RunFolder(path).check_there()
+    """Return the runs in these folders, each labelled by the shortest distinct end of its path.
+
+    Raise RunError if a folder is given twice or is not a run folder.
+    """
+    resolved = [path.resolve() for path in paths]
+    for path, full in zip(paths, resolved, strict=True):
+        if resolved.count(full) > 1:
+            raise RunError(f"{path} is given twice; name each run folder once")
+        RunFolder(path).check_exists()
     length = 1
-    while len({place.parts[-length:] for place in places}) < len(places):
+    while len({full.parts[-length:] for full in resolved}) < len(resolved):
         length += 1
     return [
-        NamedRun("/".join(place.parts[-length:]), RunFolder(path))
-        for path, place in zip(paths, places, strict=True)
+        NamedRun("/".join(full.parts[-length:]), RunFolder(path))
+        for path, full in zip(paths, resolved, strict=True)
     ]

@@ -1,8 +1,8 @@
-"""States as bytes that are found out when they have been damaged.
+"""States as bytes with a digest, so that damage is detected.
 
-A state is a safetensors file. Its header carries one text: what the state is of, and a digest of
-every other byte of the file. (One text, because safetensors writes several in any order, and equal
-states should be equal bytes.)
+A state is a safetensors file. Its header contains one text: metadata about the state, and a digest
+of every other byte of the file. It is a single text because safetensors writes several texts in any
+order, and equal states must be equal bytes.
 """
 
 import json
@@ -16,43 +16,47 @@ import safetensors.torch
 from fedgh.core.types import Payload
 from fedgh.files import open_regular
 
-About = dict[str, Any]
+Metadata = dict[str, Any]
+"""Values that describe a state, such as its client, round and run."""
 
 _KEY = "fedgh"
 _UNKNOWN = "0" * 32
 
 MAX_STATE = 16 * 2**30
-"""Bytes of a state that is read."""
+"""Maximum size of a state in bytes."""
 
 MAX_HEADER = 2**24
-"""Bytes of the JSON in front of the tensors: a hundred for each of some hundred thousand."""
+"""Maximum size of the JSON header in bytes: enough for over a hundred thousand tensors."""
 
 
-def pack(state: Payload, **about: int | str | None) -> bytes:
-    """A state, with a few words that say what it is of."""
+def pack(state: Payload, **metadata: int | str | None) -> bytes:
+    """Return a state as bytes, with this metadata and a digest."""
 
     def save(digest: str) -> bytes:
-        return safetensors.torch.save(state, {_KEY: json.dumps({"blake2b": digest, **about})})
+        return safetensors.torch.save(state, {_KEY: json.dumps({"blake2b": digest, **metadata})})
 
-    return save(_digest(save(_UNKNOWN), _UNKNOWN))  # to serialise it twice is faster than to copy
+    return save(_digest(save(_UNKNOWN), _UNKNOWN))  # serialising twice is faster than copying
 
 
-def unpack(content: bytes) -> tuple[About, Payload]:
-    """Return what a state is of, and its tensors; ValueError when it has changed since."""
+def unpack(content: bytes) -> tuple[Metadata, Payload]:
+    """Return the metadata and the tensors of a state; raise ValueError if it is damaged."""
     try:
         state = safetensors.torch.load(content)
-    except Exception as error:  # whatever safetensors and torch make of such bytes
+    except Exception as error:  # damaged bytes raise any exception in safetensors and torch
         raise ValueError(str(error).partition("\n")[0]) from None
     size = int.from_bytes(content[:8], "little")
-    about = _about(json.loads(content[8 : 8 + size]))
-    digest = about.pop("blake2b")
+    metadata = _metadata(json.loads(content[8 : 8 + size]))
+    digest = metadata.pop("blake2b")
     if _digest(content, digest) != digest:
         raise ValueError("it has changed since it was written")
-    return about, state
+    return metadata, state
 
 
-def read_about(path: Path) -> About:
-    """What the state in a file is of, without reading it all; ValueError if it was cut short."""
+def read_metadata(path: Path) -> Metadata:
+    """Return the metadata of a state without reading its tensors.
+
+    Raise ValueError if the file is not a state or is truncated.
+    """
     with open_regular(path) as file:
         size = int.from_bytes(file.read(8), "little")
         if size > MAX_HEADER:
@@ -65,23 +69,23 @@ def read_about(path: Path) -> About:
             raise ValueError("it is not a state") from None
         if os.fstat(file.fileno()).st_size != expected:
             raise ValueError("it was cut short")
-    return _about(header)
+    return _metadata(header)
 
 
-def _about(header: dict[str, Any]) -> About:
+def _metadata(header: dict[str, Any]) -> Metadata:
     try:
-        about = json.loads(header["__metadata__"][_KEY])
-        if isinstance(about["blake2b"], str):
-            return dict(about)
+        metadata = json.loads(header["__metadata__"][_KEY])
+        if isinstance(metadata["blake2b"], str):
+            return dict(metadata)
     except (ValueError, RecursionError, LookupError, TypeError):
         pass
     raise ValueError("its digest is missing")
 
 
 def _digest(content: bytes, own: str) -> str:
-    """Of all bytes but those of the digest that is in it."""
-    place = content.index(own.encode())
+    """Return the digest of all bytes except those of the digest `own` within them."""
+    start = content.index(own.encode())
     view = memoryview(content)
-    digest = blake2b(view[:place], digest_size=16)
-    digest.update(view[place + len(own) :])
+    digest = blake2b(view[:start], digest_size=16)
+    digest.update(view[start + len(own) :])
     return digest.hexdigest()

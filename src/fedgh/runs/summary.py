@@ -1,7 +1,7 @@
-"""What came out of a run, in one small table.
+"""The result of a run: the contents of summary.json.
 
-The result is the accuracy after the last round. The best over all rounds is there for
-comparison with papers that report it; it is chosen on test data and therefore flattering.
+The result is the accuracy after the last round. The best accuracy over all rounds is included for
+comparison with papers that report it; it is selected on test data and therefore too high.
 """
 
 import os
@@ -28,16 +28,16 @@ def summarise(
     privacy: PrivacySpending | None,
     public_bytes: int | None = None,
 ) -> Summary:
-    """Return the result of a finished run; what it did not have is left out."""
-    had = {"privacy": privacy, "public_bytes_per_client": public_bytes}
-    reckoned = [
+    """Return the result of a finished run, without `privacy` or public data if it had none."""
+    optional = {"privacy": privacy, "public_bytes_per_client": public_bytes}
+    sizes = [
         paper_bytes(config.method.name, task, len(client.classes))
         for client in clients
-        if client.classes  # else a participant's secret
+        if client.classes  # empty if the client keeps its classes secret
     ]
-    paper = [size for size in reckoned if size is not None]
+    paper = [size for size in sizes if size is not None]
     return Summary(
-        **dict(so_far(rounds, config.federation.target)),
+        **dict(progress(rounds, config.federation.target)),
         method=config.method.name,
         data=data,
         seed=task.seed,
@@ -50,12 +50,12 @@ def summarise(
             "cores": os.cpu_count(),
             "system": platform.platform(),
         },
-        **{name: value for name, value in had.items() if value is not None},
+        **{name: value for name, value in optional.items() if value is not None},
     )
 
 
-def so_far(rounds: Sequence[Round], target: float | None) -> Progress:
-    """Return what the rounds have come to, also before the last one and before any."""
+def progress(rounds: Sequence[Round], target: float | None) -> Progress:
+    """Return the totals and latest scores of the rounds so far; there may be none."""
     scores = {record.round: record.accuracy for record in rounds if record.accuracy is not None}
     last = rounds[max(scores) - 1] if scores else None
     reached = [number for number, score in scores.items() if target is not None and score >= target]
@@ -77,24 +77,25 @@ def so_far(rounds: Sequence[Round], target: float | None) -> Progress:
 
 
 def check_finished(run: RunFolder, rounds: int) -> None:
-    """Refuse a run that says it is finished but is not what `rounds` rounds would have left."""
+    """Raise RunError if the summary of a finished run does not agree with `rounds` records."""
     try:
         records, summary = run.records(), run.summary()
     except RunError as error:
-        raise RunError(f"{error} (or delete it, and it is run again)") from None
+        raise RunError(f"{error} (or delete the folder, and it is run again)") from None
     if not len(records) == summary.rounds == rounds:
         raise RunError(
-            f"{run.path} has {len(records)} of {rounds} rounds, but a summary; delete it, and it "
+            f"{run.path} has a summary, but {len(records)} of {rounds} rounds; delete it, and it "
             "is run again"
         )
-    if any(getattr(summary, name) != known for name, known in so_far(records, summary.target)):
+    if any(getattr(summary, name) != known for name, known in progress(records, summary.target)):
         raise RunError(
-            f"{run.path}: summary.json is not what the rounds say; `fedgh resume` writes it again"
+            f"{run.path}: summary.json does not agree with rounds.jsonl; `fedgh resume` writes it "
+            "again"
         )
 
 
 def processor() -> str:
-    """What the processor calls itself."""
+    """Return the model name of this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -215,7 +215,7 @@ class TrainedFederation:
         `trust` allows its configuration to name code to import and files to open.
         """
         folder = RunFolder(Path(path))
-        folder.check_there()
+        folder.check_exists()
         far = how_far(trust)
         if not data:
             models = partial(restore.load_models, folder, clients, trust=far)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedgh.config import Config, DataSection
+from fedgh.core.groups import check_same_part
 from fedgh.core.message import Message, Shapes
 from fedgh.core.records import ClientInfo, Identity
 from fedgh.core.rng import isolated, stream
@@ -142,8 +143,10 @@ class Experiment:
         self._check_messages()
         with isolated(seed, "server-models"):
             models = [split_model(make, self.task) for make in self.extractors]
+        method = self.config.method
         try:
-            return self.config.method.init_server(self.task, models, stream(seed, "server"))
+            check_same_part(method, self.task, models)
+            return method.init_server(self.task, models, stream(seed, "server"))
         except ConfigError as error:
             raise MethodError(str(error)) from None
 
@@ -181,7 +184,7 @@ class Experiment:
 
     def fingerprint(self) -> str:
         """The same for two experiments exactly when honest clients would compute the same."""
-        settings = json.dumps(self.config.portable(), sort_keys=True)
+        settings = json.dumps(self.config.hashed(), sort_keys=True)
         digest = hashlib.blake2b(settings.encode(), digest_size=16)
         for source in self.sources:
             digest.update(source.digest)

@@ -17,7 +17,7 @@ from fedgh.errors import ConfigError, RunError, printable
 from fedgh.methods import METHODS
 from fedgh.privacy.accounting import Account
 from fedgh.runs.folder import RunFolder, versions
-from fedgh.runs.means import Album, worth_keeping
+from fedgh.runs.means import MeansCollector, stores_means
 from fedgh.runs.summary import summarise
 from fedgh.training.callbacks import (
     Callback,
@@ -200,7 +200,7 @@ def _account(experiment: Experiment, folder: RunFolder, done: int) -> Account | 
     if account is not None:
         for record in folder.records()[:done]:
             account.count_requests(record.participants)
-        account.raise_counts(folder.asked())
+        account.raise_counts(folder.request_counts())
     return account
 
 
@@ -279,14 +279,14 @@ class _Rounds:
 
     def _play(self, number: int, told: Callbacks) -> Round:
         """Play a round; return its record."""
-        album = Album()
-        picture = album.add if worth_keeping(number, self.experiment.task.rounds) else ignore
-        record = self.server.round(number, told.replied, picture)
+        collector = MeansCollector()
+        on_upload = collector.add if stores_means(number, self.experiment.task.rounds) else ignore
+        record = self.server.round(number, told.replied, on_upload)
         if self.account is not None:
             self.account.count_requests(record.participants)
             record = record.model_copy(update={"epsilon": self.account.highest_epsilon})
-        if not album.empty:
-            self.folder.keep_means(number, album.payload())
+        if not collector.empty:
+            self.folder.keep_means(number, collector.payload())
         return record
 
     def _save_and_commit(self, number: int) -> None:

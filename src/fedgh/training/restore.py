@@ -156,7 +156,7 @@ def _left(folder: RunFolder, experiment: Experiment, *, forgetting: bool = False
 
 
 def _check_models_are_here(folder: RunFolder) -> None:
-    folder.check_there()
+    folder.check_exists()
     if (folder.path / "flower.json").exists():
         raise RunError("the models and their test data are with the clients")
     if not folder.checkpoint.is_dir():
