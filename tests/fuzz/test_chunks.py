@@ -217,7 +217,7 @@ def received(server: Flower, contents: Store) -> Reply | None:
     grid = LocalGrid({})
     grid._client = SuperLink(contents)
     found = server.pull(Inbox(grid), "name", JOB)
-    return None if found is None else engine.reply_of(JOB, found, sent=10)
+    return None if found is None else engine.reply_of(JOB, found, sent_bytes=10)
 
 
 def test_the_objects_of_an_honest_reply_are_one(server: Flower) -> None:

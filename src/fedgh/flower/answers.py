@@ -65,7 +65,7 @@ class Answers:
             answered = Question(question.round, attributes["start"], attributes["question"])
             reply = Reply(**json.loads(attributes["reply"]), up=content["up"].numpy().tobytes())
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{path} cannot be read ({error}); restore it from a copy") from None
+            raise RunError(f"{path} cannot be read ({error}); put it back from a copy") from None
         if answered.digest == question.digest:
             if answered.start < question.start:
                 self.store(question, reply)

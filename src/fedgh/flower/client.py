@@ -216,7 +216,7 @@ class _Assignment:
             return unpack(read_bytes(self._release_file, MAX_STATE))[1]
         except (OSError, ValueError) as error:
             raise RunError(
-                f"{self._release_file} cannot be read ({error}); restore it from a copy"
+                f"{self._release_file} cannot be read ({error}); put it back from a copy"
             ) from None
 
     def _check_room(self, answers: Answers) -> None:
@@ -254,8 +254,8 @@ class _Assignment:
         files = ClientFiles(self.folder, trained, self.request.experiment)
         if files.round(client) != trained:
             raise PublicError(
-                f"the state of client {client} after round {trained} is not in its folder; restore "
-                "it from a copy"
+                f"the state of client {client} after round {trained} is not in its folder; put it "
+                "back from a copy"
             )
         withhold_metrics = blueprint.withhold_metrics or self.bound.least != "nothing"
         return ClientHost(

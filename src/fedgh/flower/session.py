@@ -45,7 +45,7 @@ class Session:
                 raise RunError(f"{path} was started without Flower; continue with `fedgh resume`")
             last = cls(f"{_safe(path.name)}-{secrets.token_hex(8)}", 0, run, folder.run_id)
         if last.identity != folder.run_id:
-            raise RunError(f"{path / 'flower.json'} is of another run; restore it from a copy")
+            raise RunError(f"{path / 'flower.json'} is of another run; put it back from a copy")
         session = replace(last, starts=last.starts + 1, run=run, error=None)
         session.write(path)
         return session
