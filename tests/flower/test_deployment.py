@@ -14,7 +14,7 @@ from fedgh.flower.folder import FederationFolder
 from fedgh.runs.folder import RunFolder
 from fedgh.training import loop
 from tests.flower.local import LocalFederation
-from tests.flower.real import TWO, federation, last_states, left_behind, two
+from tests.flower.real import TWO, federation, last_states, running_processes_of, two
 from tests.support.families import FAMILIES
 from tests.support.runs import EVERYTHING
 from tests.support.tiny import numbers, quick, states
@@ -28,7 +28,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     folder = federation(tmp_path_factory.mktemp("flower") / "federation", two())
     with deployed(folder, 2, print) as running:
         yield running
-    assert left_behind(folder.path) == []
+    assert running_processes_of(folder.path) == []
 
 
 def settings(method: str) -> list[str]:
@@ -87,7 +87,7 @@ def stranger(
 def refusal(stranger: FederationFolder) -> str:
     with pytest.raises(RunError) as refused:
         node.join(stranger.participant(0), print)
-    assert left_behind(stranger.path) == []
+    assert running_processes_of(stranger.path) == []
     return str(refused.value)
 
 

@@ -17,7 +17,7 @@ from fedgh.flower.folder import FederationFolder
 from fedgh.runs.folder import RunFolder
 from fedgh.training import loop
 from tests.flower.absent import with_absent
-from tests.flower.real import federation, left_behind, two, wait_until
+from tests.flower.real import federation, running_processes_of, two, wait_until
 from tests.support.tiny import numbers, states, tensors
 
 pytestmark = [
@@ -78,7 +78,7 @@ def up(folder: FederationFolder) -> Iterator[subprocess.Popen[str]]:
         process.kill()
         process.wait()
         fedgh("flower", "stop", str(folder.path))
-    wait_until(lambda: not left_behind(folder.path), seconds=10)
+    wait_until(lambda: not running_processes_of(folder.path), seconds=10)
 
 
 def said(process: subprocess.Popen[str]) -> str:
@@ -144,12 +144,12 @@ def test_ctrl_c_and_kill_leave_a_run_that_goes_on_and_nothing_else(tmp_path: Pat
         wait_until(lambda: folder.processes.exists() and len(started(folder)) == 4)
         process.kill()
         process.wait()
-        assert left_behind(folder.path)
+        assert running_processes_of(folder.path)
         status = fedgh("flower", "status", str(folder.path))
         assert "superlink" in status
         assert f"round {done} of 3" in status
         assert fedgh("flower", "stop", str(folder.path)) == "stopped\n"
-    assert left_behind(folder.path) == []
+    assert running_processes_of(folder.path) == []
     assert fedgh("flower", "stop", str(folder.path)) == "nothing is running\n"
 
     with up(folder) as process:
@@ -171,7 +171,7 @@ def test_a_killed_node_sits_rounds_out_and_rejoins_with_its_own_state(tmp_path: 
         time.sleep(2)
         os.killpg(leader(folder, "node-1"), signal.SIGKILL)
         finished = follow(deployment, run, out, lambda _: None)
-    assert left_behind(folder.path) == []
+    assert running_processes_of(folder.path) == []
     assert any("the node of client 1 has ended (exit code -9)" in line for line in lines)
 
     failed = [[item.client for item in r.failed] for r in finished.records()]

@@ -23,7 +23,7 @@ from fedgh.flower import (
 from fedgh.runs.folder import RunFolder
 from fedgh.training import loop
 from tests.flower.absent import with_absent
-from tests.flower.local import FIRST_NODE, LocalFederation, Unreliable
+from tests.flower.local import FIRST_NODE, LocalFederation, UnreliableGrid
 from tests.support.tiny import quick
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -207,15 +207,15 @@ def test_bytes_that_are_no_message_cost_only_their_sender(
     without_client_1: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower hands out each reply once: one that cannot be read must not take others with it."""
-    reply = Unreliable._reply
+    reply = UnreliableGrid._reply
 
-    def damaged(self: Unreliable, name: str) -> Message | None:
+    def damaged(self: UnreliableGrid, name: str) -> Message | None:
         found = reply(self, name)
         if found is not None and found.metadata.src_node_id == FIRST_NODE + 1:
             raise ValueError("these bytes are no message")
         return found
 
-    monkeypatch.setattr(Unreliable, "_reply", damaged)
+    monkeypatch.setattr(UnreliableGrid, "_reply", damaged)
     assert_costs_only_its_sender(
         tmp_path, without_client_1, client.app, r"not a readable message \(ValueError\)"
     )
@@ -226,9 +226,9 @@ def test_trouble_of_the_superlink_is_not_its_clients_fault(
     times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked again, until the round is over."""
-    reply, left = Unreliable._reply, times
+    reply, left = UnreliableGrid._reply, times
 
-    def troubled(self: Unreliable, name: str) -> Message | None:
+    def troubled(self: UnreliableGrid, name: str) -> Message | None:
         nonlocal left
         if self.waiting.get(name) == FIRST_NODE + 1:
             left -= 1
@@ -238,7 +238,7 @@ def test_trouble_of_the_superlink_is_not_its_clients_fault(
                 raise httpx.HTTPStatusError("500", request=ask, response=answer)
         return reply(self, name)
 
-    monkeypatch.setattr(Unreliable, "_reply", troubled)
+    monkeypatch.setattr(UnreliableGrid, "_reply", troubled)
     experiment = quick("federation.rounds=1", "run.strikes=1", "run.deadline=3")
     (record,) = LocalFederation(tmp_path / "federation", experiment).run().records()
     assert (record.rejected, record.excluded) == ([], [])
@@ -259,7 +259,7 @@ def test_a_lost_superlink_ends_the_run(
     def raising(*_: object) -> Message | None:
         raise problem
 
-    monkeypatch.setattr(Unreliable, "_reply", raising)
+    monkeypatch.setattr(UnreliableGrid, "_reply", raising)
     with pytest.raises(RunError, match=words):
         LocalFederation(tmp_path / "federation", quick()).run()
 
