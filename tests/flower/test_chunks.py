@@ -1,4 +1,4 @@
-"""Replies that are small on their way and large when they are put together."""
+"""Replies whose objects are small, but large when assembled."""
 
 import re
 import subprocess
@@ -30,13 +30,13 @@ UP = bytes(range(256)) * 4 * 1024  # 1 MiB
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one process there is nothing to wait for."""
+    """Do not wait between polls or for clients: all are in this process."""
     monkeypatch.setattr(engine, "POLL", 0.0)
     monkeypatch.setattr(engine, "MIN_FIRST_ROUND", 0.0)
 
 
 def app_that_answers(content: RecordDict) -> ClientApp:
-    """An app that answers the same to everything."""
+    """Return an app that answers every message with this content."""
     app = ClientApp()
 
     @app.train()
@@ -47,13 +47,13 @@ def app_that_answers(content: RecordDict) -> ClientApp:
 
 
 def grid_of(*contents: RecordDict) -> LocalGrid:
-    """Participants 0, 1, ... that answer this."""
+    """Return a grid with clients 0, 1, ... that answer with these contents."""
     nodes = {1000 + k: Node(app_that_answers(c), {}, b"%d" % k) for k, c in enumerate(contents)}
     return LocalGrid(nodes)
 
 
 def replies_to(grid: LocalGrid, *jobs: Job, deadline: float = 20.0) -> Iterator[Reply]:
-    """The replies to jobs as they come."""
+    """Yield the replies to jobs as they arrive."""
     keys = {node_id - 1000: node.public_key for node_id, node in grid.nodes.items()}
     server = Flower(
         grid,
@@ -74,7 +74,7 @@ def honest(up: bytes, client: int = 0) -> RecordDict:
 
 
 def payload(*chunks: bytes) -> Array:
-    """An array that names these chunks, however often."""
+    """Return an array that refers to these chunks, also repeatedly."""
     array = Array("uint8", (1,), "safetensors", b"")
     parts = [ArrayChunk(memoryview(chunk)) for chunk in chunks]
     array.__dict__["_chunks"] = [(part.object_id, part) for part in parts]
@@ -98,8 +98,8 @@ def with_arrays(*arrays: Array) -> RecordDict:
 @pytest.mark.parametrize(
     ("up", "chunks"), [(Random(0).randbytes(12 * MIB), 3), (bytes(12 * MIB), 2), (UP, 1), (b"", 0)]
 )
-def test_an_honest_upload_of_several_chunks_arrives_as_it_was(up: bytes, chunks: int) -> None:
-    """Flower cuts every 5 MiB; chunks of the same bytes travel once."""
+def test_an_honest_upload_of_several_chunks_arrives_unchanged(up: bytes, chunks: int) -> None:
+    """Flower splits arrays into chunks of 5 MiB; equal chunks are sent once."""
     content = honest(up)
     array = content["payload"]["safetensors"]
     assert isinstance(array, Array)
@@ -107,10 +107,10 @@ def test_an_honest_upload_of_several_chunks_arrives_as_it_was(up: bytes, chunks:
     grid = grid_of(content)
     (reply,) = replies_to(grid, Job(0, 1, b"", evaluate=True, max_upload=len(up)))
     assert (reply.up, reply.invalid, reply.error) == (up, None, None)
-    assert len(grid._objects) == 0, "the SuperLink is told that it has arrived"
+    assert len(grid._objects) == 0, "the SuperLink is told that the reply has arrived"
 
 
-def test_wire_bytes_are_those_of_the_objects_that_came(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wire_bytes_count_the_received_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     add = _flwr._PartialReply.add
 
@@ -127,7 +127,7 @@ def test_wire_bytes_are_those_of_the_objects_that_came(monkeypatch: pytest.Monke
     assert long.wire_bytes - short.wire_bytes == pytest.approx(sum(sizes) - small, abs=16)
 
 
-# Bombs
+# Replies that are much larger when assembled
 
 BOMB = """
 import resource
@@ -144,8 +144,8 @@ print(peak() - before, reply.invalid)
 """
 
 
-def test_a_chunk_that_is_named_many_times_takes_no_memory() -> None:
-    """1 MiB on its way, 400 MiB as an array, and twice that while Flower assembles it."""
+def test_a_chunk_that_is_repeated_many_times_takes_no_memory() -> None:
+    """The chunk has 1 MiB, the array 400 MiB, and Flower needs twice that to assemble it."""
     done = subprocess.run(
         [sys.executable, "-c", BOMB], capture_output=True, text=True, timeout=120, check=True
     )
@@ -197,7 +197,7 @@ HOSTILE: dict[str, tuple[Callable[[], RecordDict], str]] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_reply_beyond_the_limit_is_never_assembled(
+def test_a_reply_beyond_the_limit_is_rejected_and_never_assembled(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, reason = HOSTILE[what]
@@ -213,58 +213,58 @@ def test_a_reply_beyond_the_limit_is_never_assembled(
     assert (bad.client_id, bad.up, bad.error) == (0, None, None)
     assert re.search(reason, bad.invalid or "")
     assert (good.client_id, good.up) == (1, b"fine")
-    assert len(assembled) == 1, "only the honest one"
-    assert len(grid._objects) == 0, "the SuperLink need not keep it"
+    assert len(assembled) == 1, "only the honest reply"
+    assert len(grid._objects) == 0, "the SuperLink is told to delete the replies"
 
 
-def test_a_reply_without_an_upload_has_no_room_for_one() -> None:
+def test_an_upload_that_was_not_requested_exceeds_the_limit() -> None:
     (reply,) = replies_to(grid_of(honest(UP)), Job(0, 1, None, evaluate=True))
     assert reply.invalid is not None
     assert "in a reply that may have" in reply.invalid
 
 
-# Replies that come in parts
+# Replies that arrive in parts
 
 
-class Slow(LocalGrid):
-    """The chunks of client 0 have not come yet; or they are lost."""
+class DelayedGrid(LocalGrid):
+    """A grid whose chunks have not arrived yet (`content` is empty) or are lost (None)."""
 
     content: bytes | None = b""
 
-    def hold_back(self) -> None:
-        """From now on."""
+    def delay_chunks(self) -> None:
+        """Delay or lose all chunks from now on."""
         get = self._objects.get
 
-        def slowly(object_id: str) -> bytes | None:
+        def delayed(object_id: str) -> bytes | None:
             found = get(object_id)
             return self.content if found and found.startswith(b"ArrayChunk") else found
 
-        self._objects.get = slowly  # type: ignore[method-assign]
+        self._objects.get = delayed  # type: ignore[method-assign]
 
 
-def slow(*contents: RecordDict) -> Slow:
-    grid = Slow(grid_of(*contents).nodes)
-    grid.hold_back()
+def delayed_grid_of(*contents: RecordDict) -> DelayedGrid:
+    grid = DelayedGrid(grid_of(*contents).nodes)
+    grid.delay_chunks()
     return grid
 
 
-def test_a_reply_that_is_not_complete_does_not_delay_the_others() -> None:
+def test_an_incomplete_reply_does_not_delay_other_replies() -> None:
     nothing_up = messages.pack_answer(Reply(1, 1, error="no"))
-    grid = slow(honest(UP), nothing_up)
+    grid = delayed_grid_of(honest(UP), nothing_up)
     replies = replies_to(grid, JOB, Job(1, 1, b"", evaluate=True))
     assert next(replies).client_id == 1
-    del grid._objects.get  # the rest arrives
+    del grid._objects.get  # now the chunks arrive
     late = next(replies)
     assert (late.client_id, late.up) == (0, UP)
 
 
-def test_a_reply_that_is_never_complete_is_late() -> None:
-    (reply,) = replies_to(slow(honest(UP)), JOB, deadline=0.5)
+def test_a_reply_that_stays_incomplete_fails_at_the_deadline() -> None:
+    (reply,) = replies_to(delayed_grid_of(honest(UP)), JOB, deadline=0.5)
     assert reply.error == "no answer within 0.5 s"
 
 
-def test_a_reply_of_which_a_part_is_lost_is_a_failure() -> None:
-    grid = slow(honest(UP))
+def test_a_reply_with_a_lost_object_fails() -> None:
+    grid = delayed_grid_of(honest(UP))
     grid.content = None
     (reply,) = replies_to(grid, JOB)
     assert reply.error == "its node has sent only a part of the reply"
@@ -274,14 +274,14 @@ def test_a_reply_of_which_a_part_is_lost_is_a_failure() -> None:
 
 
 class Unread(httpx.SyncByteStream):
-    """A body that must not be read."""
+    """A response body that must not be read."""
 
     def __iter__(self) -> Iterator[bytes]:
-        pytest.fail("it is being read")
+        pytest.fail("the body is read")
 
 
 @pytest.mark.parametrize("long", ["/v1/runtime/pull-messages", "/v1/runtime/pull-object"])
-def test_a_response_that_is_too_long_is_not_read(long: str) -> None:
+def test_a_response_beyond_the_limit_is_not_read(long: str) -> None:
     def superlink(request: httpx.Request) -> httpx.Response:
         if request.url.path == long:
             return httpx.Response(200, headers={"content-length": str(2**40)}, stream=Unread())
@@ -302,12 +302,12 @@ def test_a_response_that_is_too_long_is_not_read(long: str) -> None:
     )
 
 
-bomber = ClientApp()
+sends_bomb = ClientApp()
 
 
-@bomber.train()
+@sends_bomb.train()
 def train(message: Message, context: Context) -> Message:
-    """Client 1 answers with a bomb."""
+    """Answer honestly, but let client 1 repeat the chunk of its upload many times."""
     reply = client.app_of(client.partitioned_client)(message, context)
     if context.node_config["client"] == 1:
         array = reply.content["payload"]["safetensors"]
@@ -319,8 +319,8 @@ def train(message: Message, context: Context) -> Message:
 @pytest.mark.faults
 @pytest.mark.xdist_group("deployment")
 @pytest.mark.timeout(600)
-def test_a_bomb_costs_only_its_sender_also_on_a_real_superlink(tmp_path: Path) -> None:
-    config = 'app="tests.flower.test_chunks:bomber"'
+def test_an_oversized_reply_is_rejected_on_a_real_superlink(tmp_path: Path) -> None:
+    config = 'app="tests.flower.test_chunks:sends_bomb"'
     folder = federation(tmp_path / "federation", two("federation.rounds=2"), config)
     out = tmp_path / "run"
     with deployed(folder, 2, print) as running:
@@ -332,7 +332,7 @@ def test_a_bomb_costs_only_its_sender_also_on_a_real_superlink(tmp_path: Path) -
         assert record.failed == []
 
 
-def test_a_grid_without_a_superlink_is_refused() -> None:
+def test_flowers_simulation_grid_is_refused() -> None:
     grid = InMemoryGrid.__new__(InMemoryGrid)
     with pytest.raises(RunError, match="runs on Flower's SuperLink, not on its InMemoryGrid"):
         Inbox(grid)

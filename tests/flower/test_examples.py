@@ -1,4 +1,4 @@
-"""What the guide and the example show is what runs."""
+"""The code of the deployment guide and of the hospital example works."""
 
 import re
 import sys
@@ -18,13 +18,13 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "POLL", 0.0)
     for name in ("hospital", "clinic"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
-def test_two_sites_with_their_own_networks_learn_together(
+def test_the_hospital_example_trains_two_clients_with_different_networks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     example = ROOT / "examples" / "hospital"
@@ -38,7 +38,7 @@ def test_two_sites_with_their_own_networks_learn_together(
     assert all(not record.failed for record in run.records())
 
 
-def test_the_guide_leads_to_a_trained_model(
+def test_the_code_of_the_deployment_guide_gives_a_trained_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guide = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
@@ -53,8 +53,8 @@ def test_the_guide_leads_to_a_trained_model(
     run = federation.run()
     assert (run.records()[-1].accuracy or 0) > 0.7
     monkeypatch.chdir(federation.path)
-    found: dict[str, torch.nn.Module] = {}
-    exec(compile(use, "deploy.md", "exec"), found)
+    namespace: dict[str, torch.nn.Module] = {}
+    exec(compile(use, "deploy.md", "exec"), namespace)
     x = torch.randn(500, 30)
-    right = found["model"](x).argmax(1) == (x[:, 0] > 0)
+    right = namespace["model"](x).argmax(1) == (x[:, 0] > 0)
     assert right.float().mean() > 0.7

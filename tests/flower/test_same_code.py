@@ -1,4 +1,4 @@
-"""The same participants, in one program or each on its own node: the same numbers, to the bit."""
+"""Clients with their own data give the same bits in one program and on Flower."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +14,13 @@ from tests.support.tiny import numbers, states
 
 
 def participants() -> list[ClientSpec]:
-    """With the widths agreed: a projection's first weights are a participant's secret."""
+    """Return clients without a projection, whose weights each client draws from its secret."""
     north, south, west = three()
     return [north, replace(south, network=net(6)), west]
 
 
 @pytest.mark.parametrize("method", ["fedgh", "fedproto"])
-def test_a_federation_on_a_laptop_and_on_flower(method: str, tmp_path: Path) -> None:
+def test_one_program_and_flower_give_the_same_bits(method: str, tmp_path: Path) -> None:
     here = Federation(participants(), method, classes=CLASSES, rep_dim=8, lr=0.1)
     trained = here.run(3, out=tmp_path / "here", progress=False)
 
