@@ -1,4 +1,4 @@
-"""A driver for all tests here, and folders for its children to work in."""
+"""Fixtures: the driver of all fault tests, and folders for its child processes."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,23 +13,23 @@ from tests.faults.cases import Case, NewWorkdir
 from tests.faults.driver import Driver
 
 MEMORY = Path("/dev/shm")
-"""Where a sync costs nothing, if there is such a workdir."""
+"""Folder in memory, where a sync costs nothing; not on every system."""
 
 
 @pytest.fixture(scope="session")
 def new_workdir() -> Iterator[NewWorkdir]:
-    """Makes empty folders that anybody may enter."""
-    home = Path(mkdtemp(prefix="fedgh-faults-", dir=MEMORY if MEMORY.is_dir() else None))
-    home.chmod(0o755)
+    """A function that makes empty folders that every user may read."""
+    root = Path(mkdtemp(prefix="fedgh-faults-", dir=MEMORY if MEMORY.is_dir() else None))
+    root.chmod(0o755)
     numbers = count()
 
     def make() -> Path:
-        workdir = home / str(next(numbers)) / "workdir"
+        workdir = root / str(next(numbers)) / "workdir"
         workdir.mkdir(parents=True)
         return workdir
 
     yield make
-    shutil.rmtree(home)
+    shutil.rmtree(root)
 
 
 @pytest.fixture(scope="session")
@@ -40,5 +40,5 @@ def case_of(new_workdir: NewWorkdir) -> Iterator[Callable[[str], Case]]:
 
 @pytest.fixture
 def case(request: pytest.FixtureRequest, case_of: Callable[[str], Case]) -> Case:
-    """The one that a test names as its parameter; else a plain run."""
+    """The case that a test names as its parameter, by default a plain run."""
     return case_of(getattr(request, "param", "run"))

@@ -1,7 +1,7 @@
-"""Plays scenarios in children of a process that has imported everything once.
+"""Run scenarios in child processes, forked from one that has imported everything once.
 
-A child is killed, or finds the disk full; the process that started it goes on. It must never train
-itself: what has used torch's autograd cannot be forked.
+Faults affect only the child. The parent must never train: a process that has used torch's autograd
+cannot be forked.
 """
 
 import json
@@ -21,15 +21,15 @@ from tests.faults.scenarios import SCENARIOS, Act
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a child has ended."""
+    """The result of a child process."""
 
     code: int  # negative: the signal that killed it
-    words: str  # what it has said
-    operations: list[Operation]  # what it has done, if it lived to tell
+    output: str
+    operations: list[Operation]  # its changes of files; empty if it was killed
 
 
 class Driver:
-    """The process, as a test sees it."""
+    """The parent process, controlled through its standard input."""
 
     def __enter__(self) -> "Driver":
         self._process = subprocess.Popen(
@@ -44,7 +44,7 @@ class Driver:
     def __exit__(
         self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
     ) -> None:
-        self._process.communicate()  # it ends with its input
+        self._process.communicate()  # the process ends when its input is closed
 
     def play(
         self,
@@ -55,7 +55,7 @@ class Driver:
         settings: tuple[str, ...] = (),
         user: int | None = None,
     ) -> Outcome:
-        """Have a child do its work in a folder, as another user perhaps."""
+        """Run a scenario in a folder in a child process, as `user` if given."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         request = {
@@ -78,7 +78,7 @@ def main() -> None:
 
     for line in sys.stdin:
         print(json.dumps(_play(**json.loads(line))), flush=True)
-    os._exit(0)  # there is nothing to tidy up, which would take a second
+    os._exit(0)  # skips the clean-up, which takes a second
 
 
 def _play(
@@ -92,17 +92,17 @@ def _play(
         _be_child(act, Path(workdir), Fault(**fault) if fault else None, user, writes)
     os.close(writes)
     with os.fdopen(reads, encoding="utf-8") as pipe:
-        words, _, operations = pipe.read().partition("\0")
+        output, _, operations = pipe.read().partition("\0")
     _, status = os.waitpid(child, 0)
     return {
         "code": os.waitstatus_to_exitcode(status),
-        "words": words,
+        "output": output,
         "operations": json.loads(operations or "[]"),
     }
 
 
 def _be_child(act: Act, workdir: Path, fault: Fault | None, user: int | None, pipe: int) -> None:
-    """Do the work; what is said and what was done goes into the pipe."""
+    """Run the scenario; write the output and the operations to the pipe."""
     os.dup2(pipe, sys.stderr.fileno())
     os.dup2(pipe, sys.stdout.fileno())
     code = 0
@@ -117,14 +117,14 @@ def _be_child(act: Act, workdir: Path, fault: Fault | None, user: int | None, pi
             act(workdir)
     except SystemExit as end:
         code = int(end.code or 0)
-    except BaseException:  # a defect: the test shows it
+    except BaseException:  # an error that fedgh does not handle: the test shows it
         sys.excepthook(*sys.exc_info())
         code = 99
     sys.stdout.flush()
     sys.stderr.flush()
-    done = json.dumps([asdict(operation) for operation in disk.operations])
+    operations = json.dumps([asdict(operation) for operation in disk.operations])
     with os.fdopen(pipe, "w", encoding="utf-8") as out:
-        out.write(f"\0{done}")
+        out.write(f"\0{operations}")
     os._exit(code)
 
 
