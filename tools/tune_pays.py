@@ -18,7 +18,8 @@ from fedgh.files import make_folder, write_atomic
 from fedgh.studies import statistics
 from fedgh.studies.pays import ALONE
 from fedgh.studies.study import Case, study
-from fedgh.studies.sweep import Trial, folder_of, found, plan_search, run_trials
+from fedgh.studies.sweep import Trial, folder_of, found, run_trials
+from fedgh.studies.tuning import plan_search
 from fedgh.tables import Cell, csv_text
 
 GRID = ("local.lr=0.001,0.003,0.01,0.03", "local.batch_size=8,32")

@@ -281,7 +281,7 @@ def test_a_folder_that_cannot_be_created_is_reported_in_one_line(
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        ("methods", ["fedgh", "server_lr = 0.01", "standalone", "reset_header"]),
+        ("methods", ["headers", "fedgh", "The server trains one header", "standalone"]),
         ("models", ["cnn1", "2,621,558", "mlp", "cnn1@1/2", "package.module:function"]),
         ("studies", ["table-hetero", "Clients with different networks", "overlap"]),
         ("datasets", ["digits", "cifar10", "cifar100", "fashion-mnist", "image-folder", "npz"]),
@@ -297,6 +297,30 @@ def test_list_shows_the_names_of_a_kind(
     assert inside(monkeypatch, "list", kind) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in names)
+
+
+@pytest.mark.parametrize(
+    ("option", "shown", "left_out"),
+    [
+        ("--different-networks", "fedproto", "whole networks"),
+        ("--private", "fedproto", "lg_fedavg"),
+        ("--no-public-data", "fedproto", "fedmd"),
+        ("--settings", "server_lr = 0.01", "The server trains one header"),
+    ],
+)
+def test_list_methods_filters_and_shows_settings(
+    option: str,
+    shown: str,
+    left_out: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert inside(monkeypatch, "list", "methods", option) == 0
+    out = capsys.readouterr().out
+    assert shown in out
+    assert left_out not in out
+    assert inside(monkeypatch, "list", "models", option) == 2
+    assert "are for methods, not for models" in capsys.readouterr().err
 
 
 def test_a_terminal_shows_a_progress_bar(tmp_path: Path) -> None:

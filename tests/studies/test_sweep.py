@@ -18,7 +18,8 @@ from fedgh.methods import METHODS
 from fedgh.report.terminal import comparison
 from fedgh.runs.folder import RunFolder
 from fedgh.studies import statistics, sweep
-from fedgh.studies.sweep import Outcome, Trial, plan_comparison, plan_search, run_trials
+from fedgh.studies.sweep import Outcome, Trial, plan_comparison, run_trials
+from fedgh.studies.tuning import plan_search
 from fedgh.training import experiment
 from fedgh.training.callbacks import Callback
 from tests.support.commands import SET, inside
@@ -389,7 +390,7 @@ def test_tune_chooses_on_the_evaluation_split(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["tune"], "no settings to try"),
+        (["tune"], "nothing to search"),
         (["tune", "--grid", "local.epochs"], "expected section.key=value"),
         (["compare", "--seeds", "one"], "expected whole numbers"),
         (["compare", "--methods", "fedghh"], "did you mean 'fedgh'"),

@@ -1,7 +1,6 @@
 """Commands about names and data sets: `fedgh list`, `fedgh data fetch`."""
 
-from dataclasses import fields
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -11,29 +10,63 @@ from fedgh.cli.options import DataDir
 from fedgh.defaults import IMAGE_SIZE, REP_DIM
 from fedgh.errors import ConfigError
 
+if TYPE_CHECKING:
+    from fedgh.methods.overview import MethodFacts
 
-def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
+
+def list_(
+    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    different_networks: Annotated[
+        bool,
+        typer.Option("--different-networks", help="Methods whose clients may have any networks."),
+    ] = False,
+    private: Annotated[
+        bool,
+        typer.Option("--private", help="Methods that differential privacy can be applied to."),
+    ] = False,
+    no_public_data: Annotated[
+        bool, typer.Option("--no-public-data", help="Methods that need no public data.")
+    ] = False,
+    settings: Annotated[
+        bool, typer.Option("--settings", help="Show the settings of each method.")
+    ] = False,
+) -> None:
     """List the names that an experiment or a command accepts, each with a description."""
     from fedgh.report.terminal import listing
 
-    Console().print(listing(descriptions(kind)))
+    console = Console()
+    if kind != "methods":
+        if different_networks or private or no_public_data or settings:
+            raise ConfigError(f"the options of `fedgh list` are for methods, not for {kind}")
+        console.print(listing(descriptions(kind)))
+        return
+    from fedgh.methods import plugins
+    from fedgh.methods.overview import built_in_methods
+
+    families = built_in_methods(
+        different_networks=different_networks, private=private, no_public_data=no_public_data
+    )
+    for family, members in families.items():
+        console.print(family, style="underline")
+        rows = {facts.name: _settings(facts) if settings else facts.about for facts in members}
+        console.print(listing(rows))
+    if plugins():
+        console.print("plug-ins", style="underline")
+        console.print(listing({name: entry.value for name, entry in plugins().items()}))
+
+
+def _settings(facts: "MethodFacts") -> str:
+    return ", ".join(f"{key} = {value}" for key, value in facts.settings.items()) or "no settings"
 
 
 def descriptions(kind: Kind) -> dict[str, str]:
-    """Return all names of a kind, each with a one-line description."""
+    """Return all names of a kind other than methods, each with a one-line description."""
     from fedgh import config
     from fedgh.core.types import Task
     from fedgh.data.sources import SOURCES
-    from fedgh.methods import METHODS, plugins
     from fedgh.models import EXTRACTORS, split_model
     from fedgh.studies.study import studies
 
-    if kind == "methods":
-        built_in = {
-            name: ", ".join(f"{f.name} = {f.default}" for f in fields(method)) or "no settings"
-            for name, method in METHODS.items()
-        }
-        return built_in | {name: f"plug-in: {entry.value}" for name, entry in plugins().items()}
     if kind == "models":
         patterns = {
             "cnn1@1/2": "half the units in each hidden layer; any fraction is allowed",

@@ -26,7 +26,7 @@ from fedgh.cli.options import (
     Workers,
 )
 from fedgh.defaults import SEEDS
-from fedgh.errors import ConfigError, RunError
+from fedgh.errors import RunError
 
 DEFAULT_SEEDS = ",".join(map(str, SEEDS))
 
@@ -51,6 +51,10 @@ def compare(
         int,
         typer.Option(min=1, help="Number of last evaluations over which the result is the mean."),
     ] = 1,
+    settings: Annotated[
+        Path | None,
+        typer.Option(help="TOML file with settings of each method, such as `fedgh tune` writes."),
+    ] = None,
     set_: Set = None,
     out: SweepOut = None,
     engine: Engine = None,
@@ -62,10 +66,12 @@ def compare(
     from fedgh.report.terminal import comparison, print_whole, say
     from fedgh.studies import statistics
     from fedgh.studies.sweep import plan_comparison, run_trials
+    from fedgh.studies.tuning import read_settings
 
     console = Console(quiet=quiet)
     overrides = overrides_of(set_, engine, workers, rounds)
-    trials = plan_comparison(experiment, methods, whole_numbers(seeds), overrides, data_dir)
+    tuned = read_settings(settings) if settings else {}
+    trials = plan_comparison(experiment, methods, whole_numbers(seeds), overrides, data_dir, tuned)
     if reference not in {trial.label for trial in trials}:
         reference = trials[0].label
     folder = out or Path("runs") / f"compare-{Path(experiment).stem}"
@@ -143,7 +149,18 @@ def tune(
     experiment: Name = "demo",
     grid: Annotated[
         list[str] | None,
-        typer.Option(metavar="SECTION.KEY=A,B", help="Values to try; may be repeated."),
+        typer.Option(
+            metavar="SECTION.KEY=A,B",
+            help="Values to try, or a range A..B; METHOD.KEY for a setting of one method.",
+        ),
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Methods to tune, each with the same number of points: fedgh,fedproto."),
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(min=1, help="Points to draw at random for each method; default: all."),
     ] = None,
     seeds: Seeds = "0",
     rounds: Rounds = None,
@@ -154,37 +171,42 @@ def tune(
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run a grid of settings and choose the best on the validation split, never on test data."""
+    """Try settings and choose the best on the validation split, never on test data."""
     from fedgh.files import write_atomic
     from fedgh.formats import percent
     from fedgh.report.terminal import print_whole, say, search
-    from fedgh.studies import statistics
-    from fedgh.studies.sweep import plan_search, run_trials
+    from fedgh.studies import statistics, tuning
+    from fedgh.studies.sweep import run_trials
 
     console = Console(quiet=quiet)
-    if not grid:
-        raise ConfigError("no settings to try: give at least one --grid section.key=value,value")
+    numbers = whole_numbers(seeds)
     overrides = overrides_of(set_, engine, workers, rounds)
-    trials = plan_search(experiment, grid, whole_numbers(seeds), overrides, data_dir)
+    planned = tuning.plan_search(
+        experiment, grid or [], numbers, overrides, data_dir, methods=methods, points=trials
+    )
     folder = out or Path("runs") / f"tune-{Path(experiment).stem}"
     with resumable_sweep():
-        outcome = run_trials(trials, folder, watch_runs(console))
-    table = statistics.rows(outcome)
-    table.sort(key=lambda row: -1 if row.validation_accuracy is None else -row.validation_accuracy)
-    statistics.write(
-        table, outcome, folder / "search", {"grid": grid, "seeds": whole_numbers(seeds)}
-    )
+        outcome = run_trials(planned, folder, watch_runs(console))
+    table = tuning.ranked(statistics.rows(outcome), outcome)
+    about = {"grid": grid, "methods": methods, "trials": trials, "seeds": numbers}
+    statistics.write(table, outcome, folder / "search", about)
     print_whole(console, search(table))
     print_missing(console, outcome.missing)
     if not table:
         raise RunError("no point of the grid has a result; the reasons are above")
-    best = next(trial for trial, _ in outcome.runs if trial.label == table[0].label)
-    write_atomic(folder / "best.toml", best.config.to_toml().encode())
-    say(
-        console,
-        f"best: {best.label}; its accuracy on test data is {percent(table[0].accuracy)}\n"
-        f"run it with: fedgh run {folder / 'best.toml'}",
-    )
+    best = tuning.best_of_each(table, outcome)
+    for row in best.values():
+        say(console, f"best: {row.label}; its accuracy on test data is {percent(row.accuracy)}")
+    if methods is None:
+        file, content = folder / "best.toml", tuning.best_config(table, outcome).to_toml()
+        hint = f"run it with: fedgh run {file}"
+    else:
+        file, content = folder / "tuned.toml", tuning.settings_toml(best, outcome)
+        hint = (
+            f"compare them with: fedgh compare {experiment} --methods {methods} --settings {file}"
+        )
+    write_atomic(file, content.encode())
+    say(console, hint)
 
 
 def reproduce(

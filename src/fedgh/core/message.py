@@ -47,6 +47,11 @@ class Message(ABC):
     """The content of a message, declared. `A + B` is one message with the tensors of both."""
 
     @property
+    def text(self) -> str:
+        """The content in a few words, for lists and tables."""
+        return "other tensors"
+
+    @property
     def shares(self) -> Sharing:
         """The kind of knowledge about the client's data in such an upload."""
         return "more"
@@ -94,6 +99,10 @@ class Nothing(Message):
     """A message without tensors."""
 
     @property
+    def text(self) -> str:
+        return "nothing"
+
+    @property
     def shares(self) -> Sharing:
         return "nothing"
 
@@ -114,6 +123,11 @@ class PerClass(Message):
 
     def __post_init__(self) -> None:
         _check_choice(self.of, "representation", "output")
+
+    @property
+    def text(self) -> str:
+        means = "class means" if self.of == "representation" else "mean outputs per class"
+        return f"{means} and counts" if self.counts else means
 
     @property
     def shares(self) -> Sharing:
@@ -164,6 +178,10 @@ class PerClass(Message):
 class Header(Message):
     """`weight` [classes, rep_dim] and `bias` [classes] of a linear header."""
 
+    @property
+    def text(self) -> str:
+        return "header"
+
     def specs(self, method: "Method", shapes: Shapes) -> list[wire.Spec]:
         return [header_spec(shapes.task)]
 
@@ -178,6 +196,10 @@ class Network(Message):
 
     whose: Literal["own", "shared"] = "own"
     part: str = ""  # a module by its path, such as "extractor"; the whole network if empty
+
+    @property
+    def text(self) -> str:
+        return (self.part or "network") if self.whose == "own" else "shared network"
 
     @property
     def holds_own_network(self) -> bool:
@@ -199,6 +221,10 @@ class PublicOutputs(Message):
 
     def __post_init__(self) -> None:
         _check_choice(self.kind, "logits", "probabilities")
+
+    @property
+    def text(self) -> str:
+        return f"{self.kind} of public samples"
 
     def specs(self, method: "Method", shapes: Shapes) -> list[wire.Spec]:
         task = shapes.task
@@ -225,6 +251,11 @@ class Own(Message):
 
     spec: Callable[["Method", Shapes], wire.Spec]
     own_network: bool = False
+    about: str = "other tensors"  # the content in a few words
+
+    @property
+    def text(self) -> str:
+        return self.about
 
     @property
     def holds_own_network(self) -> bool:
@@ -240,6 +271,10 @@ class Named(Message):
 
     prefix: str
     inner: Message
+
+    @property
+    def text(self) -> str:
+        return self.inner.text
 
     @property
     def holds_own_network(self) -> bool:
@@ -260,6 +295,10 @@ class Combined(Message):
     """One message with the tensors of several; what it shares is what the worst of them does."""
 
     parts: tuple[Message, ...]
+
+    @property
+    def text(self) -> str:
+        return " and ".join(dict.fromkeys(each.text for each in self.parts))
 
     @property
     def shares(self) -> Sharing:
@@ -309,6 +348,10 @@ class OneOf(Message):
 
     def __init__(self, *forms: Message) -> None:
         object.__setattr__(self, "forms", forms)
+
+    @property
+    def text(self) -> str:
+        return " or ".join(dict.fromkeys(form.text for form in self.forms))
 
     @property
     def holds_own_network(self) -> bool:

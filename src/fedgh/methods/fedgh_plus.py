@@ -73,6 +73,10 @@ class Statistics(Message):
     feature_dim: int
 
     @property
+    def text(self) -> str:
+        return f"{self.kind} of fixed features, losses"
+
+    @property
     def shares(self) -> Sharing:
         return self.kind
 
@@ -134,8 +138,11 @@ class FedGHPlus(Method):
         }
         row, number = (wire.Field(torch.float32, shape) for shape in ((self.feature_dim,), ()))
         rows = {"means": row} if self.covariance == "own" else {"weight": row, "bias": number}
-        with_header = Own(lambda _, shapes: {**always, **for_each_class(shapes.task, **rows)})
-        return OneOf(Own(lambda *_: always), with_header)
+        with_header = Own(
+            lambda _, shapes: {**always, **for_each_class(shapes.task, **rows)},
+            about="header and losses",
+        )
+        return OneOf(Own(lambda *_: always, about="losses"), with_header)
 
     def init_server(self, task: Task, models: Models, rng: torch.Generator) -> Payload:
         """No samples yet. `version` counts headers; `known` is the one that each client has."""

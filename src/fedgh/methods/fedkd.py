@@ -40,8 +40,12 @@ class FedKD(api.Method):
 
     family = "small shared network"
     about = "Two networks teach each other; updates of the small one cross as SVD factors."
-    up = api.Own(compressed_update)
-    down = api.OneOf(api.NOTHING, api.Named("last.", up), api.Named("sum.", api.Own(whole_update)))
+    up = api.Own(compressed_update, about="factors of an update")
+    down = api.OneOf(
+        api.NOTHING,
+        api.Named("last.", up),
+        api.Named("sum.", api.Own(whole_update, about="sum of updates")),
+    )
     weighs_by_examples = True
 
     energy_start: Annotated[float, Limits(gt=0, le=1)] = 0.95  # kept of each matrix in round 1

@@ -7,11 +7,10 @@ order of the batches are functions of the seed (`core/rng.py`).
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,6 +29,9 @@ from fedgh.training.loop import run_or_resume
 from fedgh.training.same import check_same, check_settings
 
 NOT_RUN = "not run"
+
+Plan = tuple[str, list[str]]
+"""The label of a trial, and its settings as `section.key=value`."""
 
 Watch = Callable[[str], AbstractContextManager[Callback]]
 """Given a line about a run, a callback for it."""
@@ -97,40 +99,28 @@ def plan_comparison(
     seeds: Sequence[int],
     overrides: Sequence[str] = (),
     data_dir: Path | None = None,
+    settings: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Trial]:
-    """One trial per method and seed. `methods` is `all`, or names with optional settings.
+    """Return one trial per method and seed. `methods` is `all`, or names with optional settings.
 
-    A setting follows its method after a colon: `fedgh,fedgh:server_lr=0,standalone`.
+    A setting follows its method after a colon: `fedgh,fedgh:server_lr=0,standalone`. `settings` are
+    further settings of each method, by its name; those of a label replace them.
     """
-    labels = list(METHODS) if methods == "all" else _words(methods)
     plans = []
-    for label in labels:
-        # A colon also stands in names such as package.module:Class.
-        name, *settings = re.split(r":(?=\w+=)", label)
-        if name.partition(":")[0] in METHODS and name not in METHODS:
-            raise ConfigError(f"--methods {label}: expected method:setting=value")
-        plans.append((label, [f"method.name={name}", *(f"method.{s}" for s in settings)]))
-    return _plan(experiment, plans, seeds, overrides, data_dir)
+    for label in list(METHODS) if methods == "all" else split_words(methods):
+        name, own = split_label(label)
+        more = (settings or {}).get(name, ())
+        plans.append((label, [f"method.name={name}", *more, *own]))
+    return plan_trials(experiment, plans, seeds, overrides, data_dir)
 
 
-def plan_search(
-    experiment: str | Path,
-    grid: Sequence[str],
-    seeds: Sequence[int],
-    overrides: Sequence[str] = (),
-    data_dir: Path | None = None,
-) -> list[Trial]:
-    """One trial per point of the grid and seed; `grid` has lines `section.key=value,value`."""
-    axes: list[list[str]] = []
-    for text in grid:
-        key, _, values = text.partition("=")
-        if not values:
-            raise ConfigError(f"--grid {text}: expected section.key=value,value, e.g. local.lr=1,2")
-        if any(axis[0].startswith(f"{key}=") for axis in axes):
-            raise ConfigError(f"--grid {text}: {key} has a --grid already")
-        axes.append([f"{key}={value}" for value in _values(values)])
-    plans = [(" ".join(point), list(point)) for point in product(*axes)]
-    return _plan(experiment, plans, seeds, overrides, data_dir)
+def split_label(label: str) -> tuple[str, list[str]]:
+    """Split `fedgh:server_lr=0` into the method's name and its settings, `method.server_lr=0`."""
+    # A colon also stands in names such as package.module:Class.
+    name, *settings = re.split(r":(?=\w+=)", label)
+    if name.partition(":")[0] in METHODS and name not in METHODS:
+        raise ConfigError(f"--methods {label}: expected method:setting=value")
+    return name, [f"method.{setting}" for setting in settings]
 
 
 def run_trials(
@@ -252,13 +242,14 @@ def _run_or_resume(prepared: Experiment, folder: RunFolder, callback: Callback) 
     return run_or_resume(prepared, folder.path, [callback])
 
 
-def _plan(
+def plan_trials(
     experiment: str | Path | Config,
-    plans: list[tuple[str, list[str]]],
+    plans: Sequence[Plan],
     seeds: Sequence[int],
     overrides: Sequence[str],
     data_dir: Path | None,
 ) -> list[Trial]:
+    """Return one trial per plan and seed. Raise ConfigError if two of them are the same."""
     words = [*overrides, *(setting for _, settings in plans for setting in settings)]
     if any(word.partition("=")[0].strip() == "federation.seed" for word in words):
         raise ConfigError("federation.seed: seeds are given with --seeds")
@@ -276,14 +267,15 @@ def _plan(
     return trials
 
 
-def _words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
+    """Split a text at commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _values(text: str) -> list[str]:
+def split_values(text: str) -> list[str]:
     """The values between commas, also where they are lists themselves."""
     try:
         parsed: list[Any] = tomllib.loads(f"values = [{text}]")["values"]
     except configs.NOT_TOML:  # bare words
-        return _words(text)
+        return split_words(text)
     return [value if isinstance(value, str) else json.dumps(value, default=str) for value in parsed]

@@ -1,0 +1,242 @@
+"""A fair comparison tunes every method: the same number of trials each, on validation data.
+
+The selected settings are a TOML file with a table for each method:
+
+    [fedproto]
+    local.lr = 0.03
+    method.lam = 10.0
+
+`fedgh tune --methods` writes it, and `fedgh compare --settings` reads it.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, product
+from pathlib import Path
+
+import numpy as np
+import tomli_w
+
+from fedgh.config import Config, read_toml
+from fedgh.errors import ConfigError, unknown
+from fedgh.methods import METHODS, plugins
+from fedgh.studies.statistics import Row
+from fedgh.studies.sweep import (
+    Outcome,
+    Plan,
+    Trial,
+    plan_trials,
+    split_label,
+    split_values,
+    split_words,
+)
+
+Settings = dict[str, list[str]]
+"""For each method, settings as `section.key=value`."""
+
+RANGE = re.compile(r"(?P<low>[^,\s]+)\.\.(?P<high>[^,\s]+)")
+"""Values of an axis as a range, drawn log-uniformly: 0.001..0.1."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A setting to search: the values of a list, or a range of positive numbers."""
+
+    key: str
+    method: str | None  # the only method that has it; None: all methods
+    values: tuple[str, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    whole: bool = False  # draw whole numbers
+
+    def draws(self) -> Iterator[str]:
+        """Yield random values for ever, alike for all methods.
+
+        A listed value comes again only when all others have come.
+        """
+        rng = np.random.default_rng([*self.key.encode()])
+        while True:
+            if self.values:
+                yield from (self.values[number] for number in rng.permutation(len(self.values)))
+            else:
+                value = math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
+                yield str(round(value)) if self.whole else f"{value:.3g}"
+
+
+def plan_search(
+    experiment: str | Path,
+    grid: Sequence[str],
+    seeds: Sequence[int],
+    overrides: Sequence[str] = (),
+    data_dir: Path | None = None,
+    *,
+    methods: str | None = None,
+    points: int | None = None,
+) -> list[Trial]:
+    """Return one trial per method, point and seed; by default of the experiment's own method.
+
+    `grid` has lines `section.key=values`, or `name.key=values` for a setting of one method. By
+    default all points of a method's grid are tried. With `points`, so many different ones are drawn
+    at random, alike for all methods as far as they share settings. Raise ConfigError if the methods
+    would not get the same number of points.
+    """
+    plans = _plan_points(methods, grid, points)
+    return plan_trials(experiment, plans, seeds, overrides, data_dir)
+
+
+def _plan_points(methods: str | None, grid: Sequence[str], wanted: int | None) -> list[Plan]:
+    labels = [("", [])] if methods is None else list(map(split_label, split_words(methods)))
+    names = [name for name, _ in labels]
+    axes: list[Axis] = []
+    for text in grid:
+        axis = _axis(text, names)
+        if any((axis.key, axis.method) == (other.key, other.method) for other in axes):
+            raise ConfigError(f"--grid {text}: {text.partition('=')[0]} has a --grid already")
+        axes.append(axis)
+    if not labels or not axes:
+        raise ConfigError("nothing to search: give at least one --grid section.key=value,value")
+    points: dict[str, list[tuple[str, ...]]] = {}
+    for name, settings in labels:
+        own = [axis for axis in axes if axis.method in (None, name)]
+        if not own:
+            raise ConfigError(f"--methods {name}: no --grid has a setting of this method")
+        drawn = _all_points(own) if wanted is None else _draw(name, own, wanted)
+        points[name] = [(*settings, *point) for point in drawn]
+    if len({len(tried) for tried in points.values()}) > 1:
+        counts = ", ".join(f"{name} {len(tried)}" for name, tried in points.items())
+        fewest = min(map(len, points.values()))
+        raise ConfigError(
+            f"the grids have different numbers of points ({counts}); --trials {fewest} draws as "
+            "many for each method"
+        )
+    return [_plan(name, point) for name, tried in points.items() for point in tried]
+
+
+def _plan(name: str, point: tuple[str, ...]) -> Plan:
+    if not name:
+        return " ".join(point), list(point)
+    return " ".join([name, *point]), [f"method.name={name}", *point]
+
+
+def ranked(rows: Sequence[Row], outcome: Outcome) -> list[Row]:
+    """Return the rows method by method, in each the highest validation accuracy first."""
+    names = list(dict.fromkeys(_configs(outcome)[row.label].method_name for row in rows))
+
+    def order(row: Row) -> tuple[int, float]:
+        accuracy = row.validation_accuracy
+        place = names.index(_configs(outcome)[row.label].method_name)
+        return place, math.inf if accuracy is None else -accuracy
+
+    return sorted(rows, key=order)
+
+
+def best_of_each(ranked_rows: Sequence[Row], outcome: Outcome) -> dict[str, Row]:
+    """Return the first row of each method, by the method's name."""
+    best: dict[str, Row] = {}
+    for row in ranked_rows:
+        best.setdefault(_configs(outcome)[row.label].method_name, row)
+    return best
+
+
+def best_config(ranked_rows: Sequence[Row], outcome: Outcome) -> Config:
+    """Return the configuration of the first row, with the first seed."""
+    return _configs(outcome)[ranked_rows[0].label]
+
+
+def settings_toml(best: Mapping[str, Row], outcome: Outcome) -> str:
+    """Return the file of selected settings: those of the best row of each method."""
+    configs = _configs(outcome)
+    return tomli_w.dumps(
+        {name: _settings_of(row.label, configs[row.label]) for name, row in best.items()}
+    )
+
+
+def read_settings(path: Path) -> Settings:
+    """Read a file of settings per method. Raise ConfigError for a file of another form."""
+    settings: Settings = {}
+    for name, table in read_toml(path).items():
+        if ":" not in name and name not in {*METHODS, *plugins()}:
+            raise ConfigError(f"{path}: {unknown('method', name, [*METHODS, *plugins()])}")
+        sections = table.values() if isinstance(table, dict) else [None]
+        if not all(isinstance(section, dict) for section in sections):
+            raise ConfigError(
+                f"{path}: [{name}] should hold section.key = value, e.g. local.lr = 0.1"
+            )
+        settings[name] = [
+            f"{section}.{key}={json.dumps(value)}"
+            for section, values in table.items()
+            for key, value in values.items()
+        ]
+    return settings
+
+
+def _configs(outcome: Outcome) -> dict[str, Config]:
+    """Return the configuration of each label, with its first seed."""
+    configs: dict[str, Config] = {}
+    for trial, _ in outcome.runs:
+        configs.setdefault(trial.label, trial.config)
+    return configs
+
+
+def _settings_of(label: str, config: Config) -> dict[str, dict[str, object]]:
+    """Return the settings named in a label, with their parsed values, section by section."""
+    table = config.to_table()
+    chosen: dict[str, dict[str, object]] = {}
+    for word in re.split(r" (?=\w+\.\w+=)", label)[1:]:  # after the method's name
+        section, _, key = word.partition("=")[0].partition(".")
+        chosen.setdefault(section, {})[key] = table[section][key]
+    return chosen
+
+
+def _axis(text: str, names: Sequence[str]) -> Axis:
+    key, _, values = text.partition("=")
+    section, _, last = key.rpartition(".")
+    if not values or not section:
+        raise ConfigError(
+            f"--grid {text}: expected section.key=value,value, e.g. local.lr=0.01,0.1, or for one "
+            "method fedproto.lam=0.1..10"
+        )
+    method = section if section in names else None
+    if method is not None:
+        key = f"method.{last}"
+    elif section == "method" and len(names) > 1:
+        raise ConfigError(f"--grid {text}: say whose setting it is, e.g. {names[0]}.{last}")
+    if found := RANGE.fullmatch(values):
+        return _range(text, key, method, found["low"], found["high"])
+    return Axis(key, method, tuple(split_values(values)))
+
+
+def _range(text: str, key: str, method: str | None, low: str, high: str) -> Axis:
+    try:
+        ends = float(low), float(high)
+    except ValueError:
+        ends = (0.0, 0.0)
+    if not 0 < ends[0] < ends[1] < math.inf:
+        raise ConfigError(f"--grid {text}: a range is LOW..HIGH with 0 < LOW < HIGH")
+    whole = low.isdigit() and high.isdigit()
+    return Axis(key, method, low=ends[0], high=ends[1], whole=whole)
+
+
+def _all_points(axes: Sequence[Axis]) -> list[tuple[str, ...]]:
+    if any(not axis.values for axis in axes):
+        raise ConfigError("a range LOW..HIGH has no end of points: say how many with --trials")
+    return list(product(*([f"{axis.key}={value}" for value in axis.values] for axis in axes)))
+
+
+def _draw(name: str, axes: Sequence[Axis], wanted: int) -> list[tuple[str, ...]]:
+    """Return so many different random points."""
+    draws = zip(*(axis.draws() for axis in axes), strict=True)
+    points: dict[tuple[str, ...], None] = {}
+    for values in islice(draws, 100 * wanted):
+        point = tuple(f"{axis.key}={value}" for axis, value in zip(axes, values, strict=True))
+        points[point] = None
+        if len(points) == wanted:
+            return list(points)
+    whose = f" for {name}" if name else ""
+    raise ConfigError(
+        f"--trials {wanted}: only {len(points)} different points were found{whose}; widen the "
+        "--grid or lower --trials"
+    )
