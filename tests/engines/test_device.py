@@ -1,8 +1,8 @@
-"""Clients on another device, on a machine that has none.
+"""Clients on a second device, simulated on a machine without a GPU.
 
-`Elsewhere` makes tensors of the "meta" device compute: each keeps its values in a tensor of the
-CPU. As on a graphics card, an operation between the two devices fails, and so does any that reads
-a tensor of the other device as if it were in main memory.
+`OtherDevice` makes tensors of the "meta" device compute: each keeps its values in a CPU tensor. As
+on a GPU, an operation between the two devices fails, and so does one that reads a tensor of the
+other device as if it were in main memory.
 """
 
 from collections.abc import Iterator
@@ -29,19 +29,19 @@ from tests.support.tiny import quick, states
 
 pytestmark = pytest.mark.filterwarnings("ignore:for .* copying from a non-meta parameter")
 
-ELSEWHERE = torch.device("meta")
+OTHER_DEVICE = torch.device("meta")
 BETWEEN_DEVICES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
 
 class Remote(Tensor):
-    """A tensor of the other device."""
+    """A tensor on the simulated device."""
 
     values_here: Tensor
 
     @staticmethod
     def __new__(cls, values: Tensor) -> "Remote":
         remote: Remote = Tensor._make_wrapper_subclass(
-            cls, values.shape, strides=values.stride(), dtype=values.dtype, device=ELSEWHERE
+            cls, values.shape, strides=values.stride(), dtype=values.dtype, device=OTHER_DEVICE
         )
         remote.values_here = values
         return remote
@@ -53,8 +53,8 @@ class Remote(Tensor):
         return _compute(func, args, kwargs or {})
 
 
-class Elsewhere(TorchDispatchMode):
-    """While this is active, the other device is there."""
+class OtherDevice(TorchDispatchMode):
+    """A mode in which the simulated device is available."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _compute(func, args, kwargs or {})
@@ -64,56 +64,58 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     remote = any(isinstance(tensor, Remote) for tensor in tensors)
     if remote and func not in BETWEEN_DEVICES:
-        for tensor in tensors:  # a number may come from anywhere, as on a real device
+        for tensor in tensors:  # scalars of the CPU are allowed, as on a real device
             if not isinstance(tensor, Remote) and tensor.ndim:
                 raise RuntimeError(f"{func}: tensors on two devices")
     wanted = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.device)]
     if wanted:
-        remote = wanted[0] == ELSEWHERE
+        remote = wanted[0] == OTHER_DEVICE
     elif func is torch.ops.aten.copy_.default:
         remote = isinstance(args[0], Remote)
     owner = {id(tensor.values_here): tensor for tensor in tensors if isinstance(tensor, Remote)}
 
-    def inside(leaf: object) -> object:
+    def to_cpu(leaf: object) -> object:
         if isinstance(leaf, torch.device):
             return CPU
         return leaf.values_here if isinstance(leaf, Remote) else leaf
 
-    def outside(leaf: object) -> object:
+    def to_other_device(leaf: object) -> object:
         if not remote or not isinstance(leaf, Tensor):
             return leaf
         return (
             owner[id(leaf)] if id(leaf) in owner else Remote(leaf)
-        )  # the owner, if it was changed in place
+        )  # a tensor changed in place stays the same object
 
-    return tree_map(outside, func(*tree_map(inside, args), **tree_map(inside, kwargs)))
+    return tree_map(to_other_device, func(*tree_map(to_cpu, args), **tree_map(to_cpu, kwargs)))
 
 
 @pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # Where SGD may be fused; the other device pretends to be a graphics card.
+def other_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # PyTorch fuses SGD only on listed devices; the simulated device counts as a GPU.
     optimizer = import_module("torch.optim.optimizer")
     monkeypatch.setattr(optimizer, "_get_fused_kernels_supported_devices", lambda: ["cpu", "meta"])
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     try:
-        with Elsewhere():  # type: ignore[no-untyped-call]
+        with OtherDevice():  # type: ignore[no-untyped-call]
             yield
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(False)
 
 
-@pytest.mark.usefixtures("elsewhere")
-def test_two_devices_do_not_mix() -> None:
-    here, there = torch.ones(2), torch.ones(2).to(ELSEWHERE)
-    assert (there + there).device == ELSEWHERE
-    assert (there + there).cpu().tolist() == [2, 2]
+@pytest.mark.usefixtures("other_device")
+def test_an_operation_between_two_devices_fails() -> None:
+    on_cpu, on_other = torch.ones(2), torch.ones(2).to(OTHER_DEVICE)
+    assert (on_other + on_other).device == OTHER_DEVICE
+    assert (on_other + on_other).cpu().tolist() == [2, 2]
     with pytest.raises(RuntimeError, match="two devices"):
-        here + there
+        on_cpu + on_other
 
 
-@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.usefixtures("other_device")
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_computes_where_its_client_is(name: str, tmp_path: Path) -> None:
+def test_every_method_computes_on_its_clients_device_with_equal_results(
+    name: str, tmp_path: Path
+) -> None:
     prepared = quick(
         f"method.name={name}",
         *(["method.shared=tests.support.tiny:noisy"] if name in ("fml", "fedkd") else []),
@@ -123,7 +125,7 @@ def test_every_method_computes_where_its_client_is(name: str, tmp_path: Path) ->
         "local.clip=0.1",
     )
     replies = {}
-    for device in (CPU, ELSEWHERE):
+    for device in (CPU, OTHER_DEVICE):
         host = ClientHost(replace(prepared.blueprint(), device=device), ClientFiles(tmp_path, 0))
         down = prepared.config.method.broadcast(prepared.initial_server(), Recipient(0))
         replies[device] = [
@@ -134,16 +136,16 @@ def test_every_method_computes_where_its_client_is(name: str, tmp_path: Path) ->
         assert all(tensor.device == CPU for tensor in client.state().values())
         client.load(client.state())
         assert client.device == device
-    for here, there in zip(replies[CPU], replies[ELSEWHERE], strict=True):
-        assert here.error is None
-        assert there.error is None
-        assert there.up == here.up
-        assert there.metrics == here.metrics
+    for on_cpu, on_other in zip(replies[CPU], replies[OTHER_DEVICE], strict=True):
+        assert on_cpu.error is None
+        assert on_other.error is None
+        assert on_other.up == on_cpu.up
+        assert on_other.metrics == on_cpu.metrics
 
 
-def test_a_device_that_is_not_there_is_refused_before_anything_runs() -> None:
+def test_a_missing_device_is_refused_before_the_run_starts() -> None:
     if torch.cuda.is_available():
-        pytest.skip("there is one")
+        pytest.skip("this machine has a CUDA device")
     with pytest.raises(
         ConfigError, match=r"run\.device: torch finds no 'cuda' device on this machine"
     ):
@@ -155,7 +157,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_runs() -> None:
 @pytest.mark.parametrize(
     ("cuda", "mps", "best"), [(True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")]
 )
-def test_the_best_device_is_found(
+def test_auto_selects_the_fastest_available_device(
     cuda: bool, mps: bool, best: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
@@ -164,7 +166,7 @@ def test_the_best_device_is_found(
     assert find_device("cpu") == CPU
 
 
-def test_graphics_cards_are_dealt_to_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_assigned_to_workers_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
     cuda = torch.device("cuda")
@@ -173,7 +175,7 @@ def test_graphics_cards_are_dealt_to_the_workers(monkeypatch: pytest.MonkeyPatch
     assert share_of(CPU, 5) == CPU
 
 
-def test_auto_gives_the_same_bits_as_the_processor_where_there_is_nothing_else(
+def test_auto_gives_the_same_bits_as_cpu_on_a_machine_without_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedgh.engines.device.torch.cuda.is_available", lambda: False)

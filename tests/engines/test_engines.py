@@ -1,4 +1,4 @@
-"""The promise on which everything rests: where and when a client works changes no bit."""
+"""Engines: results have the same bits whatever the engine, the memory and interruptions."""
 
 import multiprocessing
 import os
@@ -34,7 +34,7 @@ from tests.support.tiny import mlp, numbers, quick, states
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """The run that all others must equal."""
+    """The run on the serial engine, which all other runs must equal."""
     return loop.run(quick(*EVERYTHING), tmp_path_factory.mktemp("serial") / "run")
 
 
@@ -65,41 +65,41 @@ def test_a_client_that_moves_to_another_worker_changes_nothing(
 
 
 @pytest.mark.parametrize("engine", ["serial", "workers"])
-@pytest.mark.parametrize("memory", ["0.000001", "0.0005"])  # room for none, room for a few
-def test_clients_that_wait_in_files_give_the_same_bits(
+@pytest.mark.parametrize("memory", ["0.000001", "0.0005"])  # GiB: for no client, for a few clients
+def test_clients_moved_to_files_give_the_same_bits(
     straight: RunFolder, engine: str, memory: str, tmp_path: Path
 ) -> None:
     settings = [*EVERYTHING, f"run.engine={engine}", "run.workers=2", f"run.memory={memory}"]
     run = loop.run(quick(*settings), tmp_path / "run")
     assert numbers(run) == numbers(straight)
     assert states(run) == states(straight)
-    # The same when states are written long before the checkpoint that they belong to.
+    # States may also be written long before the checkpoint that they belong to.
     interrupted(quick(*settings, "run.checkpoint_every=3"), tmp_path / "rare", 2)
     rare = loop.resume(tmp_path / "rare")
     assert numbers(rare) == numbers(straight)
     assert sorted(states(rare).values()) == sorted(states(straight).values())
 
 
-def test_only_as_many_clients_as_there_is_room_for_are_kept(tmp_path: Path) -> None:
+def test_least_recently_used_clients_are_evicted_from_memory(tmp_path: Path) -> None:
     blueprint = quick().blueprint()
     down = wire.to_bytes(quick().initial_server())
     one = blueprint.make(0).nbytes
     assert one == sum(t.nbytes for t in blueprint.make(0).state().values())
     host = ClientHost(blueprint, ClientFiles(tmp_path, 0), memory=3 * one)
-    for client in (0, 2, 4, 0, 1):  # 1 and 3 have some bytes more: batch norm
+    for client in (0, 2, 4, 0, 1):  # clients 1 and 3 are larger: they have batch normalisation
         assert host.run(Job(client, 1, down, evaluate=False)).error is None
-    assert list(host.clients) == [0, 1]  # the least recently used have gone
+    assert list(host.clients) == [0, 1]  # the least recently used clients were evicted
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_waiting_client_holds_no_gradients(tmp_path: Path) -> None:
+def test_a_client_in_memory_has_no_gradients(tmp_path: Path) -> None:
     host = ClientHost(quick().blueprint(), ClientFiles(tmp_path, 0))
     host.run(Job(0, 1, wire.to_bytes(quick().initial_server()), evaluate=True))
     assert all(p.grad is None for p in host.clients[0].model.parameters())
 
 
 @pytest.mark.parametrize("engine", ["serial", "workers"])
-def test_a_state_that_cannot_be_read_ends_the_run(engine: str, tmp_path: Path) -> None:
+def test_an_unreadable_state_file_ends_the_run(engine: str, tmp_path: Path) -> None:
     class CutShort(Callback):
         def finished_round(self, record: Round) -> None:
             for path in (tmp_path / "run" / "checkpoint").glob("client-000002*"):
@@ -110,7 +110,7 @@ def test_a_state_that_cannot_be_read_ends_the_run(engine: str, tmp_path: Path) -
         loop.run(prepared, tmp_path / "run", [CutShort()])
 
 
-def test_what_does_not_change_the_result_may_be_changed_on_resuming(
+def test_resume_accepts_only_settings_that_do_not_change_the_result(
     straight: RunFolder, tmp_path: Path
 ) -> None:
     interrupted(quick(*EVERYTHING), tmp_path / "run", 2)
@@ -120,7 +120,7 @@ def test_what_does_not_change_the_result_may_be_changed_on_resuming(
     assert numbers(run) == numbers(straight)
 
 
-def test_a_full_disk_ends_the_run_with_an_explanation(
+def test_a_full_disk_ends_the_run_with_an_error_that_names_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -136,7 +136,7 @@ def test_a_full_disk_ends_the_run_with_an_explanation(
         list(serial.run([Job(0, 1, down, evaluate=False)]))
 
 
-def test_the_longest_jobs_are_shared_out_first_and_done_in_client_order(tmp_path: Path) -> None:
+def test_the_longest_jobs_go_to_different_workers_and_run_in_client_order(tmp_path: Path) -> None:
     settings = [
         "federation.clients=4",
         "data.classes_per_client=3",
@@ -158,26 +158,28 @@ def test_the_longest_jobs_are_shared_out_first_and_done_in_client_order(tmp_path
 
 
 @pytest.mark.parametrize("engine", ["serial", "workers"])
-def test_only_those_that_took_part_are_judged_if_so_wished(engine: str, tmp_path: Path) -> None:
+def test_evaluate_trained_evaluates_only_clients_that_have_participated(
+    engine: str, tmp_path: Path
+) -> None:
     run = loop.run(
         quick("run.evaluate=trained", "federation.participation=0.4", f"run.engine={engine}"),
         tmp_path / "run",
     )
-    everybody = loop.run(quick("federation.participation=0.4"), tmp_path / "all")
-    taken_part: set[int] = set()
-    for record, full in zip(run.records(), everybody.records(), strict=True):
-        taken_part |= set(record.participants)
+    all_evaluated = loop.run(quick("federation.participation=0.4"), tmp_path / "all")
+    participated: set[int] = set()
+    for record, full in zip(run.records(), all_evaluated.records(), strict=True):
+        participated |= set(record.participants)
         known = record.accuracies
-        assert {k for k, score in enumerate(known) if score is not None} == taken_part
-        assert all(known[k] == full.accuracies[k] for k in taken_part)
+        assert {k for k, score in enumerate(known) if score is not None} == participated
+        assert all(known[k] == full.accuracies[k] for k in participated)
         assert record.accuracy == pytest.approx(
-            sum(known[k] or 0 for k in taken_part) / len(taken_part)
+            sum(known[k] or 0 for k in participated) / len(participated)
         )
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
 @pytest.mark.parametrize("every", [1, 2])
-def test_a_resumed_run_ends_as_a_straight_one(
+def test_a_resumed_run_gives_the_same_bits_as_an_uninterrupted_one(
     straight: RunFolder, after: int, every: int, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
@@ -185,11 +187,11 @@ def test_a_resumed_run_ends_as_a_straight_one(
     assert not RunFolder.open(out).finished
     run = loop.resume(out)
     assert numbers(run) == numbers(straight)
-    # A client's file is named after the round in which it was written: compare what is in them.
+    # File names include the round of writing, which may differ: compare only the contents.
     assert sorted(states(run).values()) == sorted(states(straight).values())
 
 
-def test_a_run_stopped_on_one_engine_goes_on_on_the_other(
+def test_a_run_stopped_on_workers_is_resumed_on_serial_with_equal_records(
     straight: RunFolder, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
@@ -205,12 +207,14 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     assert (numbers(again), states(again)) == before
 
 
-def test_another_seed_gives_another_run(straight: RunFolder, tmp_path: Path) -> None:
+def test_another_seed_gives_different_records(straight: RunFolder, tmp_path: Path) -> None:
     run = loop.run(quick(*EVERYTHING, "federation.seed=1"), tmp_path / "run")
     assert numbers(run) != numbers(straight)
 
 
-def test_what_torch_drew_before_does_not_matter(straight: RunFolder, tmp_path: Path) -> None:
+def test_torchs_global_seed_and_threads_do_not_change_a_run(
+    straight: RunFolder, tmp_path: Path
+) -> None:
     torch.manual_seed(12345)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -223,7 +227,7 @@ def test_what_torch_drew_before_does_not_matter(straight: RunFolder, tmp_path: P
 
 
 @pytest.mark.parametrize("engine", ["serial", "workers"])
-def test_a_client_that_fails_is_recorded_and_stays_as_it_was(engine: str, tmp_path: Path) -> None:
+def test_a_failed_client_is_recorded_and_keeps_its_state(engine: str, tmp_path: Path) -> None:
     names = ",".join(f"tests.support.tiny:{name}" for name in ("mlp", "failing", "infinite"))
     zoo = f"model.extractors={names}"
     prepared = quick(zoo, f"run.engine={engine}", "run.workers=2", "federation.clients=6")
@@ -233,17 +237,19 @@ def test_a_client_that_fails_is_recorded_and_stays_as_it_was(engine: str, tmp_pa
         assert record.failed[0].reason.startswith("ValueError: out of [memory] (tiny.py:")
         assert "lower local.lr" in record.failed[1].reason
         assert record.bytes_up == 2 * 2 * (4 + 16 * 4)  # of clients 0 and 3, two classes each
-        assert None not in record.accuracies  # judged as they were made
+        assert (
+            None not in record.accuracies
+        )  # failed clients are evaluated with their initial weights
     trained = {name[:13] for name in states(run) if name.startswith("client")}
     assert trained == {"client-000000", "client-000003"}
 
 
-def test_a_dead_worker_ends_the_run_and_it_can_be_resumed(tmp_path: Path) -> None:
+def test_a_killed_worker_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None:
     class KillOne(Callback):
         killed = False
 
         def replied(self, reply: Reply) -> None:
-            if reply.round == 2 and not self.killed:  # more replies may be on their way already
+            if reply.round == 2 and not self.killed:  # further replies may have been sent already
                 self.killed = True
                 os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
                 time.sleep(0.3)
@@ -262,7 +268,7 @@ def test_workers_leave_no_process_behind(tmp_path: Path) -> None:
     assert multiprocessing.active_children() == []
 
 
-def test_an_extractor_may_be_an_object(tmp_path: Path) -> None:
+def test_extractors_can_be_functions_if_workers_can_import_them(tmp_path: Path) -> None:
     settings = config.load("demo", ["model.rep_dim=16", "federation.rounds=1", "run.workers=2"])
     run = loop.run(prepare(settings, extractors=[mlp]), tmp_path / "run")
     assert run.clients()[0].extractor == "tests.support.tiny:mlp"
@@ -278,7 +284,9 @@ def test_an_extractor_may_be_an_object(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["serial", "workers"])
-def test_an_unwritable_checkpoint_is_an_error(engine: str, tmp_path: Path) -> None:
+def test_a_missing_checkpoint_folder_ends_the_run_which_can_be_resumed(
+    engine: str, tmp_path: Path
+) -> None:
     class TakeAway(Callback):
         replies = 0
 
@@ -297,7 +305,7 @@ def test_an_unwritable_checkpoint_is_an_error(engine: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("moment", ["append", "commit", "discard_leftovers", "write_summary"])
-def test_a_crash_at_any_step_of_a_checkpoint_changes_nothing(
+def test_a_crash_at_any_step_of_a_checkpoint_does_not_change_the_resumed_run(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     straight = loop.run(quick(), tmp_path / "straight")
@@ -324,7 +332,7 @@ def test_a_crash_at_any_step_of_a_checkpoint_changes_nothing(
         assert states(run) == states(straight)
 
 
-def test_other_data_or_settings_are_not_resumed(tmp_path: Path) -> None:
+def test_resume_refuses_changed_data_or_settings(tmp_path: Path) -> None:
     source = quick().source
     other = Source("other", source.x.flip(0), source.y.flip(0), source.class_names)
     with pytest.raises(KeyboardInterrupt):
@@ -342,7 +350,7 @@ def test_other_data_or_settings_are_not_resumed(tmp_path: Path) -> None:
 
 
 class FailsLate(nn.Module):
-    """Fails in the third batch of a round, when it has learned something already."""
+    """An extractor that raises an error in the third batch, after its weights have changed."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -361,7 +369,7 @@ def fails_late(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
     return FailsLate(mlp(shape, rep_dim))
 
 
-def test_a_client_that_fails_half_way_is_as_it_was_before(tmp_path: Path) -> None:
+def test_a_client_that_fails_during_training_is_restored(tmp_path: Path) -> None:
     prepared = quick("model.extractors=tests.engines.test_engines:fails_late")
     host = ClientHost(prepared.blueprint(), ClientFiles(tmp_path, 0))
     down = wire.to_bytes(prepared.initial_server())
@@ -377,7 +385,7 @@ def test_a_client_that_fails_half_way_is_as_it_was_before(tmp_path: Path) -> Non
 
 
 class Counting(FedGH):
-    """Measures something, and something that cannot be averaged."""
+    """FedGH with two metrics of its own, one of them not finite."""
 
     name = "counting"
 
@@ -387,7 +395,7 @@ class Counting(FedGH):
 
 
 @pytest.mark.parametrize("engine", ["serial", "workers"])
-def test_a_methods_own_numbers_reach_the_record(engine: str, tmp_path: Path) -> None:
+def test_a_methods_own_metrics_are_recorded_if_finite(engine: str, tmp_path: Path) -> None:
     counting = "method.name=tests.engines.test_engines:Counting"
     experiment = quick("federation.rounds=1", counting, f"run.engine={engine}", "run.workers=2")
     (record,) = loop.run(experiment, tmp_path / "run").records()
@@ -395,7 +403,7 @@ def test_a_methods_own_numbers_reach_the_record(engine: str, tmp_path: Path) -> 
     assert record.method_metrics == {"samples": sum(sizes) / len(sizes)}
 
 
-def test_clients_are_judged_on_their_own_splits(tmp_path: Path) -> None:
+def test_clients_are_evaluated_on_their_own_splits(tmp_path: Path) -> None:
     prepared = quick()
     blueprint = prepared.blueprint()
     reply = ClientHost(blueprint, ClientFiles(tmp_path, 0)).run(Job(2, 1, None, evaluate=True))
@@ -411,23 +419,23 @@ def test_clients_are_judged_on_their_own_splits(tmp_path: Path) -> None:
         assert reply.metrics[metric] == pytest.approx(float(right.float().mean()))
 
 
-class Modest(FedGH):
-    """Says the first class to whatever it is asked about samples of others."""
+class PredictsFirstClass(FedGH):
+    """FedGH that predicts the first class for all samples of the global evaluation."""
 
-    name = "modest"
+    name = "predicts_first_class"
 
     def global_logits(self, client: Client, x: Tensor) -> Tensor:
         return torch.eye(client.task.num_classes)[torch.zeros(len(x), dtype=torch.int64)]
 
 
-def test_who_has_trained_is_judged_on_all_classes(tmp_path: Path) -> None:
+def test_trained_clients_are_evaluated_on_test_samples_of_all_clients(tmp_path: Path) -> None:
     prepared = quick("model.extractors=tests.support.tiny:mlp")
     blueprint, down = prepared.blueprint(), wire.to_bytes(prepared.initial_server())
     host = ClientHost(blueprint, ClientFiles(tmp_path, 0))
     trained = host.run(Job(2, 1, down, evaluate=False, evaluate_globally=True))
     sample = blueprint.global_sample
     assert sample is not None
-    # Test data of all clients, every class as often.
+    # The sample has test data of all clients, and the same number of samples per class.
     index = sample.indices(2)
     of_clients = [set(prepared.partition.indices(k)[2].tolist()) for k in range(5)]
     assert set(index.tolist()) <= set().union(*of_clients)
@@ -445,16 +453,16 @@ def test_who_has_trained_is_judged_on_all_classes(tmp_path: Path) -> None:
     assert never.metrics.keys() == set(own_metrics())
 
 
-def test_a_method_may_answer_the_two_questions_differently(tmp_path: Path) -> None:
-    modest = "method.name=tests.engines.test_engines:Modest"
-    run = loop.run(quick(modest), tmp_path / "run")
+def test_global_logits_affect_only_the_global_accuracy(tmp_path: Path) -> None:
+    predicts_first_class = "method.name=tests.engines.test_engines:PredictsFirstClass"
+    run = loop.run(quick(predicts_first_class), tmp_path / "run")
     last = run.records()[-1]
     assert last.per_client["global_accuracy"] == [0.1] * 5, "one of ten classes"
     plain = loop.run(quick(), tmp_path / "plain")
     assert last.accuracies == plain.records()[-1].accuracies
 
 
-def test_being_judged_on_all_classes_changes_nothing_else(tmp_path: Path) -> None:
+def test_measuring_global_accuracy_changes_nothing_else(tmp_path: Path) -> None:
     settings = [*EVERYTHING[:-1], "method.name=fedkd", "method.shared=tests.support.tiny:noisy"]
     runs = [
         loop.run(quick(*settings, f"run.global_accuracy={when}"), tmp_path / when)
@@ -472,14 +480,16 @@ def test_being_judged_on_all_classes_changes_nothing_else(tmp_path: Path) -> Non
     last, every = (numbers(run) for run in runs[1:])
     assert [r["global_accuracy"] is None for r in last] == [True, True, True, False]
     assert [r["global_accuracy"] is None for r in every] == [True, True, False, False]
-    assert last[-1] == every[-1], "however often it was measured before"
+    assert last[-1] == every[-1], "independent of earlier measurements"
     trained = {client for record in last for client in record["participants"]}
     scores = last[-1]["global_accuracy_per_client"]
     assert {k for k, score in enumerate(scores) if score is not None} == trained
-    assert len(last[-1]["participants"]) < len(trained), "those that sat out are judged, too"
+    assert len(last[-1]["participants"]) < len(trained), (
+        "clients that were not selected are evaluated, too"
+    )
 
 
-def test_so_does_a_run_that_is_resumed_after_it_was_never_asked(tmp_path: Path) -> None:
+def test_global_accuracy_switched_on_at_resume_equals_that_of_a_full_run(tmp_path: Path) -> None:
     settings = [*EVERYTHING[:-1], "run.global_accuracy=never"]
     interrupted(quick(*settings), tmp_path / "run", 3)
     run = loop.resume(tmp_path / "run", overrides=["run.global_accuracy=last"])
@@ -487,7 +497,7 @@ def test_so_does_a_run_that_is_resumed_after_it_was_never_asked(tmp_path: Path) 
     assert numbers(run)[-1] == numbers(whole)[-1]
 
 
-def test_clients_with_few_samples_are_judged_on_all_of_their_test_data(tmp_path: Path) -> None:
+def test_data_samples_limits_training_and_validation_but_not_test_samples(tmp_path: Path) -> None:
     settings = ["data.samples=27", "data.partition=iid"]
     prepared = quick(*settings)
     run = loop.run(prepared, tmp_path / "run")
@@ -501,7 +511,7 @@ def test_clients_with_few_samples_are_judged_on_all_of_their_test_data(tmp_path:
     assert states(workers) == states(run)
 
 
-def test_the_samples_of_all_classes_count_when_jobs_are_shared_out() -> None:
+def test_the_cost_of_a_job_includes_the_global_test_samples() -> None:
     blueprint = quick("model.extractors=tests.support.tiny:mlp").blueprint()
     assert blueprint.global_sample is not None
     own = blueprint.cost(Job(0, 1, b"", evaluate=True))
@@ -513,7 +523,7 @@ def test_the_samples_of_all_classes_count_when_jobs_are_shared_out() -> None:
     assert without.cost(Job(0, 1, b"", evaluate=True, evaluate_globally=True)) == own
 
 
-def test_every_client_starts_from_weights_of_its_own() -> None:
+def test_every_client_has_its_own_initial_weights() -> None:
     blueprint = quick("model.extractors=tests.support.tiny:mlp").blueprint()
     weights = [blueprint.make(k).model.header.weight for k in range(5)]
     for k in range(5):
@@ -521,14 +531,14 @@ def test_every_client_starts_from_weights_of_its_own() -> None:
         assert not any(weights[k].equal(weights[other]) for other in range(k))
 
 
-def test_clients_that_are_only_looked_at_are_not_kept(tmp_path: Path) -> None:
+def test_clients_that_are_only_evaluated_are_not_kept_in_memory(tmp_path: Path) -> None:
     host = ClientHost(quick().blueprint(), ClientFiles(tmp_path, 0))
     for client in range(5):
         host.run(Job(client, 1, None, evaluate=True))
     assert host.clients == {}
 
 
-def test_extractors_that_look_alike_are_told_apart() -> None:
+def test_extractors_with_equal_names_get_different_names() -> None:
     from functools import partial
 
     settings = config.load("demo", ["model.rep_dim=16"])
@@ -538,7 +548,7 @@ def test_extractors_that_look_alike_are_told_apart() -> None:
         prepare(settings, extractors=[])
 
 
-def test_augmentation_is_for_images() -> None:
+def test_augmentation_of_other_inputs_than_images_is_refused() -> None:
     table = Source("table", torch.randn(100, 5), torch.arange(100) % 10, tuple("0123456789"))
     settings = config.load("demo", ["local.augment=flip", "federation.clients=5"])
     with pytest.raises(ConfigError, match=r"local\.augment is for images"):
@@ -546,7 +556,7 @@ def test_augmentation_is_for_images() -> None:
 
 
 @pytest.mark.parametrize(("method", "missing"), [("fedproto", "server.means"), ("fd", "classes")])
-def test_a_run_of_an_earlier_form_of_a_method_is_refused(
+def test_a_server_state_of_an_earlier_version_of_a_method_is_refused(
     method: str, missing: str, tmp_path: Path
 ) -> None:
     interrupted(quick(f"method.name={method}"), tmp_path / "run", after=1)

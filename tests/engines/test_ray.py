@@ -1,4 +1,4 @@
-"""The same bits from a cluster, also when parts of it go away."""
+"""The Ray engine: the same bits as serial, even if actors or machines fail."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -24,13 +24,13 @@ ON_RAY = [*EVERYTHING, "run.engine=ray", "run.workers=2"]
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """The run that all others must equal."""
+    """The run on the serial engine, which all other runs must equal."""
     return loop.run(quick(*EVERYTHING), tmp_path_factory.mktemp("serial") / "run")
 
 
 @pytest.fixture
 def two_machines() -> Iterator[Any]:
-    """A cluster of two nodes with a core each; on this machine, but they do not know."""
+    """A cluster of two simulated machines with one core each."""
     cluster = cluster_utils.Cluster(
         initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
     )
@@ -42,8 +42,8 @@ def two_machines() -> Iterator[Any]:
         cluster.shutdown()
 
 
-class Once(Callback):
-    """Do something at the first reply of round 2."""
+class OnFirstReply(Callback):
+    """A callback that calls `action` at the first reply of round 2."""
 
     def __init__(self, action: Callable[[], object]) -> None:
         self.action: Callable[[], object] | None = action
@@ -64,7 +64,7 @@ def test_ray_gives_the_same_bits_as_serial(
     assert not ray.is_initialized()
 
 
-def test_public_data_travel_as_one_copy() -> None:
+def test_public_data_are_packed_without_copying() -> None:
     from fedgh.engines.ray import _pack, _unpack
 
     held_out = ["public.name=held-out", "public.samples=30", f"method.name={CHORUS}"]
@@ -82,7 +82,7 @@ def test_public_data_travel_as_one_copy() -> None:
 
 
 @pytest.mark.faults  # another cluster is started
-def test_a_run_goes_on_on_a_cluster(straight: RunFolder, tmp_path: Path) -> None:
+def test_a_run_is_resumed_on_a_cluster(straight: RunFolder, tmp_path: Path) -> None:
     interrupted(quick(*EVERYTHING, "run.checkpoint_every=2"), tmp_path / "run", 3)
     run = loop.resume(tmp_path / "run", engine="ray", workers=2)
     assert numbers(run) == numbers(straight)
@@ -98,42 +98,44 @@ def test_a_dead_actor_is_replaced_and_its_client_runs_again(
     started: list[Slot] = []
     start = Ray.start
 
-    def noted(self: Ray) -> Slot:
+    def recorded_start(self: Ray) -> Slot:
         engines.append(self)
         started.append(start(self))
         return started[-1]
 
-    def kill_a_busy_one() -> None:
+    def kill_a_busy_actor() -> None:
         busy = next(slot for slot in engines[0]._slots if slot.job is not None)
         ray.kill(busy.actor)
 
-    monkeypatch.setattr(Ray, "start", noted)
-    run = loop.run(quick(*ON_RAY), tmp_path / "run", [Once(kill_a_busy_one)])
+    monkeypatch.setattr(Ray, "start", recorded_start)
+    run = loop.run(quick(*ON_RAY), tmp_path / "run", [OnFirstReply(kill_a_busy_actor)])
     assert len(started) == 3
     assert numbers(run) == numbers(straight)
     assert states(run) == states(straight)
 
 
 @pytest.mark.faults
-def test_a_machine_that_goes_away_takes_nothing_with_it(
+def test_a_lost_machine_does_not_change_the_result(
     straight: RunFolder, two_machines: Any, tmp_path: Path
 ) -> None:
-    def pull_the_plug() -> None:
+    def remove_a_machine() -> None:
         two_machines.remove_node(two_machines.second, allow_graceful=False)
 
     prepared = quick(*ON_RAY, f"run.address={two_machines.address}")
-    run = loop.run(prepared, tmp_path / "run", [Once(pull_the_plug)])
+    run = loop.run(prepared, tmp_path / "run", [OnFirstReply(remove_a_machine)])
     assert numbers(run) == numbers(straight)
     assert states(run) == states(straight)
 
 
-def test_a_cluster_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_an_unreachable_cluster_is_named_in_the_error(tmp_path: Path) -> None:
     prepared = quick(*ON_RAY, "run.address=127.0.0.1:1")
     with pytest.raises(ConfigError, match=r"run\.address = '127.0.0.1:1': .*refused"):
         loop.run(prepared, tmp_path / "run")
 
 
-def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_error_without_ray_names_the_extra_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "fedgh.engines.ray", raising=False)
     with pytest.raises(ConfigError, match=r"pip install '.\[ray\]'"):

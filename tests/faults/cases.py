@@ -1,4 +1,4 @@
-"""The processes that are disturbed, each with what it comes to when it is not."""
+"""The scenarios that faults interrupt, each with its result without a fault."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from tests.faults.disk import Fault, Operation
 from tests.faults.driver import Driver, Outcome
 from tests.faults.end import end
 
-NewPlace = Callable[[], Path]
+NewWorkdir = Callable[[], Path]
 
 CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "run": ("run", ()),
-    # States are written long before the checkpoint that they belong to.
+    # Checkpoints are rare: states are written long before the checkpoint that they belong to.
     "rare": ("run", ("run.checkpoint_every=2", "run.memory=0.000000001")),
     "participant": ("participant", ()),
     "federation": ("federation", ("federation.rounds=2",)),
@@ -29,45 +29,45 @@ some_or_all = pytest.mark.parametrize(
 
 @dataclass(frozen=True)
 class Case:
-    """A scenario with its settings."""
+    """A scenario with its settings, and a driver to run it."""
 
     name: str
     driver: Driver
-    new_place: NewPlace
+    new_workdir: NewWorkdir
 
-    def play(self, place: Path, fault: Fault | None = None, user: int | None = None) -> Outcome:
-        """Begin, or go on."""
+    def play(self, workdir: Path, fault: Fault | None = None, user: int | None = None) -> Outcome:
+        """Start the scenario in a folder, or resume it there; return the outcome."""
         scenario, settings = CASES[self.name]
-        return self.driver.play(place, fault, scenario=scenario, settings=settings, user=user)
+        return self.driver.play(workdir, fault, scenario=scenario, settings=settings, user=user)
 
     @cached_property
-    def _straight(self) -> tuple[list[Operation], dict[str, Any]]:
-        place = self.new_place()
-        outcome = self.play(place)
-        assert outcome.code == 0, outcome.words
-        assert_seen(outcome.operations, place)
-        return outcome.operations, end(place)
+    def _uninterrupted(self) -> tuple[list[Operation], dict[str, Any]]:
+        workdir = self.new_workdir()
+        outcome = self.play(workdir)
+        assert outcome.code == 0, outcome.output
+        assert_all_files_recorded(outcome.operations, workdir)
+        return outcome.operations, end(workdir)
 
     @property
     def operations(self) -> list[Operation]:
-        """What it does to the disk, undisturbed."""
-        return self._straight[0]
+        """The changes of files in an uninterrupted run."""
+        return self._uninterrupted[0]
 
     @property
     def end(self) -> dict[str, Any]:
-        """What is there when it is done."""
-        return self._straight[1]
+        """The files at the end of an uninterrupted run."""
+        return self._uninterrupted[1]
 
     def killed_after_commit(self, round: int) -> Fault:
-        """Death as soon as a round is committed."""
+        """Return a fault that kills the process right after a round is committed."""
         numbered = enumerate(self.operations, 1)
         commits = [n for n, op in numbered if op.other.endswith("/server.safetensors")]
         return Fault(commits[round] + 2, "kill")
 
 
-def assert_seen(operations: list[Operation], place: Path) -> None:
-    """Every file that is there was opened or renamed before our eyes."""
+def assert_all_files_recorded(operations: list[Operation], workdir: Path) -> None:
+    """Check that `operations` has the opening or renaming of every file in the folder."""
     made = {op.path for op in operations if op.kind == "open"}
     made |= {op.other for op in operations if op.kind == "rename"}
-    there = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
-    assert there <= made
+    present = {str(path.relative_to(workdir)) for path in workdir.rglob("*") if path.is_file()}
+    assert present <= made

@@ -1,4 +1,4 @@
-"""A driver for all tests here, and folders for its children to work in."""
+"""Fixtures: the driver of all fault tests, and folders for its child processes."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -9,36 +9,36 @@ from tempfile import mkdtemp
 
 import pytest
 
-from tests.faults.cases import Case, NewPlace
+from tests.faults.cases import Case, NewWorkdir
 from tests.faults.driver import Driver
 
 MEMORY = Path("/dev/shm")
-"""Where a sync costs nothing, if there is such a place."""
+"""Folder in memory, where a sync costs nothing; not on every system."""
 
 
 @pytest.fixture(scope="session")
-def new_place() -> Iterator[NewPlace]:
-    """Makes empty folders that anybody may enter."""
-    home = Path(mkdtemp(prefix="fedgh-faults-", dir=MEMORY if MEMORY.is_dir() else None))
-    home.chmod(0o755)
+def new_workdir() -> Iterator[NewWorkdir]:
+    """A function that makes empty folders that every user may read."""
+    root = Path(mkdtemp(prefix="fedgh-faults-", dir=MEMORY if MEMORY.is_dir() else None))
+    root.chmod(0o755)
     numbers = count()
 
     def make() -> Path:
-        place = home / str(next(numbers)) / "place"
-        place.mkdir(parents=True)
-        return place
+        workdir = root / str(next(numbers)) / "workdir"
+        workdir.mkdir(parents=True)
+        return workdir
 
     yield make
-    shutil.rmtree(home)
+    shutil.rmtree(root)
 
 
 @pytest.fixture(scope="session")
-def case_of(new_place: NewPlace) -> Iterator[Callable[[str], Case]]:
+def case_of(new_workdir: NewWorkdir) -> Iterator[Callable[[str], Case]]:
     with Driver() as driver:
-        yield cache(lambda name: Case(name, driver, new_place))
+        yield cache(lambda name: Case(name, driver, new_workdir))
 
 
 @pytest.fixture
 def case(request: pytest.FixtureRequest, case_of: Callable[[str], Case]) -> Case:
-    """The one that a test names as its parameter; else a plain run."""
+    """The case that a test names as its parameter, by default a plain run."""
     return case_of(getattr(request, "param", "run"))

@@ -1,7 +1,7 @@
-"""A disk that is watched, and that fails where it is told to.
+"""Record the changes of a folder by this process, and inject faults.
 
-Every call by which Python changes a folder is one operation: also the writes behind a buffer, one
-by one as the operating system gets them.
+Every call by which Python changes the folder is one operation. Buffered writes count when the
+operating system receives them.
 """
 
 import builtins
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-HOLDS_UP = {"unlink", "rmdir", "fsync"}
-"""What a full disk still does."""
+WORKS_ON_FULL_DISK = {"unlink", "rmdir", "fsync"}
+"""Kinds of operations that succeed on a full disk."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One change of the folder. Paths are relative to it."""
+    """One change of the folder; paths are relative to it."""
 
     kind: str  # open, write, truncate, fsync, rename, unlink, mkdir, rmdir
     path: str
@@ -29,25 +29,30 @@ class Operation:
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong, and at which operation."""
+    """A fault, and the number of the operation at which it happens."""
 
     at: int
-    how: str  # kill; half: kill in the middle of a write; full, forbidden: from then on
+    how: str  # kill, half (kill after half of a write), full or forbidden (from `at` on)
     error: int = 0
 
     def strike(self, number: int, operation: Operation, folder: str) -> None:
-        """Do it, if it is time."""
+        """Cause the fault if it is due at this operation."""
         if self.how in ("kill", "half"):
             if number == self.at:
                 os.kill(os.getpid(), signal.SIGKILL)
-        elif number >= self.at and not (self.how == "full" and operation.kind in HOLDS_UP):
-            named = operation.kind not in ("write", "fsync")  # as the operating system does
-            words = (f"{folder}/{operation.path}",) if named else ()
-            raise OSError(self.error, os.strerror(self.error), *words)
+        elif number >= self.at and not (
+            self.how == "full" and operation.kind in WORKS_ON_FULL_DISK
+        ):
+            named = operation.kind not in (
+                "write",
+                "fsync",
+            )  # the operating system names the file, too
+            name = (f"{folder}/{operation.path}",) if named else ()
+            raise OSError(self.error, os.strerror(self.error), *name)
 
 
 class Disk:
-    """Stands between this process and a folder, for the rest of its life."""
+    """Records and disturbs all changes of a folder, until this process ends."""
 
     def __init__(self, folder: Path, fault: Fault | None = None) -> None:
         self.folder = str(folder)
@@ -56,19 +61,21 @@ class Disk:
         self._files: dict[int, str] = {}
 
     def install(self) -> None:
-        """Take the place of what Python writes with."""
-        plain, opens = builtins.open, os.open
+        """Replace the functions of Python that change files."""
+        real_open, real_os_open = builtins.open, os.open
 
         def watched_open(file: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:
             if not (set(mode) & set("wax+") and self._inside(file)):
-                return plain(file, mode, *rest, **options)
+                return real_open(file, mode, *rest, **options)
             raw = _File(self, os.fspath(file), mode.replace("b", "").replace("t", ""))
             binary = io.BufferedWriter(raw)
             return binary if "b" in mode else io.TextIOWrapper(binary, encoding="utf-8")
 
         def watched_os_open(path: Any, flags: int, *rest: Any, **options: Any) -> int:
-            assert not (flags & (os.O_WRONLY | os.O_RDWR) and self._inside(path)), "not watched"
-            number = opens(path, flags, *rest, **options)
+            assert not (flags & (os.O_WRONLY | os.O_RDWR) and self._inside(path)), (
+                "a write through os.open is not recorded"
+            )
+            number = real_os_open(path, flags, *rest, **options)
             self._files[number] = str(path)
             return number
 
@@ -100,23 +107,23 @@ class Disk:
         return watched
 
     def before(self, operation: Operation) -> None:
-        """An operation is about to be done."""
+        """Record an operation that is about to happen; cause the fault if it is due."""
         self.operations.append(operation)
         if self.fault is not None:
             self.fault.strike(len(self.operations), operation, self.folder)
 
     def opened(self, number: int, path: str) -> None:
-        """Remember what a file descriptor stands for."""
+        """Record the path of a file descriptor."""
         self._files[number] = path
 
     @property
     def half(self) -> bool:
-        """Whether the next operation, a write, is to be done by half."""
+        """True if only half of the next write is to be written."""
         fault, number = self.fault, len(self.operations) + 1
         return fault is not None and fault.how in ("half", "full") and number == fault.at
 
     def relative(self, path: Any) -> str:
-        """A path as it is noted down."""
+        """Return a path relative to the folder."""
         return os.path.relpath(path, self.folder)
 
     def _inside(self, path: Any) -> bool:
@@ -126,7 +133,7 @@ class Disk:
 
 
 class _File(io.FileIO):
-    """The unbuffered end of a file: what is written here is on its way to the disk."""
+    """An unbuffered file whose operations are recorded."""
 
     def __init__(self, disk: Disk, path: str, mode: str) -> None:
         disk.before(Operation("open", disk.relative(path), mode))

@@ -1,7 +1,7 @@
-"""Plays scenarios in children of a process that has imported everything once.
+"""Run scenarios in child processes, forked from one that has imported everything once.
 
-A child is killed, or finds the disk full; the process that started it goes on. It must never train
-itself: what has used torch's autograd cannot be forked.
+Faults affect only the child. The parent must never train: a process that has used torch's autograd
+cannot be forked.
 """
 
 import json
@@ -21,15 +21,15 @@ from tests.faults.scenarios import SCENARIOS, Act
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a child has ended."""
+    """The result of a child process."""
 
     code: int  # negative: the signal that killed it
-    words: str  # what it has said
-    operations: list[Operation]  # what it has done, if it lived to tell
+    output: str
+    operations: list[Operation]  # its changes of files; empty if it was killed
 
 
 class Driver:
-    """The process, as a test sees it."""
+    """The parent process, controlled through its standard input."""
 
     def __enter__(self) -> "Driver":
         self._process = subprocess.Popen(
@@ -44,24 +44,24 @@ class Driver:
     def __exit__(
         self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
     ) -> None:
-        self._process.communicate()  # it ends with its input
+        self._process.communicate()  # the process ends when its input is closed
 
     def play(
         self,
-        place: Path,
+        workdir: Path,
         fault: Fault | None = None,
         *,
         scenario: str = "run",
         settings: tuple[str, ...] = (),
         user: int | None = None,
     ) -> Outcome:
-        """Have a child do its work in a folder, as another user perhaps."""
+        """Run a scenario in a folder in a child process, as `user` if given."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         request = {
             "scenario": scenario,
             "settings": settings,
-            "place": str(place),
+            "workdir": str(workdir),
             "fault": None if fault is None else asdict(fault),
             "user": user,
         }
@@ -78,31 +78,31 @@ def main() -> None:
 
     for line in sys.stdin:
         print(json.dumps(_play(**json.loads(line))), flush=True)
-    os._exit(0)  # there is nothing to tidy up, which would take a second
+    os._exit(0)  # skips the clean-up, which takes a second
 
 
 def _play(
-    scenario: str, settings: list[str], place: str, fault: dict[str, Any] | None, user: int | None
+    scenario: str, settings: list[str], workdir: str, fault: dict[str, Any] | None, user: int | None
 ) -> dict[str, Any]:
     act = _prepared(scenario, tuple(settings))
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reads)
-        _be_child(act, Path(place), Fault(**fault) if fault else None, user, writes)
+        _be_child(act, Path(workdir), Fault(**fault) if fault else None, user, writes)
     os.close(writes)
     with os.fdopen(reads, encoding="utf-8") as pipe:
-        words, _, operations = pipe.read().partition("\0")
+        output, _, operations = pipe.read().partition("\0")
     _, status = os.waitpid(child, 0)
     return {
         "code": os.waitstatus_to_exitcode(status),
-        "words": words,
+        "output": output,
         "operations": json.loads(operations or "[]"),
     }
 
 
-def _be_child(act: Act, place: Path, fault: Fault | None, user: int | None, pipe: int) -> None:
-    """Do the work; what is said and what was done goes into the pipe."""
+def _be_child(act: Act, workdir: Path, fault: Fault | None, user: int | None, pipe: int) -> None:
+    """Run the scenario; write the output and the operations to the pipe."""
     os.dup2(pipe, sys.stderr.fileno())
     os.dup2(pipe, sys.stdout.fileno())
     code = 0
@@ -110,21 +110,21 @@ def _be_child(act: Act, place: Path, fault: Fault | None, user: int | None, pipe
         os.setgroups([])
         os.setgid(user)
         os.setuid(user)
-    disk = Disk(place, fault)
+    disk = Disk(workdir, fault)
     disk.install()
     try:
         with errors_as_messages():
-            act(place)
+            act(workdir)
     except SystemExit as end:
         code = int(end.code or 0)
-    except BaseException:  # a defect: the test shows it
+    except BaseException:  # an error that fedgh does not handle: the test shows it
         sys.excepthook(*sys.exc_info())
         code = 99
     sys.stdout.flush()
     sys.stderr.flush()
-    done = json.dumps([asdict(operation) for operation in disk.operations])
+    operations = json.dumps([asdict(operation) for operation in disk.operations])
     with os.fdopen(pipe, "w", encoding="utf-8") as out:
-        out.write(f"\0{done}")
+        out.write(f"\0{operations}")
     os._exit(code)
 
 

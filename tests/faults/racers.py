@@ -1,6 +1,6 @@
-"""Runs commands at the same instant, in children of a process that has imported everything once.
+"""Run commands at the same time, in child processes forked from one that has imported everything.
 
-That process must never train itself: what has used torch's autograd cannot be forked.
+The parent must never train: a process that has used torch's autograd cannot be forked.
 """
 
 import json
@@ -22,23 +22,23 @@ from fedgh.data.sources import SOURCES, DataLocation
 
 @dataclass(frozen=True)
 class Start:
-    """A command on its mark."""
+    """A command that is about to start."""
 
-    words: tuple[str, ...]  # what follows `fedgh`
+    arguments: tuple[str, ...]  # of `fedgh`
     after: float = 0.0  # seconds between the signal and its start
-    killed: float | None = None  # seconds between the signal and its death
+    killed: float | None = None  # seconds between the signal and SIGKILL
 
 
 @dataclass(frozen=True)
 class Finish:
-    """How a command has ended."""
+    """The result of a command."""
 
     code: int  # negative: the signal that killed it
-    words: str  # what it has said
+    output: str
 
 
 class Racers:
-    """The process, as a test sees it."""
+    """The parent process, controlled through its standard input."""
 
     def __enter__(self) -> "Racers":
         self._process = subprocess.Popen(
@@ -53,13 +53,13 @@ class Racers:
     def __exit__(
         self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
     ) -> None:
-        self._process.communicate()  # it ends with its input
+        self._process.communicate()  # the process ends when its input is closed
 
-    def race(self, place: Path, *starts: Start) -> list[Finish]:
-        """Have children run these commands in a folder, and wait for all."""
+    def race(self, workdir: Path, *starts: Start) -> list[Finish]:
+        """Run these commands in a folder at the same time, and wait for all."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        request = {"place": str(place), "starts": [asdict(start) for start in starts]}
+        request = {"workdir": str(workdir), "starts": [asdict(start) for start in starts]}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return [Finish(**fields) for fields in json.loads(self._process.stdout.readline())]
@@ -76,15 +76,15 @@ def main() -> None:
     import tests.support.tiny  # noqa: F401
 
     SOURCES["digits"](DataLocation())
-    sys.modules["altair"] = None  # type: ignore[assignment] # a page takes longer than a run
+    sys.modules["altair"] = None  # type: ignore[assignment] # no reports: they take longer than a run
     for line in sys.stdin:
         request = json.loads(line)
         starts = [Start(**fields) for fields in request["starts"]]
-        print(json.dumps(_race(request["place"], starts)), flush=True)
-    os._exit(0)  # there is nothing to tidy up, which would take a second
+        print(json.dumps(_race(request["workdir"], starts)), flush=True)
+    os._exit(0)  # skips the clean-up, which takes a second
 
 
-def _race(place: str, starts: list[Start]) -> list[dict[str, Any]]:
+def _race(workdir: str, starts: list[Start]) -> list[dict[str, Any]]:
     gate, signal_ = os.pipe()
     with ExitStack() as stack:
         outputs = [stack.enter_context(TemporaryFile()) for _ in starts]
@@ -93,32 +93,32 @@ def _race(place: str, starts: list[Start]) -> list[dict[str, Any]]:
             child = os.fork()
             if child == 0:
                 os.close(signal_)
-                _be_child(place, start, gate, output)
+                _be_child(workdir, start, gate, output)
             children.append(child)
         os.close(gate)
-        os.close(signal_)  # the last of those who could write: whoever reads goes on
+        os.close(signal_)  # no writer is left, so that all children stop waiting
         _kill(children, starts)
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         return [
-            {"code": code, "words": _all_of(output)}
+            {"code": code, "output": _all_of(output)}
             for code, output in zip(codes, outputs, strict=True)
         ]
 
 
 def _kill(children: list[int], starts: list[Start]) -> None:
-    begun = time.monotonic()
+    signal_time = time.monotonic()
     for child, start in zip(children, starts, strict=True):
         if start.killed is not None:
-            time.sleep(max(0.0, begun + start.killed - time.monotonic()))
+            time.sleep(max(0.0, signal_time + start.killed - time.monotonic()))
             os.kill(child, signal.SIGKILL)
 
 
-def _be_child(place: str, start: Start, gate: int, output: IO[bytes]) -> None:
+def _be_child(workdir: str, start: Start, gate: int, output: IO[bytes]) -> None:
     """Wait for the signal and run the command."""
     os.dup2(output.fileno(), sys.stdout.fileno())
     os.dup2(output.fileno(), sys.stderr.fileno())
-    os.chdir(place)
-    sys.argv = ["fedgh", *start.words]
+    os.chdir(workdir)
+    sys.argv = ["fedgh", *start.arguments]
     code = 0
     os.read(gate, 1)
     time.sleep(start.after)
@@ -126,7 +126,7 @@ def _be_child(place: str, start: Start, gate: int, output: IO[bytes]) -> None:
         cli.main()
     except SystemExit as end:
         code = int(end.code or 0)
-    except BaseException:  # a defect: the test shows it
+    except BaseException:  # an error that fedgh does not handle: the test shows it
         sys.excepthook(*sys.exc_info())
         code = 99
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What a process does when a fault hits it; begun again, it goes on from what it finds."""
+"""The scenarios that faults interrupt; started again in the same folder, each resumes."""
 
 import hashlib
 import json
@@ -16,14 +16,14 @@ from fedgh.training import loop
 from fedgh.training.experiment import Experiment, prepare
 
 Act = Callable[[Path], None]
-"""Do all there is to do in a folder, or what is left of it."""
+"""Function that runs a scenario in a folder, or the rest of it."""
 
-ZOO = "tests.support.tiny:mlp,tests.support.tiny:noisy"
+EXTRACTORS = "tests.support.tiny:mlp,tests.support.tiny:noisy"
 TINY = [
     "federation.clients=3",
     "federation.rounds=3",
     "federation.participation=0.67",
-    f"model.extractors={ZOO}",
+    f"model.extractors={EXTRACTORS}",
     "model.rep_dim=4",
     "local.epochs=1",
     "local.batch_size=64",
@@ -32,14 +32,14 @@ TINY = [
 
 
 def _few_digits() -> Source:
-    """Sixty digits of three kinds: a round takes milliseconds."""
+    """Return sixty samples of three classes, so that a round takes milliseconds."""
     digits = SOURCES["digits"](DataLocation())
-    chosen = [place for label in range(3) for place in (digits.y == label).nonzero()[:20].flatten()]
+    chosen = [index for label in range(3) for index in (digits.y == label).nonzero()[:20].flatten()]
     return Source("digits", digits.x[chosen], digits.y[chosen], digits.class_names[:3])
 
 
 def training_run(settings: list[str]) -> Act:
-    """A run in the folder `run`."""
+    """Return a scenario: a run in the folder `run`."""
     source = _few_digits()
 
     def tiny(settings: Config) -> Experiment:
@@ -47,8 +47,8 @@ def training_run(settings: list[str]) -> Act:
 
     experiment = tiny(config.load("demo", [*TINY, *settings]))
 
-    def act(place: Path) -> None:
-        out = place / "run"
+    def act(workdir: Path) -> None:
+        out = workdir / "run"
         if (out / "config.toml").exists():
             loop.resume(out, prepare=tiny)
         else:
@@ -58,21 +58,21 @@ def training_run(settings: list[str]) -> Act:
 
 
 def participant(settings: list[str]) -> Act:
-    """A participant that a server asks for three rounds; what is not answered is asked again."""
+    """Return a scenario: a client on Flower answers three rounds; lost answers are repeated."""
     from flwr.app import Message, MessageType
 
     from fedgh.flower import client, messages
     from fedgh.flower.grid import LocalGrid
 
-    LocalGrid({})  # messages say whose they are
+    LocalGrid({})  # sets the identity of this process, which Flower puts into messages
     experiment = prepare(config.load("demo", [*TINY, *settings]), source=_few_digits())
     down = wire.to_bytes(experiment.initial_server())
 
-    def act(place: Path) -> None:
-        file = place.with_suffix(".answers")
+    def act(workdir: Path) -> None:
+        file = workdir.with_suffix(".answers")
         answers = json.loads(file.read_text()) if file.exists() else []
         for round in range(len(answers) + 1, 4):
-            ask = messages.Request(
+            request = messages.Request(
                 torch=torch.__version__,
                 version=__version__,
                 experiment="e",
@@ -89,9 +89,9 @@ def participant(settings: list[str]) -> Act:
                 fingerprint=None,
             )
             message = Message(
-                messages.request(ask, down), dst_node_id=1, message_type=MessageType.TRAIN
+                messages.pack_request(request, down), dst_node_id=1, message_type=MessageType.TRAIN
             )
-            node: dict[str, int | str] = {"client": 0, "state": str(place / "states")}
+            node: dict[str, int | str] = {"client": 0, "state": str(workdir / "states")}
             reply = client.answer(message, node, lambda *_: experiment.blueprint())
             if reply.up is None:
                 raise RunError(reply.error)
@@ -102,27 +102,27 @@ def participant(settings: list[str]) -> Act:
 
 
 def federation(settings: list[str]) -> Act:
-    """A server and its participants, with real messages, in one process."""
+    """Return a scenario: a server and its clients in one process, with real messages."""
     from fedgh.flower import client, engine
     from fedgh.flower.grid import LocalGrid, Node
     from fedgh.flower.keys import read_public_key, write_key_pair
     from fedgh.flower.server import serve
 
-    engine.POLL = engine.GATHERING = 0.0
+    engine.POLL = engine.MIN_FIRST_ROUND = 0.0
     experiment = prepare(config.load("demo", [*TINY, "data.classes_per_client=4", *settings]))
 
-    def act(place: Path) -> None:
-        about = place.with_suffix(".about")
-        if not about.exists():
-            about.mkdir()
-            (about / "experiment.toml").write_text(experiment.config.to_toml())
+    def act(workdir: Path) -> None:
+        inputs = workdir.with_suffix(".inputs")
+        if not inputs.exists():
+            inputs.mkdir()
+            (inputs / "experiment.toml").write_text(experiment.config.to_toml())
             for k in range(experiment.task.num_clients):
-                write_key_pair(about / f"{k}.key", about / f"{k}.pub")
+                write_key_pair(inputs / f"{k}.key", inputs / f"{k}.pub")
         nodes = {
             1000 + k: Node(
                 client.app,
-                {"client": k, "state": str(place / "states"), "allow": ZOO},
-                read_public_key(about / f"{k}.pub"),
+                {"client": k, "state": str(workdir / "states"), "allow": EXTRACTORS},
+                read_public_key(inputs / f"{k}.pub"),
             )
             for k in range(experiment.task.num_clients)
         }
@@ -130,9 +130,9 @@ def federation(settings: list[str]) -> Act:
             LocalGrid(nodes),
             1,
             {
-                "experiment": str(about / "experiment.toml"),
-                "out": str(place / "run"),
-                "participants": str(about),
+                "experiment": str(inputs / "experiment.toml"),
+                "out": str(workdir / "run"),
+                "participants": str(inputs),
             },
         )
 

@@ -1,4 +1,4 @@
-"""A file that is not as it was written is refused, or does no harm; never silently wrong."""
+"""Damaged files: a run refuses them, or gives the right result; never a wrong one."""
 
 import re
 import shutil
@@ -10,17 +10,17 @@ import pytest
 from fedgh.errors import RunError
 from fedgh.runs.checkpoint import ClientFiles
 from fedgh.runs.folder import RunFolder
-from tests.faults.cases import Case, NewPlace, some_or_all
+from tests.faults.cases import Case, NewWorkdir, some_or_all
 from tests.faults.end import end
 
 pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(1800)]
 
 
 def damages(content: bytes, older: bytes | None) -> Iterator[bytes]:
-    """Flipped bits here and there, the end missing, nothing left, an older version."""
-    for place in range(0, len(content), max(1, len(content) // 12)):
-        flipped = bytes([content[place] ^ 1])
-        yield content[:place] + flipped + content[place + 1 :]
+    """Yield damaged versions of a file: with a flipped bit, cut off, empty, an older version."""
+    for index in range(0, len(content), max(1, len(content) // 12)):
+        flipped = bytes([content[index] ^ 1])
+        yield content[:index] + flipped + content[index + 1 :]
     yield content[: len(content) // 2]
     yield content[:-1]
     yield b""
@@ -30,39 +30,39 @@ def damages(content: bytes, older: bytes | None) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("rounds", [2, 3])
 @some_or_all
-def test_damage_is_refused_or_harmless(
-    rounds: int, stride: int, case: Case, new_place: NewPlace
+def test_a_damaged_file_is_refused_or_does_not_change_the_result(
+    rounds: int, stride: int, case: Case, new_workdir: NewWorkdir
 ) -> None:
-    older, whole = new_place(), new_place()
+    older, whole = new_workdir(), new_workdir()
     case.play(older, case.killed_after_commit(rounds - 1))
     case.play(whole, None if rounds == 3 else case.killed_after_commit(rounds))
     damaged_files = [
         (path.relative_to(whole), damaged)
         for path in sorted(whole.rglob("*"))
         if path.is_file() and path.name != ".lock"
-        for damaged in damages(path.read_bytes(), before(path, whole, older))
+        for damaged in damages(path.read_bytes(), earlier_content(path, whole, older))
         if damaged != path.read_bytes()
     ]
     refused = 0
     for name, damaged in damaged_files[::stride]:
-        place = new_place() / "copy"
-        shutil.copytree(whole, place)
-        (place / name).write_bytes(damaged)
-        outcome = case.play(place)
+        workdir = new_workdir() / "copy"
+        shutil.copytree(whole, workdir)
+        (workdir / name).write_bytes(damaged)
+        outcome = case.play(workdir)
         if outcome.code != 0:
             refused += 1
-            assert "Traceback" not in outcome.words
-            assert str(place) in outcome.words
-            assert len(outcome.words.splitlines()) == 1
-            shutil.copy(whole / name, place / name)  # nothing else was lost meanwhile
-            outcome = case.play(place)
-        elif is_state(name) and (place / name).exists():  # nobody has looked at it yet
+            assert "Traceback" not in outcome.output
+            assert str(workdir) in outcome.output
+            assert len(outcome.output.splitlines()) == 1
+            shutil.copy(whole / name, workdir / name)  # with the file restored, the run must finish
+            outcome = case.play(workdir)
+        elif is_state(name) and (workdir / name).exists():  # the run did not need to read the file
             with pytest.raises(RunError, match=name.name):
-                look_at(place, name)
-            shutil.copy(whole / name, place / name)
-        assert outcome.code == 0, (name, outcome.words)
-        assert end(place) == case.end, name
-        shutil.rmtree(place)
+                read_state(workdir, name)
+            shutil.copy(whole / name, workdir / name)
+        assert outcome.code == 0, (name, outcome.output)
+        assert end(workdir) == case.end, name
+        shutil.rmtree(workdir)
     assert refused
 
 
@@ -70,9 +70,9 @@ def is_state(name: Path) -> bool:
     return name.parent.name == "means" or name.name.startswith("client-")
 
 
-def look_at(place: Path, name: Path) -> None:
-    """Use a client's state, or the class means of a round, as a report does."""
-    run = RunFolder(place / "run")
+def read_state(workdir: Path, name: Path) -> None:
+    """Read a client's state or the class means of a round, as a report does."""
+    run = RunFolder(workdir / "run")
     if name.parent.name == "means":
         run.means()
     else:
@@ -81,8 +81,8 @@ def look_at(place: Path, name: Path) -> None:
         ClientFiles(run.checkpoint, 3).load(int(client[1]))
 
 
-def before(path: Path, whole: Path, older: Path) -> bytes | None:
-    """The same file as it was a round earlier; of a client, its state under an older name."""
+def earlier_content(path: Path, whole: Path, older: Path) -> bytes | None:
+    """Return a file's content of the round before; a client's state has another name there."""
     name = path.relative_to(whole)
     if path.name.startswith("client-"):
         earlier = sorted((older / name.parent).glob(f"{path.name[:13]}*"))

@@ -1,4 +1,4 @@
-"""A full disk, a missing permission: one line that says so, and then the run goes on."""
+"""A full disk or missing permissions: one line of error, and the run can be resumed."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.cases import Case, NewPlace, some_or_all
+from tests.faults.cases import Case, NewWorkdir, some_or_all
 from tests.faults.disk import Fault
 from tests.faults.driver import Outcome
 from tests.faults.end import end
@@ -19,20 +19,26 @@ from tests.support.tiny import QUICK
 
 pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(1800)]
 
-NOBODY = 65534 if os.geteuid() == 0 else None
-"""Somebody whom permissions stop."""
+UNPRIVILEGED = 65534 if os.geteuid() == 0 else None
+"""A user without the privileges of root, whom permissions restrict; None if already so."""
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs to mount")
 
 
-def assert_explained(outcome: Outcome, place: Path) -> None:
-    """One line that names a file and says what to do."""
-    assert outcome.code in (1, 2), outcome.words
-    (line,) = outcome.words.splitlines()
+def assert_clear_error(outcome: Outcome, workdir: Path) -> None:
+    """Check that the output is one line of error that names a file and what to do."""
+    assert outcome.code in (1, 2), outcome.output
+    (line,) = outcome.output.splitlines()
     assert line.startswith("error: "), line
-    assert str(place) in line
-    advice = ("go on with `fedgh resume`", "start it again", "put it back from a copy", "allow it")
-    assert any(words in line for words in advice), line
+    assert str(workdir) in line
+    advice = (
+        "continue with `fedgh resume`",
+        "start it again",
+        "put it back from a copy",
+        "allow it",
+        "permissions",
+    )
+    assert any(text in line for text in advice), line
 
 
 @some_or_all
@@ -46,30 +52,30 @@ def assert_explained(outcome: Outcome, place: Path) -> None:
     ],
     indirect=["case"],
 )
-def test_what_cannot_be_written_is_said_and_later_done(
-    case: Case, how: str, error: int, stride: int, new_place: NewPlace
+def test_a_write_error_is_reported_and_the_run_resumes(
+    case: Case, how: str, error: int, stride: int, new_workdir: NewWorkdir
 ) -> None:
     for number in range(len(case.operations), 0, -stride):
-        place = new_place()
+        workdir = new_workdir()
         fault = Fault(number, how, error)
-        failed = case.play(place, fault)
+        failed = case.play(workdir, fault)
         if how == "forbidden" or failed.code != 0:  # a full disk still syncs and deletes
-            assert_explained(failed, place)
-            assert os.strerror(error) in failed.words
-        again = case.play(place)
-        assert again.code == 0, (fault, again.words)
-        assert end(place) == case.end, fault
-        shutil.rmtree(place)
+            assert_clear_error(failed, workdir)
+            assert os.strerror(error) in failed.output
+        again = case.play(workdir)
+        assert again.code == 0, (fault, again.output)
+        assert end(workdir) == case.end, fault
+        shutil.rmtree(workdir)
 
 
 @pytest.fixture(scope="module")
-def half_way(case_of: Callable[[str], Case], new_place: NewPlace) -> Path:
-    """A run that was killed in its second round, of somebody whom permissions stop."""
-    case, place = case_of("run"), new_place()
-    if NOBODY is not None:
-        os.chown(place, NOBODY, NOBODY)
-    assert case.play(place, case.killed_after_commit(1), user=NOBODY).code == -9
-    return place
+def interrupted_run(case_of: Callable[[str], Case], new_workdir: NewWorkdir) -> Path:
+    """A run of an unprivileged user that was killed in its second round."""
+    case, workdir = case_of("run"), new_workdir()
+    if UNPRIVILEGED is not None:
+        os.chown(workdir, UNPRIVILEGED, UNPRIVILEGED)
+    assert case.play(workdir, case.killed_after_commit(1), user=UNPRIVILEGED).code == -9
+    return workdir
 
 
 @pytest.mark.parametrize(
@@ -87,87 +93,91 @@ def half_way(case_of: Callable[[str], Case], new_place: NewPlace) -> Path:
         ("run/means", 0o555, False),
     ],
 )
-def test_permissions_that_were_taken_away(
-    name: str, mode: int, harmless: bool, half_way: Path, case: Case, new_place: NewPlace
+def test_missing_permissions_are_reported_and_the_run_resumes(
+    name: str, mode: int, harmless: bool, interrupted_run: Path, case: Case, new_workdir: NewWorkdir
 ) -> None:
-    place = new_place()
-    subprocess.run(["cp", "-a", f"{half_way}/.", place], check=True)  # owners, too
-    path = place / name
+    workdir = new_workdir()
+    subprocess.run(["cp", "-a", f"{interrupted_run}/.", workdir], check=True)  # -a keeps the owners
+    path = workdir / name
     before = path.stat().st_mode
     path.chmod(mode)
-    outcome = case.play(place, user=NOBODY)
+    outcome = case.play(workdir, user=UNPRIVILEGED)
     path.chmod(before)
     if not harmless:
-        assert_explained(outcome, place)
-        outcome = case.play(place, user=NOBODY)
-    assert outcome.code == 0, outcome.words
-    assert end(place) == case.end
+        assert_clear_error(outcome, workdir)
+        outcome = case.play(workdir, user=UNPRIVILEGED)
+    assert outcome.code == 0, outcome.output
+    assert end(workdir) == case.end
 
 
 @contextmanager
-def small_disk(place: Path, kilobytes: int) -> Iterator[None]:
+def small_disk(workdir: Path, kilobytes: int) -> Iterator[None]:
     subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "fedgh-faults", place], check=True
+        ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "fedgh-faults", workdir], check=True
     )
     try:
         yield
     finally:
-        subprocess.run(["umount", "-l", place], check=True)
+        subprocess.run(["umount", "-l", workdir], check=True)
 
 
-def remount(place: Path, option: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{option}", place], check=True)
+def remount(workdir: Path, option: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{option}", workdir], check=True)
 
 
 @needs_root
 @pytest.mark.faults
 @pytest.mark.parametrize("kilobytes", [4, 24, 48, 64, 80, 96, 112])
-def test_a_disk_that_is_really_full(kilobytes: int, case: Case, new_place: NewPlace) -> None:
-    place = new_place()
-    with small_disk(place, kilobytes):
-        assert_explained(case.play(place), place)
-        remount(place, "size=10m")
-        again = case.play(place)
-        assert again.code == 0, again.words
-        assert end(place) == case.end
+def test_a_run_on_a_full_disk_is_resumed_on_a_larger_one(
+    kilobytes: int, case: Case, new_workdir: NewWorkdir
+) -> None:
+    workdir = new_workdir()
+    with small_disk(workdir, kilobytes):
+        assert_clear_error(case.play(workdir), workdir)
+        remount(workdir, "size=10m")
+        again = case.play(workdir)
+        assert again.code == 0, again.output
+        assert end(workdir) == case.end
 
 
 @needs_root
 @pytest.mark.faults
-def test_a_disk_that_is_really_read_only(case: Case, new_place: NewPlace) -> None:
-    place = new_place()
-    with small_disk(place, 10_000):
-        assert case.play(place, case.killed_after_commit(1)).code == -9
-        remount(place, "ro")
-        outcome = case.play(place)
-        assert_explained(outcome, place)
-        assert "Read-only file system" in outcome.words
-        remount(place, "rw")
-        assert case.play(place).code == 0
-        assert end(place) == case.end
+def test_a_run_on_a_read_only_disk_is_resumed_on_a_writable_one(
+    case: Case, new_workdir: NewWorkdir
+) -> None:
+    workdir = new_workdir()
+    with small_disk(workdir, 10_000):
+        assert case.play(workdir, case.killed_after_commit(1)).code == -9
+        remount(workdir, "ro")
+        outcome = case.play(workdir)
+        assert_clear_error(outcome, workdir)
+        assert "Read-only file system" in outcome.output
+        remount(workdir, "rw")
+        assert case.play(workdir).code == 0
+        assert end(workdir) == case.end
 
 
 @needs_root
 @pytest.mark.faults
-def test_worker_processes_on_a_full_disk(new_place: NewPlace) -> None:
-    def fedgh(*words: str) -> subprocess.CompletedProcess[str]:
+def test_a_run_with_workers_on_a_full_disk_is_resumed(new_workdir: NewWorkdir) -> None:
+    def fedgh(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "fedgh", *words], capture_output=True, text=True, check=False
+            [sys.executable, "-m", "fedgh", *arguments], capture_output=True, text=True, check=False
         )
 
     settings = [word for setting in QUICK for word in ("--set", setting)]
     workers = [*settings, "--engine", "workers", "--workers", "2", "--quiet"]
-    straight, place = new_place(), new_place()
+    straight, workdir = new_workdir(), new_workdir()
     assert fedgh("run", "demo", *workers, "--out", str(straight / "run")).returncode == 0
-    with small_disk(place, 60):
-        full = fedgh("run", "demo", *workers, "--out", str(place / "run"))
+    with small_disk(workdir, 60):
+        full = fedgh("run", "demo", *workers, "--out", str(workdir / "run"))
         outcome = Outcome(full.returncode, full.stderr, [])
-        assert_explained(outcome, place)
-        assert "No space left on device" in outcome.words
-        remount(place, "size=100m")
-        again = fedgh("resume", str(place / "run"), "--quiet")
+        assert_clear_error(outcome, workdir)
+        assert "No space left on device" in outcome.output
+        remount(workdir, "size=100m")
+        again = fedgh("resume", str(workdir / "run"), "--quiet")
         assert again.returncode == 0, again.stderr
-        found, expected = end(place), end(straight)
+        found, expected = end(workdir), end(straight)
         for name in ("run/report.html", "run/confusion.json"):
             assert found.pop(name)
             assert expected.pop(name)

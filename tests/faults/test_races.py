@@ -1,7 +1,7 @@
-"""Two commands that work on one folder at the same instant never make one run of two.
+"""Two commands that work on one folder at the same time never mix their runs.
 
-Afterwards the folder holds, to the bit, the run that one of them would have made alone; the other
-has been refused in a line, or has a folder of its own.
+Afterwards the folder has, to the bit, the run that one of the commands makes alone. The other
+command has printed one line of error, or has another folder.
 """
 
 import os
@@ -22,7 +22,7 @@ from fedgh.core.records import Round
 from fedgh.runs.folder import RunFolder
 from fedgh.training import experiment, loop
 from fedgh.training.callbacks import Callback, StopTraining
-from tests.faults.cases import NewPlace
+from tests.faults.cases import NewWorkdir
 from tests.faults.end import end
 from tests.faults.racers import Finish, Racers, Start
 
@@ -45,23 +45,23 @@ SETTINGS = (
 ONE, OTHER = "federation.seed=1", "federation.seed=2"
 METHODS = ("fedgh", "standalone")
 SPAN = 0.6
-"""Seconds within which a command that is not disturbed does most of its work."""
+"""Seconds in which an undisturbed command does most of its work."""
 
-Alone = Callable[..., dict[str, Any]]
-"""From settings to what is in the folder of a run that nobody disturbed."""
+ContentAlone = Callable[..., dict[str, Any]]
+"""Function of settings that returns the content of an undisturbed run folder."""
 
-Half = Callable[[Path], None]
-"""Makes a folder with the run of seed 1, stopped after its first round."""
+CopyHalfRun = Callable[[Path], None]
+"""Function that copies the run of seed 1, stopped after its first round, to a folder."""
 
 
 def pairs(number: int) -> pytest.MarkDecorator:
-    """So many pairs of commands, each a test of its own."""
-    return pytest.mark.parametrize("chance", range(number), indirect=True)
+    """Return a mark that runs a test with this number of random seeds."""
+    return pytest.mark.parametrize("rng", range(number), indirect=True)
 
 
 @pytest.fixture
-def chance(request: pytest.FixtureRequest) -> Random:
-    """What differs from pair to pair: who is how late, who is killed when."""
+def rng(request: pytest.FixtureRequest) -> Random:
+    """The random numbers of a test: delays, and times of kills."""
     return Random(request.param)
 
 
@@ -72,28 +72,28 @@ def racers() -> Iterator[Racers]:
 
 
 @pytest.fixture
-def place(new_place: NewPlace) -> Iterator[Path]:
-    made = new_place()
+def workdir(new_workdir: NewWorkdir) -> Iterator[Path]:
+    made = new_workdir()
     yield made
     shutil.rmtree(made)
 
 
 @pytest.fixture(scope="module")
-def alone(new_place: NewPlace) -> Alone:
+def content_alone(new_workdir: NewWorkdir) -> ContentAlone:
     @cache
     def content(*settings: str) -> dict[str, Any]:
-        return everything(loop.run(prepared(*settings), new_place() / "run").path)
+        return everything(loop.run(prepared(*settings), new_workdir() / "run").path)
 
     return content
 
 
 @pytest.fixture(scope="module")
-def half(new_place: NewPlace) -> Half:
+def copy_half_run(new_workdir: NewWorkdir) -> CopyHalfRun:
     class OneRound(Callback):
         def finished_round(self, record: Round) -> None:
             raise StopTraining
 
-    made = new_place() / "run"
+    made = new_workdir() / "run"
     loop.run(prepared(ONE), made, [OneRound()])
 
     def copy(folder: Path) -> None:
@@ -115,8 +115,8 @@ def resume(folder: str = "run") -> tuple[str, ...]:
 
 
 def compare(*settings: str, methods: Sequence[str] = METHODS) -> tuple[str, ...]:
-    what = ("--methods", ",".join(methods), "--seeds", "1", *_set(*settings))
-    return ("compare", "demo", "-q", *what, "--out", "all")
+    options = ("--methods", ",".join(methods), "--seeds", "1", *_set(*settings))
+    return ("compare", "demo", "-q", *options, "--out", "all")
 
 
 def _set(*settings: str) -> tuple[str, ...]:
@@ -124,22 +124,22 @@ def _set(*settings: str) -> tuple[str, ...]:
 
 
 def trial(method: str, *settings: str) -> tuple[str, ...]:
-    """The settings of a run within a comparison."""
+    """Return the settings of a run of a comparison."""
     return (*settings, f"method.name={method}", ONE)
 
 
 def everything(folder: Path) -> dict[str, Any]:
-    """What is in a folder, also how it was to be computed."""
+    """Return the content of a run folder, including its configuration."""
     return {**end(folder), "config.toml": (folder / "config.toml").read_text()}
 
 
-def is_refusal(finish: Finish) -> bool:
-    """Whether a command has ended with an error in words, in one line."""
-    return finish.code in (1, 2) and bool(re.fullmatch(r"error: [^\n]+\n", finish.words))
+def is_one_line_error(finish: Finish) -> bool:
+    """Return true if a command ended with one line of error."""
+    return finish.code in (1, 2) and bool(re.fullmatch(r"error: [^\n]+\n", finish.output))
 
 
-def assert_whole(folder: Path, *runs: dict[str, Any]) -> None:
-    """The folder holds exactly one of these runs, and all in it says that it is of the same."""
+def assert_consistent(folder: Path, *runs: dict[str, Any]) -> None:
+    """Check that the folder has exactly one of these runs, and that its files belong together."""
     found = RunFolder.open(folder)
     round, state = found.committed()
     found.client_files(round).check(state["trained"].tolist())
@@ -148,172 +148,196 @@ def assert_whole(folder: Path, *runs: dict[str, Any]) -> None:
 
 
 def assert_finished(racers: Racers, folder: Path, *runs: dict[str, Any]) -> None:
-    """The same, and a resume finds nothing left to do."""
-    assert_whole(folder, *runs)
+    """Check that the folder has one of these runs, and that a resume changes nothing."""
+    assert_consistent(folder, *runs)
     assert racers.race(folder.parent, Start(resume(folder.name))) == [Finish(0, "")]
-    assert_whole(folder, *runs)
+    assert_consistent(folder, *runs)
 
 
 @pairs(30)
-def test_two_runs_into_one_folder(
-    racers: Racers, place: Path, alone: Alone, chance: Random
+def test_of_two_runs_into_one_folder_one_is_refused(
+    racers: Racers, workdir: Path, content_alone: ContentAlone, rng: Random
 ) -> None:
-    late = chance.choice([0.0, chance.uniform(0, 0.02)])
-    seeds = chance.sample([ONE, OTHER], 2)
-    finishes = racers.race(place, Start(run(seeds[0])), Start(run(seeds[1]), late))
+    late = rng.choice([0.0, rng.uniform(0, 0.02)])
+    seeds = rng.sample([ONE, OTHER], 2)
+    finishes = racers.race(workdir, Start(run(seeds[0])), Start(run(seeds[1]), late))
     (winner,) = (seed for seed, finish in zip(seeds, finishes, strict=True) if finish.code == 0)
-    assert [is_refusal(finish) for finish in finishes].count(True) == 1, finishes
-    assert_finished(racers, place / "run", alone(winner))
+    assert [is_one_line_error(finish) for finish in finishes].count(True) == 1, finishes
+    assert_finished(racers, workdir / "run", content_alone(winner))
 
 
 @pairs(12)
-def test_two_runs_that_choose_their_folders(
-    racers: Racers, place: Path, alone: Alone, chance: Random
+def test_two_runs_without_out_get_different_folders(
+    racers: Racers, workdir: Path, content_alone: ContentAlone, rng: Random
 ) -> None:
     seeds = [ONE, OTHER]
-    finishes = racers.race(place, *(Start(run(seed, out=None)) for seed in seeds))
+    finishes = racers.race(workdir, *(Start(run(seed, out=None)) for seed in seeds))
     assert finishes == [Finish(0, "")] * 2
-    folders = sorted((place / "runs").iterdir())
+    folders = sorted((workdir / "runs").iterdir())
     assert [folder.name for folder in folders] == ["demo", "demo-2"]
     contents = [everything(folder) for folder in folders]
-    assert contents in ([alone(ONE), alone(OTHER)], [alone(OTHER), alone(ONE)])
+    assert contents in (
+        [content_alone(ONE), content_alone(OTHER)],
+        [content_alone(OTHER), content_alone(ONE)],
+    )
     for folder, content in zip(folders, contents, strict=True):
         assert_finished(racers, folder, content)
 
 
 @pairs(14)
-def test_a_run_and_a_resume(racers: Racers, place: Path, alone: Alone, chance: Random) -> None:
-    later = Start(resume(), chance.uniform(0, SPAN))
-    started, resumed = racers.race(place, Start(run(ONE)), later)
+def test_a_resume_during_a_run_does_not_change_it(
+    racers: Racers, workdir: Path, content_alone: ContentAlone, rng: Random
+) -> None:
+    later = Start(resume(), rng.uniform(0, SPAN))
+    started, resumed = racers.race(workdir, Start(run(ONE)), later)
     assert started == Finish(0, "")
-    assert resumed == Finish(0, "") or is_refusal(resumed)
-    assert_finished(racers, place / "run", alone(ONE))
+    assert resumed == Finish(0, "") or is_one_line_error(resumed)
+    assert_finished(racers, workdir / "run", content_alone(ONE))
 
 
 @pairs(14)
-def test_two_resumes(racers: Racers, place: Path, alone: Alone, half: Half, chance: Random) -> None:
-    half(place / "run")
-    later = Start(resume(), chance.uniform(0, SPAN / 4))
-    finishes = racers.race(place, Start(resume()), later)
+def test_two_resumes_of_one_run_give_one_result(
+    racers: Racers,
+    workdir: Path,
+    content_alone: ContentAlone,
+    copy_half_run: CopyHalfRun,
+    rng: Random,
+) -> None:
+    copy_half_run(workdir / "run")
+    later = Start(resume(), rng.uniform(0, SPAN / 4))
+    finishes = racers.race(workdir, Start(resume()), later)
     assert Finish(0, "") in finishes
-    assert all(finish == Finish(0, "") or is_refusal(finish) for finish in finishes)
-    assert_finished(racers, place / "run", alone(ONE))
+    assert all(finish == Finish(0, "") or is_one_line_error(finish) for finish in finishes)
+    assert_finished(racers, workdir / "run", content_alone(ONE))
 
 
 @pairs(8)
-def test_two_comparisons(racers: Racers, place: Path, alone: Alone, chance: Random) -> None:
-    later = Start(compare(), chance.uniform(0, SPAN))
-    finishes = racers.race(place, Start(compare()), later)
+def test_two_equal_comparisons_give_one_result(
+    racers: Racers, workdir: Path, content_alone: ContentAlone, rng: Random
+) -> None:
+    later = Start(compare(), rng.uniform(0, SPAN))
+    finishes = racers.race(workdir, Start(compare()), later)
     assert Finish(0, "") in finishes
-    assert all(finish == Finish(0, "") or is_refusal(finish) for finish in finishes)
+    assert all(finish == Finish(0, "") or is_one_line_error(finish) for finish in finishes)
     for method in METHODS:
-        assert_finished(racers, place / "all" / f"{method}-seed1", alone(*trial(method)))
+        assert_finished(racers, workdir / "all" / f"{method}-seed1", content_alone(*trial(method)))
 
 
 @pairs(8)
-def test_two_comparisons_with_different_settings(
-    racers: Racers, place: Path, alone: Alone, chance: Random
+def test_two_comparisons_with_different_settings_never_mix(
+    racers: Racers, workdir: Path, content_alone: ContentAlone, rng: Random
 ) -> None:
     other = "run.eval_every=2"
-    later = Start(compare(other), chance.uniform(0, SPAN))
-    finishes = racers.race(place, Start(compare()), later)
+    later = Start(compare(other), rng.uniform(0, SPAN))
+    finishes = racers.race(workdir, Start(compare()), later)
     assert Finish(0, "") in finishes
-    assert all(finish == Finish(0, "") or is_refusal(finish) for finish in finishes)
+    assert all(finish == Finish(0, "") or is_one_line_error(finish) for finish in finishes)
     for method in METHODS:
-        either = alone(*trial(method)), alone(*trial(method, other))
-        assert_finished(racers, place / "all" / f"{method}-seed1", *either)
+        either = content_alone(*trial(method)), content_alone(*trial(method, other))
+        assert_finished(racers, workdir / "all" / f"{method}-seed1", *either)
 
 
 @pairs(8)
-def test_a_comparison_that_is_killed_while_one_with_different_settings_goes_on(
-    racers: Racers, place: Path, alone: Alone, chance: Random
+def test_a_killed_comparison_does_not_mix_with_one_of_different_settings(
+    racers: Racers, workdir: Path, content_alone: ContentAlone, rng: Random
 ) -> None:
     rounds, other = "federation.rounds=3", "run.eval_every=3"
-    killed = Start(compare(rounds, other, methods=METHODS[::-1]), killed=chance.uniform(0, SPAN))
-    _, whole = racers.race(place, killed, Start(compare(rounds)))
-    assert whole == Finish(0, "") or is_refusal(whole)
+    killed = Start(compare(rounds, other, methods=METHODS[::-1]), killed=rng.uniform(0, SPAN))
+    _, whole = racers.race(workdir, killed, Start(compare(rounds)))
+    assert whole == Finish(0, "") or is_one_line_error(whole)
     for method in METHODS:
-        either = alone(*trial(method, rounds)), alone(*trial(method, rounds, other))
-        folder = place / "all" / f"{method}-seed1"
+        either = content_alone(*trial(method, rounds)), content_alone(*trial(method, rounds, other))
+        folder = workdir / "all" / f"{method}-seed1"
         if (folder / "config.toml").exists():
             assert racers.race(folder.parent, Start(resume(folder.name))) == [Finish(0, "")]
-            assert_whole(folder, *either)
+            assert_consistent(folder, *either)
 
 
 @pairs(10)
-def test_a_comparison_and_a_run_in_its_folder(
-    racers: Racers, place: Path, alone: Alone, chance: Random
+def test_a_comparison_and_a_run_in_its_folder_never_mix(
+    racers: Racers, workdir: Path, content_alone: ContentAlone, rng: Random
 ) -> None:
-    folder = place / "all" / "fedgh-seed1"
+    folder = workdir / "all" / "fedgh-seed1"
     other = run(OTHER, out=str(folder))
-    whole, single = racers.race(place, Start(compare()), Start(other, chance.uniform(0, 0.1)))
-    winner = trial("fedgh") if is_refusal(single) else (OTHER,)
-    assert single == Finish(0, "") or is_refusal(single)
-    assert whole == Finish(0, "") or (is_refusal(whole) and single.code == 0)
-    assert_finished(racers, folder, alone(*winner))
+    whole, single = racers.race(workdir, Start(compare()), Start(other, rng.uniform(0, 0.1)))
+    winner = trial("fedgh") if is_one_line_error(single) else (OTHER,)
+    assert single == Finish(0, "") or is_one_line_error(single)
+    assert whole == Finish(0, "") or (is_one_line_error(whole) and single.code == 0)
+    assert_finished(racers, folder, content_alone(*winner))
     if whole.code == 0:
-        assert_finished(racers, place / "all" / "standalone-seed1", alone(*trial("standalone")))
+        assert_finished(
+            racers, workdir / "all" / "standalone-seed1", content_alone(*trial("standalone"))
+        )
 
 
 @pairs(20)
-def test_a_run_that_is_killed_while_another_starts(
-    racers: Racers, place: Path, alone: Alone, chance: Random
+def test_a_run_that_starts_while_another_is_killed_does_not_mix_with_it(
+    racers: Racers, workdir: Path, content_alone: ContentAlone, rng: Random
 ) -> None:
-    killed = chance.uniform(0, SPAN)
-    late = chance.choice([0.0, killed])
-    _, other = racers.race(place, Start(run(ONE), killed=killed), Start(run(OTHER), late))
-    if is_refusal(other) and (place / "run" / "config.toml").exists():
-        assert racers.race(place, Start(resume())) == [Finish(0, "")]
+    killed = rng.uniform(0, SPAN)
+    late = rng.choice([0.0, killed])
+    _, other = racers.race(workdir, Start(run(ONE), killed=killed), Start(run(OTHER), late))
+    if is_one_line_error(other) and (workdir / "run" / "config.toml").exists():
+        assert racers.race(workdir, Start(resume())) == [Finish(0, "")]
         winner = ONE
     else:
-        if is_refusal(other):  # the first had the folder, and died before its run existed
-            (other,) = racers.race(place, Start(run(OTHER)))
+        # The first had locked the folder, and was killed before its run existed.
+        if is_one_line_error(other):
+            (other,) = racers.race(workdir, Start(run(OTHER)))
         assert other == Finish(0, "")
         winner = OTHER
-    assert_finished(racers, place / "run", alone(winner))
+    assert_finished(racers, workdir / "run", content_alone(winner))
 
 
 @pairs(10)
-def test_a_resume_that_is_killed_while_another_starts(
-    racers: Racers, place: Path, alone: Alone, half: Half, chance: Random
+def test_a_resume_that_starts_while_another_is_killed_gives_the_same_result(
+    racers: Racers,
+    workdir: Path,
+    content_alone: ContentAlone,
+    copy_half_run: CopyHalfRun,
+    rng: Random,
 ) -> None:
-    half(place / "run")
-    killed = chance.uniform(0, SPAN)
-    late = chance.choice([0.0, killed])
-    _, other = racers.race(place, Start(resume(), killed=killed), Start(resume(), late))
-    assert other == Finish(0, "") or is_refusal(other)
-    assert racers.race(place, Start(resume())) == [Finish(0, "")]
-    assert_finished(racers, place / "run", alone(ONE))
+    copy_half_run(workdir / "run")
+    killed = rng.uniform(0, SPAN)
+    late = rng.choice([0.0, killed])
+    _, other = racers.race(workdir, Start(resume(), killed=killed), Start(resume(), late))
+    assert other == Finish(0, "") or is_one_line_error(other)
+    assert racers.race(workdir, Start(resume())) == [Finish(0, "")]
+    assert_finished(racers, workdir / "run", content_alone(ONE))
 
 
-def test_processes_of_their_own(racers: Racers, place: Path, alone: Alone, half: Half) -> None:
-    """Pairs as users start them, with the reports that they write at the end."""
-    one, other = _processes(place, run(ONE, out="a"), run(OTHER, out="a"))
+def test_real_processes_with_reports_never_mix_runs(
+    racers: Racers, workdir: Path, content_alone: ContentAlone, copy_half_run: CopyHalfRun
+) -> None:
+    """Pairs of processes as users start them, which write reports at the end."""
+    one, other = _processes(workdir, run(ONE, out="a"), run(OTHER, out="a"))
     assert sorted([one.code, other.code]) == [0, 1]
-    assert is_refusal(one) or is_refusal(other)
-    half(place / "b")
-    resumes = _processes(place, resume("b"), resume("b"))
+    assert is_one_line_error(one) or is_one_line_error(other)
+    copy_half_run(workdir / "b")
+    resumes = _processes(workdir, resume("b"), resume("b"))
     assert Finish(0, "") in resumes
-    assert all(finish == Finish(0, "") or is_refusal(finish) for finish in resumes)
+    assert all(finish == Finish(0, "") or is_one_line_error(finish) for finish in resumes)
     for folder, winner in (("a", ONE if one.code == 0 else OTHER), ("b", ONE)):
         for extra in ("report.html", "confusion.json"):
-            (place / folder / extra).unlink()
-        assert_finished(racers, place / folder, alone(winner))
+            (workdir / folder / extra).unlink()
+        assert_finished(racers, workdir / folder, content_alone(winner))
 
 
-def _processes(place: Path, *commands: tuple[str, ...]) -> list[Finish]:
+def _processes(workdir: Path, *commands: tuple[str, ...]) -> list[Finish]:
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "fedgh", *words],
-            cwd=place,
+            [sys.executable, "-m", "fedgh", *arguments],
+            cwd=workdir,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for words in commands
+        for arguments in commands
     ]
-    said = [process.communicate()[0] for process in started]
-    return [Finish(process.returncode, words) for process, words in zip(started, said, strict=True)]
+    outputs = [process.communicate()[0] for process in started]
+    return [
+        Finish(process.returncode, output) for process, output in zip(started, outputs, strict=True)
+    ]

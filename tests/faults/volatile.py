@@ -1,7 +1,7 @@
-"""What a power cut may leave of a folder: only what was synced is sure.
+"""A model of a disk that predicts the content of a folder after a power cut.
 
-A model of a disk: a file's bytes last once the file is synced, names last once their folder is.
-What was not synced may be there or not.
+The bytes of a file are durable once the file is synced, names once their folder is synced. Other
+changes may be lost or not.
 """
 
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 from tests.faults.disk import Operation
 
 Names = dict[str, "Node"]
-Change = dict[str, "Node | None"]  # names that come or go in one step
+Change = dict[str, "Node | None"]  # names that one operation adds (a node) or removes (None)
 
 NAMES = ("none", "last", "all")
-"""Which changes of names, of those that were not synced, a power cut may spare in each folder."""
+"""Unsynced changes of names that survive a power cut in each folder: none, the last or all."""
 
 
 @dataclass(eq=False)
@@ -27,14 +27,14 @@ class Node:
 
 @dataclass
 class Volatile:
-    """A folder on a disk that forgets."""
+    """A folder with its durable and its volatile changes."""
 
     _now: Names = field(default_factory=lambda: {".": Node(folder=True)})
-    _sure: Names = field(default_factory=lambda: {".": Node(folder=True)})
-    _unsure: dict[str, list[Change]] = field(default_factory=dict)
+    _durable: Names = field(default_factory=lambda: {".": Node(folder=True)})
+    _volatile: dict[str, list[Change]] = field(default_factory=dict)
 
     def do(self, operation: Operation) -> None:
-        """Do what was done; what had failed, fails again."""
+        """Apply an operation; one that failed has no effect."""
         path, node = operation.path, self._now.get(operation.path)
         if operation.kind == "open":
             if node is None:
@@ -62,45 +62,48 @@ class Volatile:
         folders = {_parent(path) for path in change}
         assert len(folders) == 1, "renamed between folders"
         _apply(change, self._now)
-        self._unsure.setdefault(folders.pop(), []).append(change)
+        self._volatile.setdefault(folders.pop(), []).append(change)
 
     def _sync(self, path: str, node: Node) -> None:
         node.synced = node.content
         if node.folder:
-            for change in self._unsure.pop(path, []):
-                _apply(change, self._sure)
+            for change in self._volatile.pop(path, []):
+                _apply(change, self._durable)
 
-    def unsure_names(self, folder: str) -> list[Change]:
-        """Changes in a folder that a power cut may undo."""
-        return self._unsure.get(folder, [])
+    def volatile_changes(self, folder: str) -> list[Change]:
+        """Return the changes of names in a folder that a power cut may undo."""
+        return self._volatile.get(folder, [])
 
-    def is_sure(self, path: str) -> bool:
-        """Whether the bytes of a file would all survive."""
+    def is_durable(self, path: str) -> bool:
+        """Return true if all bytes of a file are synced."""
         return self._now[path].content == self._now[path].synced
 
-    def left(self, names: str, bytes_too: bool) -> dict[str, str | None]:
-        """What a power cut leaves; None is a folder. `names` is one of NAMES."""
-        kept = dict(self._sure)
-        for changes in self._unsure.values():
+    def after_power_cut(self, names: str, keep_bytes: bool) -> dict[str, str | None]:
+        """Return the files after a power cut: content by path, None for a folder.
+
+        `names` is one of NAMES; with `keep_bytes` unsynced bytes survive, too.
+        """
+        names_left = dict(self._durable)
+        for changes in self._volatile.values():
             spared = {"none": [], "last": changes[-1:], "all": changes}[names]
             for change in spared:
-                _apply(change, kept)
-        found: dict[str, str | None] = {}
-        for path in sorted(kept, key=lambda path: len(PurePosixPath(path).parts)):
-            node = kept[path]
-            if path == "." or _parent(path) in found or _parent(path) == ".":
-                content = node.content if bytes_too else node.synced
-                found[path] = None if node.folder else content
-        return found
+                _apply(change, names_left)
+        contents: dict[str, str | None] = {}
+        for path in sorted(names_left, key=lambda path: len(PurePosixPath(path).parts)):
+            node = names_left[path]
+            if path == "." or _parent(path) in contents or _parent(path) == ".":
+                content = node.content if keep_bytes else node.synced
+                contents[path] = None if node.folder else content
+        return contents
 
 
-def write(left: dict[str, str | None], place: Path) -> None:
-    """Make it so."""
-    for name, content in left.items():
+def write(remains: dict[str, str | None], workdir: Path) -> None:
+    """Write these files and folders to the disk."""
+    for name, content in remains.items():
         if content is None:
-            (place / name).mkdir(exist_ok=True)
+            (workdir / name).mkdir(exist_ok=True)
         else:
-            (place / name).write_bytes(content.encode("latin-1"))
+            (workdir / name).write_bytes(content.encode("latin-1"))
 
 
 def _apply(change: Change, names: Names) -> None:

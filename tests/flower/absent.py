@@ -1,4 +1,4 @@
-"""Runs in which it is known beforehand what some clients answer."""
+"""Engines in which the replies of some clients are preset."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -9,20 +9,20 @@ from fedgh.training import loop
 from fedgh.training.experiment import Experiment
 
 Replies = Mapping[tuple[int, int], Reply]
-"""By client and round."""
+"""Replies by client and round."""
 
 
-class Known:
-    """An engine that has some replies already: who would have given them is never asked."""
+class PresetReplies:
+    """An engine that returns preset replies, and runs all other jobs on another engine."""
 
     def __init__(self, engine: Engine, replies: Replies) -> None:
         self.engine, self.replies = engine, replies
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
-        known = [job for job in jobs if (job.client_id, job.round) in self.replies]
-        for job in known:
+        preset = [job for job in jobs if (job.client_id, job.round) in self.replies]
+        for job in preset:
             yield self.replies[job.client_id, job.round]
-        yield from self.engine.run([job for job in jobs if job not in known])
+        yield from self.engine.run([job for job in jobs if job not in preset])
 
     def save(self, round: int) -> None:
         self.engine.save(round)
@@ -32,14 +32,14 @@ class Known:
 
 
 def with_replies(replies: Replies) -> loop.MakeEngine:
-    """The engine of this process, but for these replies."""
+    """Return a function that makes a local engine with these preset replies."""
 
     def make(experiment: Experiment, folder: RunFolder, done: int, state: Payload) -> Engine:
-        return Known(loop.local_engine(experiment, folder, done, state), replies)
+        return PresetReplies(loop.local_engine(experiment, folder, done, state), replies)
 
     return make
 
 
 def with_absent(absent: set[tuple[int, int]], reason: str) -> loop.MakeEngine:
-    """The engine of this process, in which some clients fail in some rounds."""
+    """Return a function that makes a local engine in which these clients and rounds fail."""
     return with_replies({key: Reply(*key, error=reason) for key in absent})

@@ -20,22 +20,21 @@ FIRST_NODE = 1000
 NETWORKS = ",".join(
     [*(f"tests.support.tiny:{name}" for name in ("mlp", "noisy", "failing", "infinite")), *FAMILIES]
 )
-"""Code outside fedgh that participants allow: that of these tests."""
+"""Names of the tests' own code, which the clients allow."""
 
 
-class Unreliable(LocalGrid):
-    """Loses the replies of some clients in some rounds, after they have done their work."""
+class UnreliableGrid(LocalGrid):
+    """A grid that loses the replies of some clients in some rounds, after they have trained."""
 
     def __init__(self, nodes: Mapping[int, Node]) -> None:
         super().__init__(nodes)
         self.lost: set[tuple[int, int]] = set()  # client, round
         self.delivered = 0
-        self.break_after = 2**62  # deliveries
+        self.break_after = 2**62  # deliveries before a KeyboardInterrupt
 
     def _reply(self, name: str) -> Message | None:
-        """As if they had never come."""
-        found = super()._reply(name)
-        return None if found is None or self._key(found) in self.lost else found
+        result = super()._reply(name)
+        return None if result is None or self._key(result) in self.lost else result
 
     def _deliver(self, message: Message, node_id: int) -> Message:
         if self.delivered == self.break_after:
@@ -48,8 +47,8 @@ class Unreliable(LocalGrid):
         return message.metadata.src_node_id - FIRST_NODE, int(message.metadata.group_id)
 
 
-class House:
-    """A folder with an experiment, the keys of its participants, and their states."""
+class LocalFederation:
+    """A federation in one process, with its experiment, keys and states in a folder."""
 
     def __init__(
         self,
@@ -74,10 +73,10 @@ class House:
             }
             key = read_public_key(keys / f"{k}.pub")
             nodes[FIRST_NODE + k] = Node(apps[k % len(apps)], node_config, key)
-        self.grid = Unreliable(nodes)
+        self.grid = UnreliableGrid(nodes)
 
     def run(self, out: str = "run") -> RunFolder:
-        """Start the server."""
+        """Run the server until the end of the run, and return the run folder."""
         settings = {
             "experiment": str(self.path / "experiment.toml"),
             "out": str(self.path / out),
@@ -85,13 +84,13 @@ class House:
         }
         return serve(self.grid, 1, settings)
 
-    def home(self, k: int) -> Path:
-        """Where a participant keeps its states."""
-        (found,) = (self.path / "states").glob(f"experiments/*/client-{k}")
-        return found
+    def client_folder(self, k: int) -> Path:
+        """Return the folder in which a client stores its states."""
+        (result,) = (self.path / "states").glob(f"experiments/*/client-{k}")
+        return result
 
     def states(self) -> dict[str, bytes]:
-        """The last state of every participant, to the bit."""
+        """Return the last state of every client as bytes, by file name."""
         homes = (self.path / "states").glob("experiments/*/client-*")
         newest = [item for home in homes for item in newest_states(home, 2**62)]
         return {path.name: tensors(path) for _, _, path in newest}

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fedgh.flower.client import home_of
+from fedgh.flower.client import folder_of
 from fedgh.flower.folder import FederationFolder
 from fedgh.flower.session import Session
 from fedgh.runs.folder import RunFolder
@@ -14,44 +14,44 @@ from tests.flower.local import NETWORKS
 from tests.support.tiny import quick, states, tensors
 
 TWO = ["federation.clients=2", "data.classes_per_client=5", "federation.participation=1"]
-"""Two participants, who between them hold all classes."""
+"""Settings for two clients that together have all classes."""
 
 
 def federation(path: Path, experiment: Experiment, node_config: str = "") -> FederationFolder:
-    """The folder of a federation."""
+    """Create the folder of a federation, and return it."""
     allowed = f'allow="{NETWORKS}" {node_config}'
     made = FederationFolder.create(path, experiment.config, node_config=allowed)
     return FederationFolder.open(made.path)
 
 
 def two(*overrides: str) -> Experiment:
-    """A small federation of two participants."""
+    """Return a small experiment with two clients."""
     return quick(*TWO, *overrides)
 
 
 def last_states(folder: FederationFolder, run: RunFolder) -> dict[str, bytes]:
-    """The server's state after a run, and the newest of each participant that has one."""
+    """Return the server's state after a run, and the newest state of each client."""
     session = Session.read(run.path)
     assert session is not None
-    found = {"server.safetensors": states(run)["server.safetensors"]}
+    result = {"server.safetensors": states(run)["server.safetensors"]}
     for own in folder.participants.iterdir():
-        home = home_of(own / "states", session.experiment, int(own.name))
-        for newest in sorted(home.glob("*.safetensors"))[-1:]:
-            found[newest.name] = tensors(newest)
-    return found
+        states_folder = folder_of(own / "states", session.experiment, int(own.name))
+        for newest in sorted(states_folder.glob("*.safetensors"))[-1:]:
+            result[newest.name] = tensors(newest)
+    return result
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 120.0) -> None:
-    """Look until it is so."""
+    """Wait until the condition holds; fail after some seconds."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited too long"
         time.sleep(0.1)
 
 
-def left_behind(folder: Path) -> list[str]:
-    """The processes that have something to do with a folder: they work there or name it."""
-    found = []
+def running_processes_of(folder: Path) -> list[str]:
+    """Return the commands of processes that run in a folder or have it as an argument."""
+    result = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             works_in = (process / "cwd").readlink()
@@ -59,5 +59,5 @@ def left_behind(folder: Path) -> list[str]:
         except OSError:
             continue
         if works_in.is_relative_to(folder) or re.search(rf"flower .*{folder}", command):
-            found.append(command)
-    return found
+            result.append(command)
+    return result

@@ -1,4 +1,4 @@
-"""A participant answers a question once: asked again, it sends the same bytes."""
+"""Stored answers: a client answers a repeated question with the same bytes."""
 
 import json
 import subprocess
@@ -32,8 +32,8 @@ DOWN = wire.to_bytes(HEADER)
 OTHER = wire.to_bytes({name: tensor + 0.1 for name, tensor in HEADER.items()})
 
 
-def unpredictable(*_: object, of: Experiment = EXPERIMENT) -> Blueprint:
-    """A client whose noise nobody can draw again."""
+def unpredictable_client(*_: object, of: Experiment = EXPERIMENT) -> Blueprint:
+    """Return the blueprint of clients with noise that cannot be repeated."""
     blueprint = of.blueprint()
     assert blueprint.privacy is not None
     return replace(blueprint, privacy=replace(blueprint.privacy, unpredictable=True))
@@ -41,18 +41,18 @@ def unpredictable(*_: object, of: Experiment = EXPERIMENT) -> Blueprint:
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Ask:
-    """Ask client 0 for a round, from the state of the round before."""
-    LocalGrid({})  # messages say whose they are
+    """A function that requests a round from client 0, from the state of the round before."""
+    LocalGrid({})  # sets the identity of this process, which Flower puts into messages
 
     def asked(
         round: int,
         *,
         down: bytes = DOWN,
         start: int = 1,
-        make: MakeBlueprint = unpredictable,
+        make: MakeBlueprint = unpredictable_client,
         **changes: Any,
     ) -> Reply:
-        usual: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "version": __version__,
             "torch": torch.__version__,
             "experiment": "e",
@@ -66,9 +66,9 @@ def ask(tmp_path: Path) -> Ask:
             "settings": {},
             "fingerprint": None,
         }
-        request = messages.Request(**{**usual, "round": round, "start": start, **changes})
+        request = messages.Request(**{**fields, "round": round, "start": start, **changes})
         message = Message(
-            messages.request(request, down), dst_node_id=1, message_type=MessageType.TRAIN
+            messages.pack_request(request, down), dst_node_id=1, message_type=MessageType.TRAIN
         )
         node: NodeConfig = {
             "client": 0,
@@ -82,13 +82,15 @@ def ask(tmp_path: Path) -> Ask:
 
 
 def releases(tmp_path: Path) -> int:
-    """What the participant's ledger has counted."""
+    """Return the number of releases in the client's ledger."""
     found: int = json.loads((tmp_path / "privacy.json").read_text())["releases"]
     return found
 
 
-def test_the_same_question_gets_the_same_bytes_and_costs_nothing(ask: Ask, tmp_path: Path) -> None:
-    """Also from a server that was started again, or is in more of a hurry."""
+def test_a_repeated_question_gets_the_same_bytes_without_a_new_release(
+    ask: Ask, tmp_path: Path
+) -> None:
+    """This holds for another start of the server and for another deadline, too."""
     replies = [ask(1, start=start, deadline=50.0 + start) for start in (1, 1, 2, 2)]
     assert replies[0].up is not None
     assert [reply == replies[0] for reply in replies] == [True] * 4
@@ -100,14 +102,14 @@ def test_the_same_question_gets_the_same_bytes_and_costs_nothing(ask: Ask, tmp_p
     [{"down": OTHER}, {"settings": {"local": {"lr": 0.5}}}, {"evaluate": False}],
     ids=["download", "settings", "evaluate"],
 )
-def test_another_question_is_a_new_release_after_a_new_start_only(
+def test_a_different_question_is_answered_only_after_a_new_start_as_a_new_release(
     change: dict[str, Any], ask: Ask, tmp_path: Path
 ) -> None:
     first = ask(1)
     refused = ask(1, **change)
     assert refused.up is None
-    assert refused.error == "round 1 was answered, and the question was another"
-    assert ask(1, start=2) == first, "the answer of the second start, too"
+    assert refused.error == "round 1 was answered already, to a different question"
+    assert ask(1, start=2) == first, "the stored answer is valid for the second start, too"
     assert ask(1, start=2, **change).up is None
     assert releases(tmp_path) == 1
     another = ask(1, start=3, **change)
@@ -117,65 +119,69 @@ def test_another_question_is_a_new_release_after_a_new_start_only(
     assert ask(1, start=3).up is None
 
 
-def test_answers_of_another_history_are_forgotten(ask: Ask, tmp_path: Path) -> None:
-    """Round 2 began from a state that is no more, though the question looks the same."""
+def test_later_answers_are_deleted_when_a_round_is_computed_anew(ask: Ask, tmp_path: Path) -> None:
+    """The new round 2 starts from another state, although its question is the same."""
     before = [ask(1), ask(2)]
     assert ask(1, start=2, down=OTHER).up is not None
     assert ask(2, start=2).up not in (None, before[1].up)
     assert releases(tmp_path) == 4
 
 
-def test_what_goes_with_an_answer_is_there_to_go_on_from(ask: Ask, tmp_path: Path) -> None:
-    """A server with rare checkpoints starts again, and asks otherwise from round 3 on."""
+def test_states_of_stored_answers_are_kept_so_that_training_can_continue(
+    ask: Ask, tmp_path: Path
+) -> None:
+    """A server with rare checkpoints starts again, and sends another download from round 3 on."""
     for round in (1, 2, 3, 4):
         ask(round)
     assert [ask(round, start=2).error for round in (1, 2)] == [None, None]
     assert ask(3, start=2, down=OTHER).error is None
-    assert ClientFiles(client.home_of(tmp_path, "e", 0), 9).round(0) == 3
+    assert ClientFiles(client.folder_of(tmp_path, "e", 0), 9).round(0) == 3
 
 
-def test_answers_that_nobody_can_ask_for_are_forgotten(ask: Ask, tmp_path: Path) -> None:
+def test_answers_of_settled_rounds_are_deleted_and_never_earlier(ask: Ask, tmp_path: Path) -> None:
     for round in (1, 2, 3):
         ask(round, settled=round - 1, committed=round - 1)
-    home = client.home_of(tmp_path, "e", 0)
-    assert [path.name for path in (home / "answers").iterdir()] == ["000003.safetensors"]
-    lied = ask(3, settled=99, committed=99)
-    assert lied == ask(3, settled=99, committed=99), "a server cannot have it forgotten"
+    folder = client.folder_of(tmp_path, "e", 0)
+    assert [path.name for path in (folder / "answers").iterdir()] == ["000003.safetensors"]
+    reply = ask(3, settled=99, committed=99)
+    assert reply == ask(3, settled=99, committed=99), "a false `settled` does not delete the answer"
     assert releases(tmp_path) == 3
 
 
-def test_a_server_that_commits_nothing_cannot_fill_the_disk(ask: Ask) -> None:
+def test_a_client_refuses_rounds_beyond_max_rounds_kept(ask: Ask) -> None:
     assert [ask(round).error for round in range(1, 6)] == [None] * 5
     assert "(max-rounds-kept)" in str(ask(6).error)
     assert ask(6, settled=4, committed=5).error is None
 
 
-def test_a_failure_is_no_answer(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_round_is_not_stored_as_an_answer(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("fedgh.engines.host.ClientHost._train", lambda *_: 1 / 0)
-        assert ask(1).error == "ZeroDivisionError; the participant's own log says more"
+        assert ask(1).error == "ZeroDivisionError; see the client's own log"
     assert ask(1).up is not None
-    assert releases(tmp_path) == 2, "what was counted before stays counted"
+    assert releases(tmp_path) == 2, "the release of the failed round stays counted"
 
 
-def test_a_damaged_answer_is_not_made_again(
+def test_a_damaged_answer_is_an_error_and_not_computed_again(
     ask: Ask, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ask(1)
-    (file,) = (client.home_of(tmp_path, "e", 0) / "answers").iterdir()
+    (file,) = (client.folder_of(tmp_path, "e", 0) / "answers").iterdir()
     file.write_bytes(file.read_bytes()[:-1])
-    assert ask(1).error == "RunError; the participant's own log says more"
+    assert ask(1).error == "RunError; see the client's own log"
     assert f"{file} cannot be read" in caplog.text
     assert releases(tmp_path) == 1
 
 
-def test_statistics_are_released_once_whatever_becomes_of_the_answers(
+def test_noisy_statistics_are_drawn_once_even_if_the_answers_are_lost(
     ask: Ask, tmp_path: Path
 ) -> None:
-    """The server has lost every answer, and counts on the state before the first round."""
+    """Here the server has lost every answer, and requests the state before the first round."""
     plus = quick("method.name=fedgh_plus", "method.feature_dim=32", "privacy.protects=sample")
     down = wire.to_bytes(plus.config.method.broadcast(plus.initial_server(), Recipient(0)))
-    make = partial(unpredictable, of=plus)
+    make = partial(unpredictable_client, of=plus)
     replies = [ask(round, down=down, make=make, trained=0) for round in (1, 2, 3)]
     ups = [wire.from_bytes(reply.up) for reply in replies if reply.up is not None]
     assert len(ups) == 3
@@ -184,18 +190,18 @@ def test_statistics_are_released_once_whatever_becomes_of_the_answers(
     assert releases(tmp_path) == 1
 
 
-def test_a_server_with_another_torch_gets_the_same_answer(ask: Ask) -> None:
-    """Else an upgrade of the server would cost a second release of privacy."""
+def test_another_torch_version_of_the_server_is_not_a_new_question(ask: Ask) -> None:
+    """Otherwise an upgrade of the server would cost a second release."""
     assert ask(1, torch="2.6.0").up == ask(1).up
 
 
-def test_what_a_participant_logs_is_on_standard_error() -> None:
-    """Python shows no log by itself once a library has a handler, and Flower shows only its own."""
+def test_the_log_of_a_client_is_on_standard_error() -> None:
+    """Python prints no log by default once a library has a handler, and Flower prints its own."""
     code = """
 from flwr.app import Context, Message, MessageType, RecordDict
 from fedgh.flower import client
 from fedgh.flower.grid import LocalGrid
-LocalGrid({})  # messages say whose they are
+LocalGrid({})  # sets the identity of this process, which Flower puts into messages
 message = Message(RecordDict(), dst_node_id=1, message_type=MessageType.TRAIN)
 client.app(message, Context(1, 1, {"client": 0, "app": "nowhere:app"}, RecordDict(), {}))
 """

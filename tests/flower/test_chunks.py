@@ -1,4 +1,4 @@
-"""Replies that are small on their way and large when they are put together."""
+"""Replies whose objects are small, but large when assembled."""
 
 import re
 import subprocess
@@ -30,13 +30,13 @@ UP = bytes(range(256)) * 4 * 1024  # 1 MiB
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one process there is nothing to wait for."""
+    """Do not wait between polls or for clients: all are in this process."""
     monkeypatch.setattr(engine, "POLL", 0.0)
-    monkeypatch.setattr(engine, "GATHERING", 0.0)
+    monkeypatch.setattr(engine, "MIN_FIRST_ROUND", 0.0)
 
 
-def answering(content: RecordDict) -> ClientApp:
-    """An app that answers the same to everything."""
+def app_that_answers(content: RecordDict) -> ClientApp:
+    """Return an app that answers every message with this content."""
     app = ClientApp()
 
     @app.train()
@@ -46,14 +46,14 @@ def answering(content: RecordDict) -> ClientApp:
     return app
 
 
-def house(*contents: RecordDict) -> LocalGrid:
-    """Participants 0, 1, ... that answer this."""
-    nodes = {1000 + k: Node(answering(c), {}, b"%d" % k) for k, c in enumerate(contents)}
+def grid_of(*contents: RecordDict) -> LocalGrid:
+    """Return a grid with clients 0, 1, ... that answer with these contents."""
+    nodes = {1000 + k: Node(app_that_answers(c), {}, b"%d" % k) for k, c in enumerate(contents)}
     return LocalGrid(nodes)
 
 
-def asked(grid: LocalGrid, *jobs: Job, deadline: float = 20.0) -> Iterator[Reply]:
-    """The replies to jobs as they come."""
+def replies_to(grid: LocalGrid, *jobs: Job, deadline: float = 20.0) -> Iterator[Reply]:
+    """Yield the replies to jobs as they arrive."""
     keys = {node_id - 1000: node.public_key for node_id, node in grid.nodes.items()}
     server = Flower(
         grid,
@@ -70,11 +70,11 @@ def asked(grid: LocalGrid, *jobs: Job, deadline: float = 20.0) -> Iterator[Reply
 
 
 def honest(up: bytes, client: int = 0) -> RecordDict:
-    return messages.answer(Reply(client, 1, up=up, metrics={"accuracy": 0.5}))
+    return messages.pack_answer(Reply(client, 1, up=up, metrics={"accuracy": 0.5}))
 
 
 def payload(*chunks: bytes) -> Array:
-    """An array that names these chunks, however often."""
+    """Return an array that refers to these chunks, also repeatedly."""
     array = Array("uint8", (1,), "safetensors", b"")
     parts = [ArrayChunk(memoryview(chunk)) for chunk in chunks]
     array.__dict__["_chunks"] = [(part.object_id, part) for part in parts]
@@ -98,36 +98,36 @@ def with_arrays(*arrays: Array) -> RecordDict:
 @pytest.mark.parametrize(
     ("up", "chunks"), [(Random(0).randbytes(12 * MIB), 3), (bytes(12 * MIB), 2), (UP, 1), (b"", 0)]
 )
-def test_an_honest_upload_of_several_chunks_arrives_as_it_was(up: bytes, chunks: int) -> None:
-    """Flower cuts every 5 MiB; chunks of the same bytes travel once."""
+def test_an_honest_upload_of_several_chunks_arrives_unchanged(up: bytes, chunks: int) -> None:
+    """Flower splits arrays into chunks of 5 MiB; equal chunks are sent once."""
     content = honest(up)
     array = content["payload"]["safetensors"]
     assert isinstance(array, Array)
     assert len(array.children) == chunks
-    grid = house(content)
-    (reply,) = asked(grid, Job(0, 1, b"", evaluate=True, max_upload=len(up)))
+    grid = grid_of(content)
+    (reply,) = replies_to(grid, Job(0, 1, b"", evaluate=True, max_upload=len(up)))
     assert (reply.up, reply.invalid, reply.error) == (up, None, None)
-    assert len(grid._objects) == 0, "the SuperLink is told that it has arrived"
+    assert len(grid._objects) == 0, "the SuperLink is told that the reply has arrived"
 
 
-def test_wire_bytes_are_those_of_the_objects_that_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    came: list[int] = []
-    add = _flwr._Parcel.add
+def test_wire_bytes_count_the_received_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    add = _flwr._PartialReply.add
 
-    def count(self: _flwr._Parcel, name: str, content: bytes) -> None:
-        came.append(len(content))
+    def count(self: _flwr._PartialReply, name: str, content: bytes) -> None:
+        sizes.append(len(content))
         add(self, name, content)
 
-    monkeypatch.setattr(_flwr._Parcel, "add", count)
-    (short,) = asked(house(honest(b"")), JOB)
-    small = sum(came)
-    came.clear()
-    (long,) = asked(house(honest(UP)), JOB)
-    assert sum(came) > small + MIB
-    assert long.wire_bytes - short.wire_bytes == pytest.approx(sum(came) - small, abs=16)
+    monkeypatch.setattr(_flwr._PartialReply, "add", count)
+    (short,) = replies_to(grid_of(honest(b"")), JOB)
+    small = sum(sizes)
+    sizes.clear()
+    (long,) = replies_to(grid_of(honest(UP)), JOB)
+    assert sum(sizes) > small + MIB
+    assert long.wire_bytes - short.wire_bytes == pytest.approx(sum(sizes) - small, abs=16)
 
 
-# Bombs
+# Replies that are much larger when assembled
 
 BOMB = """
 import resource
@@ -136,16 +136,16 @@ from tests.flower import test_chunks as here
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
-grid = here.house(here.with_arrays(here.payload(*[here.UP] * 400)))
-list(here.asked(here.house(here.honest(here.UP)), here.JOB))
+grid = here.grid_of(here.with_arrays(here.payload(*[here.UP] * 400)))
+list(here.replies_to(here.grid_of(here.honest(here.UP)), here.JOB))
 before = peak()
-(reply,) = here.asked(grid, here.JOB)
+(reply,) = here.replies_to(grid, here.JOB)
 print(peak() - before, reply.invalid)
 """
 
 
-def test_a_chunk_that_is_named_many_times_takes_no_memory() -> None:
-    """1 MiB on its way, 400 MiB as an array, and twice that while Flower assembles it."""
+def test_a_chunk_that_is_repeated_many_times_takes_no_memory() -> None:
+    """The chunk has 1 MiB, the array 400 MiB, and Flower needs twice that to assemble it."""
     done = subprocess.run(
         [sys.executable, "-c", BOMB], capture_output=True, text=True, timeout=120, check=True
     )
@@ -197,7 +197,7 @@ HOSTILE: dict[str, tuple[Callable[[], RecordDict], str]] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_reply_beyond_the_limit_is_never_assembled(
+def test_a_reply_beyond_the_limit_is_rejected_and_never_assembled(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, reason = HOSTILE[what]
@@ -208,65 +208,65 @@ def test_a_reply_beyond_the_limit_is_never_assembled(
         return inflate(root, contents)
 
     monkeypatch.setattr(_flwr, "inflate_object_from_contents", watched)
-    grid = house(make(), honest(b"fine", client=1))
-    bad, good = asked(grid, JOB, Job(1, 1, b"", evaluate=True, max_upload=9))
+    grid = grid_of(make(), honest(b"fine", client=1))
+    bad, good = replies_to(grid, JOB, Job(1, 1, b"", evaluate=True, max_upload=9))
     assert (bad.client_id, bad.up, bad.error) == (0, None, None)
     assert re.search(reason, bad.invalid or "")
     assert (good.client_id, good.up) == (1, b"fine")
-    assert len(assembled) == 1, "only the honest one"
-    assert len(grid._objects) == 0, "the SuperLink need not keep it"
+    assert len(assembled) == 1, "only the honest reply"
+    assert len(grid._objects) == 0, "the SuperLink is told to delete the replies"
 
 
-def test_a_reply_without_an_upload_has_no_room_for_one() -> None:
-    (reply,) = asked(house(honest(UP)), Job(0, 1, None, evaluate=True))
+def test_an_upload_that_was_not_requested_exceeds_the_limit() -> None:
+    (reply,) = replies_to(grid_of(honest(UP)), Job(0, 1, None, evaluate=True))
     assert reply.invalid is not None
-    assert "in a reply that has" in reply.invalid
+    assert "in a reply that may have" in reply.invalid
 
 
-# Replies that come in parts
+# Replies that arrive in parts
 
 
-class Slow(LocalGrid):
-    """The chunks of client 0 have not come yet; or they are lost."""
+class DelayedGrid(LocalGrid):
+    """A grid whose chunks have not arrived yet (`content` is empty) or are lost (None)."""
 
     content: bytes | None = b""
 
-    def hold_back(self) -> None:
-        """From now on."""
+    def delay_chunks(self) -> None:
+        """Delay or lose all chunks from now on."""
         get = self._objects.get
 
-        def slowly(object_id: str) -> bytes | None:
+        def delayed(object_id: str) -> bytes | None:
             found = get(object_id)
             return self.content if found and found.startswith(b"ArrayChunk") else found
 
-        self._objects.get = slowly  # type: ignore[method-assign]
+        self._objects.get = delayed  # type: ignore[method-assign]
 
 
-def slow(*contents: RecordDict) -> Slow:
-    grid = Slow(house(*contents).nodes)
-    grid.hold_back()
+def delayed_grid_of(*contents: RecordDict) -> DelayedGrid:
+    grid = DelayedGrid(grid_of(*contents).nodes)
+    grid.delay_chunks()
     return grid
 
 
-def test_a_reply_that_is_not_complete_does_not_delay_the_others() -> None:
-    nothing_up = messages.answer(Reply(1, 1, error="no"))
-    grid = slow(honest(UP), nothing_up)
-    replies = asked(grid, JOB, Job(1, 1, b"", evaluate=True))
+def test_an_incomplete_reply_does_not_delay_other_replies() -> None:
+    nothing_up = messages.pack_answer(Reply(1, 1, error="no"))
+    grid = delayed_grid_of(honest(UP), nothing_up)
+    replies = replies_to(grid, JOB, Job(1, 1, b"", evaluate=True))
     assert next(replies).client_id == 1
-    del grid._objects.get  # the rest arrives
+    del grid._objects.get  # now the chunks arrive
     late = next(replies)
     assert (late.client_id, late.up) == (0, UP)
 
 
-def test_a_reply_that_is_never_complete_is_late() -> None:
-    (reply,) = asked(slow(honest(UP)), JOB, deadline=0.5)
+def test_a_reply_that_stays_incomplete_fails_at_the_deadline() -> None:
+    (reply,) = replies_to(delayed_grid_of(honest(UP)), JOB, deadline=0.5)
     assert reply.error == "no answer within 0.5 s"
 
 
-def test_a_reply_of_which_a_part_is_lost_is_a_failure() -> None:
-    grid = slow(honest(UP))
+def test_a_reply_with_a_lost_object_fails() -> None:
+    grid = delayed_grid_of(honest(UP))
     grid.content = None
-    (reply,) = asked(grid, JOB)
+    (reply,) = replies_to(grid, JOB)
     assert reply.error == "its node has sent only a part of the reply"
 
 
@@ -274,14 +274,14 @@ def test_a_reply_of_which_a_part_is_lost_is_a_failure() -> None:
 
 
 class Unread(httpx.SyncByteStream):
-    """A body that must not be read."""
+    """A response body that must not be read."""
 
     def __iter__(self) -> Iterator[bytes]:
-        pytest.fail("it is being read")
+        pytest.fail("the body is read")
 
 
 @pytest.mark.parametrize("long", ["/v1/runtime/pull-messages", "/v1/runtime/pull-object"])
-def test_a_response_that_is_too_long_is_not_read(long: str) -> None:
+def test_a_response_beyond_the_limit_is_not_read(long: str) -> None:
     def superlink(request: httpx.Request) -> httpx.Response:
         if request.url.path == long:
             return httpx.Response(200, headers={"content-length": str(2**40)}, stream=Unread())
@@ -289,26 +289,26 @@ def test_a_response_that_is_too_long_is_not_read(long: str) -> None:
         short = found.SerializeToString() if request.url.path.endswith("messages") else b""
         return httpx.Response(200, content=short)
 
-    grid = house()
+    grid = grid_of()
     error = Message(RecordDict(), 1, "train")
     error.metadata.__dict__["_message_id"] = "root"
     grid._client = _flwr.RuntimeHttpClient("http://superlink", verify=False)
     grid._client._client = httpx.Client(transport=httpx.MockTransport(superlink))
     inbox = Inbox(grid)
-    with pytest.raises(WireError, match=f"an object of {2**40} bytes in a reply that has"):
+    with pytest.raises(WireError, match=f"an object of {2**40} bytes in a reply that may have"):
         inbox.pull("name", Limit(record=MIB, array=MIB))
     assert inbox._superlink._client.get("http://superlink" + long.replace("pull", "push")), (
         "other requests have no limit"
     )
 
 
-bomber = ClientApp()
+sends_bomb = ClientApp()
 
 
-@bomber.train()
+@sends_bomb.train()
 def train(message: Message, context: Context) -> Message:
-    """Client 1 answers with a bomb."""
-    reply = client.app_of(client.dealt)(message, context)
+    """Answer honestly, but let client 1 repeat the chunk of its upload many times."""
+    reply = client.app_of(client.partitioned_client)(message, context)
     if context.node_config["client"] == 1:
         array = reply.content["payload"]["safetensors"]
         assert isinstance(array, Array)
@@ -319,8 +319,8 @@ def train(message: Message, context: Context) -> Message:
 @pytest.mark.faults
 @pytest.mark.xdist_group("deployment")
 @pytest.mark.timeout(600)
-def test_a_bomb_costs_only_its_sender_also_on_a_real_superlink(tmp_path: Path) -> None:
-    config = 'app="tests.flower.test_chunks:bomber"'
+def test_an_oversized_reply_is_rejected_on_a_real_superlink(tmp_path: Path) -> None:
+    config = 'app="tests.flower.test_chunks:sends_bomb"'
     folder = federation(tmp_path / "federation", two("federation.rounds=2"), config)
     out = tmp_path / "run"
     with deployed(folder, 2, print) as running:
@@ -332,7 +332,7 @@ def test_a_bomb_costs_only_its_sender_also_on_a_real_superlink(tmp_path: Path) -
         assert record.failed == []
 
 
-def test_a_grid_without_a_superlink_is_refused() -> None:
+def test_flowers_simulation_grid_is_refused() -> None:
     grid = InMemoryGrid.__new__(InMemoryGrid)
     with pytest.raises(RunError, match="runs on Flower's SuperLink, not on its InMemoryGrid"):
         Inbox(grid)

@@ -1,4 +1,4 @@
-"""`fedgh flower` before any process is started: what is written, and what is refused."""
+"""`fedgh flower` before any process is started: files, errors and processes."""
 
 import gc
 import re
@@ -15,7 +15,7 @@ from cryptography import x509
 from fedgh import config
 from fedgh.flower.folder import FederationFolder
 from fedgh.flower.keys import read_public_key
-from fedgh.flower.processes import Processes, clean_end, group_is_alive, registered
+from fedgh.flower.processes import Processes, clean_end, group_is_alive, running_processes
 from fedgh.flower.server import read_participants
 from fedgh.runs.folder import RunFolder
 from tests.flower.real import two
@@ -27,12 +27,12 @@ def folder(tmp_path: Path) -> FederationFolder:
     return FederationFolder.create(tmp_path / "f", two().config, host="fed.example.org")
 
 
-def test_init_writes_all_that_a_federation_needs(
+def test_init_writes_all_files_of_a_federation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = tmp_path / "two words"
-    assert inside(monkeypatch, "flower", "init", str(place), "demo", *SET) == 0
-    made = FederationFolder.open(place)
+    path = tmp_path / "two words"
+    assert inside(monkeypatch, "flower", "init", str(path), "demo", *SET) == 0
+    made = FederationFolder.open(path)
     assert config.load(made.experiment).federation.clients == 5
     assert len(read_participants(made.keys, 5)) == 5
     for client in range(5):
@@ -46,12 +46,14 @@ def test_init_writes_all_that_a_federation_needs(
     scripts = [*made.server.glob("*.sh"), *made.participants.glob("*/*.sh")]
     assert len(scripts) == 10
     for script in scripts:
-        assert not re.search(r"@[A-Z_]+@", script.read_text()), "every place is filled"
+        assert not re.search(r"@[A-Z_]+@", script.read_text()), "every placeholder is replaced"
         subprocess.run(["sh", "-n", str(script)], check=True)
     assert not re.search(r"@[A-Z_]+@", (made.server / "nginx.conf").read_text())
 
 
-def test_the_certificate_names_the_server_and_is_of_the_authority(folder: FederationFolder) -> None:
+def test_the_servers_certificate_has_its_name_and_is_signed_by_the_authority(
+    folder: FederationFolder,
+) -> None:
     authority = x509.load_pem_x509_certificate((folder.server / "ca.crt").read_bytes())
     server = x509.load_pem_x509_certificate((folder.server / "server.pem").read_bytes())
     server.verify_directly_issued_by(authority)
@@ -60,7 +62,7 @@ def test_the_certificate_names_the_server_and_is_of_the_authority(folder: Federa
     ssl.create_default_context(cafile=folder.server / "ca.crt")
 
 
-def test_a_key_that_the_participant_made_itself_will_do(
+def test_a_key_that_a_client_created_with_ssh_keygen_is_accepted(
     folder: FederationFolder, tmp_path: Path
 ) -> None:
     made = tmp_path / "key"
@@ -68,14 +70,14 @@ def test_a_key_that_the_participant_made_itself_will_do(
     try:
         subprocess.run(command, check=True, timeout=30)
     except FileNotFoundError:
-        pytest.skip("no ssh-keygen here")
+        pytest.skip("ssh-keygen is not installed")
     (folder.keys / "1.pub").write_bytes(made.with_suffix(".pub").read_bytes())
     keys = read_participants(folder.keys, 2)
     assert keys[1] == read_public_key(made.with_suffix(".pub"))
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("arguments", "problem"),
     [
         (["init", "{f}"], "exists and is not empty"),
         (["init", "{new}", "nowhere"], "no experiment or file 'nowhere'"),
@@ -84,13 +86,13 @@ def test_a_key_that_the_participant_made_itself_will_do(
         (["up", "{new}"], "is not the folder of a federation"),
         (["up", "{f}"], "is a finished run; choose another --out"),
         (["up", "{f}", "--out", "{new}"], "lacks the public keys of clients 1"),
-        (["join", "{new}"], "is not the folder of a participant"),
+        (["join", "{new}"], "is not the folder of a client"),
         (["status", "{new}"], "is not the folder of a federation"),
         (["stop", "{new}"], "is not the folder of a federation"),
     ],
 )
-def test_mistakes_are_named(
-    words: list[str],
+def test_a_wrong_command_prints_one_error(
+    arguments: list[str],
     problem: str,
     folder: FederationFolder,
     tmp_path: Path,
@@ -100,19 +102,19 @@ def test_mistakes_are_named(
     (folder.keys / "1.pub").unlink()
     (folder.path / "run").mkdir()
     (folder.path / "run" / "summary.json").write_text("{}")
-    places = {"f": str(folder.path), "new": str(tmp_path / "new")}
-    code = inside(monkeypatch, "flower", *(word.format(**places) for word in words))
+    folders = {"f": str(folder.path), "new": str(tmp_path / "new")}
+    code = inside(monkeypatch, "flower", *(argument.format(**folders) for argument in arguments))
     assert code in (1, 2)
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert problem in said
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert problem in error
 
 
-def test_missing_or_shared_keys_are_named(folder: FederationFolder) -> None:
+def test_missing_shared_or_invalid_keys_are_refused(folder: FederationFolder) -> None:
     from fedgh.errors import ConfigError
 
     (folder.keys / "1.pub").write_bytes((folder.keys / "0.pub").read_bytes())
-    with pytest.raises(ConfigError, match="two participants have the same public key"):
+    with pytest.raises(ConfigError, match="two clients have the same public key"):
         read_participants(folder.keys, 2)
     (folder.keys / "1.pub").unlink()
     with pytest.raises(ConfigError, match="lacks the public keys of clients 1"):
@@ -122,7 +124,7 @@ def test_missing_or_shared_keys_are_named(folder: FederationFolder) -> None:
         read_participants(folder.keys, 2)
 
 
-def test_nothing_runs_and_nothing_is_stopped(
+def test_status_and_stop_of_a_federation_that_does_not_run(
     folder: FederationFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert inside(monkeypatch, "flower", "status", str(folder.path)) == 0
@@ -131,31 +133,33 @@ def test_nothing_runs_and_nothing_is_stopped(
     assert RunFolder(folder.path / "run").records() == []
 
 
-def test_processes_end_with_all_that_they_have_started(tmp_path: Path) -> None:
+def test_processes_are_ended_together_with_their_children(tmp_path: Path) -> None:
     processes = Processes(tmp_path / "processes.json", tmp_path / "logs")
     stubborn = f"trap '' TERM; {sys.executable} -c 'import time; time.sleep(300)' & wait"
-    processes.start("polite", ["sh", "-c", "sleep 300 & wait"], {"PATH": "/usr/bin:/bin"})
+    processes.start("obedient", ["sh", "-c", "sleep 300 & wait"], {"PATH": "/usr/bin:/bin"})
     processes.start("stubborn", ["sh", "-c", stubborn], {"PATH": "/usr/bin:/bin"})
-    leaders = registered(tmp_path / "processes.json")[1]
-    assert set(leaders) == {"polite", "stubborn"}
+    leaders = running_processes(tmp_path / "processes.json")[1]
+    assert set(leaders) == {"obedient", "stubborn"}
     processes.end()
     assert not any(map(group_is_alive, leaders.values()))
     assert not (tmp_path / "processes.json").exists()
 
 
-def test_a_number_that_belongs_to_another_process_by_now_is_left_alone(tmp_path: Path) -> None:
+def test_a_process_with_another_start_time_is_not_taken_for_a_registered_one(
+    tmp_path: Path,
+) -> None:
     processes = Processes(tmp_path / "processes.json", tmp_path / "logs")
     processes.start("mine", ["sleep", "300"], {"PATH": "/usr/bin:/bin"})
     text = (tmp_path / "processes.json").read_text()
     other = re.sub(r"(\[\d+, )\d+\]", r"\g<1>1]", text)
     (tmp_path / "other.json").write_text(other)
-    assert registered(tmp_path / "other.json")[1] == {}
+    assert running_processes(tmp_path / "other.json")[1] == {}
     processes.end()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_request_to_end_is_not_lost_in_a_destructor(number: signal.Signals) -> None:
+def test_a_signal_during_a_destructor_is_not_lost(number: signal.Signals) -> None:
     class Interrupted:
         def __del__(self) -> None:
             signal.raise_signal(number)

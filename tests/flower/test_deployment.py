@@ -1,4 +1,4 @@
-"""One digest wherever it runs: from one process to TLS, keys and a process for every message."""
+"""A federation of real processes gives the same bits as all engines, and refuses wrong keys."""
 
 import re
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ from fedgh.flower.deployment import Deployment, deployed, follow, free_ports
 from fedgh.flower.folder import FederationFolder
 from fedgh.runs.folder import RunFolder
 from fedgh.training import loop
-from tests.flower.local import House
-from tests.flower.real import TWO, federation, last_states, left_behind, two
+from tests.flower.local import LocalFederation
+from tests.flower.real import TWO, federation, last_states, running_processes_of, two
 from tests.support.families import FAMILIES
 from tests.support.runs import EVERYTHING
 from tests.support.tiny import numbers, quick, states
@@ -24,11 +24,11 @@ pytestmark = [pytest.mark.xdist_group("deployment"), pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Two SuperNodes and a SuperLink."""
+    """A running federation: a SuperLink and two SuperNodes."""
     folder = federation(tmp_path_factory.mktemp("flower") / "federation", two())
     with deployed(folder, 2, print) as running:
         yield running
-    assert left_behind(folder.path) == []
+    assert running_processes_of(folder.path) == []
 
 
 def settings(method: str) -> list[str]:
@@ -43,7 +43,7 @@ def on_flower(deployment: Deployment, method: str, out: Path) -> RunFolder:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """One for all."""
+    """One Ray cluster for all tests."""
     ray.init(address="local", include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
@@ -57,15 +57,17 @@ def cluster() -> Iterator[None]:
     ],
 )
 @pytest.mark.usefixtures("cluster")
-def test_one_digest(method: str, deployment: Deployment, tmp_path: Path) -> None:
+def test_all_engines_and_a_real_federation_give_the_same_bits(
+    method: str, deployment: Deployment, tmp_path: Path
+) -> None:
     serial = loop.run(quick(*settings(method)), tmp_path / "serial")
     for engine in ("workers", "ray"):
         experiment = quick(*settings(method), f"run.engine={engine}", "run.workers=2")
         other = loop.run(experiment, tmp_path / engine)
         assert numbers(other) == numbers(serial)
         assert states(other) == states(serial)
-    house = House(tmp_path / "house", quick(*settings(method)))
-    assert numbers(house.run()) == numbers(serial)
+    local = LocalFederation(tmp_path / "local", quick(*settings(method)))
+    assert numbers(local.run()) == numbers(serial)
     run = on_flower(deployment, method, tmp_path / "flower")
     assert numbers(run) == numbers(serial)
     assert last_states(deployment.folder, run) == states(serial)
@@ -74,47 +76,52 @@ def test_one_digest(method: str, deployment: Deployment, tmp_path: Path) -> None
 
 
 @pytest.fixture
-def stranger(
+def other_federation(
     deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> FederationFolder:
-    """A federation that is not this one; its participants knock at this one's door."""
+    """The folder of another federation, whose clients connect to this one's SuperLink."""
     for name, value in deployment.environment(FEDGH_NODE_PORT=free_ports(1)[0]).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(node, "BACK_OFF", (0.1,))
-    return federation(tmp_path / "stranger", two())
+    monkeypatch.setattr(node, "RETRY_DELAYS", (0.1,))
+    return federation(tmp_path / "other_federation", two())
 
 
-def refusal(stranger: FederationFolder) -> str:
+def refusal(other_federation: FederationFolder) -> str:
     with pytest.raises(RunError) as refused:
-        node.join(stranger.participant(0), print)
-    assert left_behind(stranger.path) == []
+        node.join(other_federation.participant(0), print)
+    assert running_processes_of(other_federation.path) == []
     return str(refused.value)
 
 
-def test_an_unknown_key_is_refused(deployment: Deployment, stranger: FederationFolder) -> None:
+def test_a_client_with_an_unknown_key_is_refused(
+    deployment: Deployment, other_federation: FederationFolder
+) -> None:
     ca = deployment.folder.server / "ca.crt"
-    (stranger.participant(0) / "ca.crt").write_bytes(ca.read_bytes())
-    assert "the operator has not registered key.pub" in refusal(stranger)
+    (other_federation.participant(0) / "ca.crt").write_bytes(ca.read_bytes())
+    assert "the operator has not registered key.pub" in refusal(other_federation)
 
 
 @pytest.mark.faults
-def test_a_server_of_another_authority_is_refused(stranger: FederationFolder) -> None:
-    assert "ask the operator for the right ca.crt" in refusal(stranger)
+def test_a_client_refuses_a_server_of_another_authority(other_federation: FederationFolder) -> None:
+    assert "ask the operator for the right ca.crt" in refusal(other_federation)
 
 
 @pytest.mark.faults
-def test_plaintext_is_refused(stranger: FederationFolder) -> None:
-    script = stranger.participant(0) / "node.sh"
+def test_a_client_without_tls_is_refused(other_federation: FederationFolder) -> None:
+    script = other_federation.participant(0) / "node.sh"
     text = re.sub(
         r"--root-certificates ca.crt|--auth-supernode-private-key key", "", script.read_text()
     )
     script.write_text(
         text.replace("flower-supernode", "flower-supernode --insecure --max-retries 1")
     )
-    assert refusal(stranger) == "the server speaks TLS only"
+    assert (
+        refusal(other_federation)
+        == "the server accepts only TLS; start the node without --insecure"
+    )
 
 
-def test_secrets_are_for_their_owner_only(deployment: Deployment) -> None:
+def test_private_keys_are_readable_by_their_owner_only(deployment: Deployment) -> None:
     secret = [
         *(deployment.folder.server / name for name in ("ca.key", "server.key", "superexec.secret")),
         *(deployment.folder.participant(client) / "key" for client in range(2)),

@@ -1,4 +1,4 @@
-"""What goes wrong in a federation of real processes: it is survived, or said in words."""
+"""Failures in a federation of real processes: training continues, or ends with a clear error."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from fedgh.flower.folder import FederationFolder
 from fedgh.runs.folder import RunFolder
 from fedgh.training import loop
 from tests.flower.absent import with_absent
-from tests.flower.real import federation, left_behind, two, wait_until
+from tests.flower.real import federation, running_processes_of, two, wait_until
 from tests.support.tiny import numbers, states, tensors
 
 pytestmark = [
@@ -32,13 +32,13 @@ def rounds(folder: FederationFolder) -> int:
     return len(RunFolder(folder.path / "run").records())
 
 
-def started(folder: FederationFolder) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = json.loads(folder.processes.read_text())["processes"]
-    return found
+def registered_processes(folder: FederationFolder) -> dict[str, list[int]]:
+    result: dict[str, list[int]] = json.loads(folder.processes.read_text())["processes"]
+    return result
 
 
-def leader(folder: FederationFolder, name: str) -> int:
-    return started(folder)[name][0]
+def pid_of(folder: FederationFolder, name: str) -> int:
+    return registered_processes(folder)[name][0]
 
 
 def fedgh(*arguments: str) -> str:
@@ -50,11 +50,11 @@ def fedgh(*arguments: str) -> str:
 
 def newest_states(folder: FederationFolder) -> dict[str, bytes]:
     run = RunFolder(folder.path / "run")
-    found = {"server.safetensors": states(run)["server.safetensors"]}
+    result = {"server.safetensors": states(run)["server.safetensors"]}
     for own in folder.participants.iterdir():
         newest = max((own / "states").glob("experiments/*/*/*.safetensors"))
-        found[newest.name] = tensors(newest)
-    return found
+        result[newest.name] = tensors(newest)
+    return result
 
 
 def assert_same(folder: FederationFolder, straight: RunFolder) -> None:
@@ -64,7 +64,7 @@ def assert_same(folder: FederationFolder, straight: RunFolder) -> None:
 
 @contextmanager
 def up(folder: FederationFolder) -> Iterator[subprocess.Popen[str]]:
-    """`fedgh flower up` in a process of its own; it has ended, with all others, afterwards."""
+    """Run `fedgh flower up` in a process; afterwards no process of it is left."""
     process = subprocess.Popen(
         [*FEDGH, "flower", "up", str(folder.path)],
         stdout=subprocess.PIPE,
@@ -78,60 +78,60 @@ def up(folder: FederationFolder) -> Iterator[subprocess.Popen[str]]:
         process.kill()
         process.wait()
         fedgh("flower", "stop", str(folder.path))
-    wait_until(lambda: not left_behind(folder.path), seconds=10)
+    wait_until(lambda: not running_processes_of(folder.path), seconds=10)
 
 
-def said(process: subprocess.Popen[str]) -> str:
+def output_of(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.read()
 
 
-def three_rounds(place: Path) -> tuple[FederationFolder, RunFolder]:
-    """A federation that has not begun, and what it should come to."""
+def three_rounds(folder: Path) -> tuple[FederationFolder, RunFolder]:
+    """Return a federation that has not started, and the run that it must equal."""
     experiment = two("federation.rounds=3", "run.deadline=90")
-    straight = loop.run(experiment, place / "serial")
-    return federation(place / "federation", experiment), straight
+    straight = loop.run(experiment, folder / "serial")
+    return federation(folder / "federation", experiment), straight
 
 
 def assert_stopped_cleanly(process: subprocess.Popen[str], folder: FederationFolder) -> None:
     assert process.returncode == 130
-    words = said(process)
-    assert "the same command resumes" in words
-    assert "Traceback" not in words
+    output = output_of(process)
+    assert "the same command resumes" in output
+    assert "Traceback" not in output
     assert not folder.processes.exists()
 
 
 @pytest.mark.faults
-def test_a_killed_superlink_costs_no_round(tmp_path: Path) -> None:
+def test_training_continues_after_a_killed_superlink_without_losing_a_round(tmp_path: Path) -> None:
     folder, straight = three_rounds(tmp_path)
     with up(folder) as process:
         wait_until(lambda: rounds(folder) >= 1)
         time.sleep(3)  # into the next round
-        os.kill(leader(folder, "superlink"), signal.SIGKILL)
+        os.kill(pid_of(folder, "superlink"), signal.SIGKILL)
     assert process.returncode == 1
-    assert "the superlink has ended (exit code -9)" in said(process)
+    assert "the superlink has ended (exit code -9)" in output_of(process)
     assert not folder.processes.exists()
     done = rounds(folder)
     assert 1 <= done < 3
 
     with up(folder) as process:
         pass
-    assert process.returncode == 0, said(process)
-    assert f"rounds 1 to {done} are already done" in said(process)
+    assert process.returncode == 0, output_of(process)
+    assert f"rounds 1 to {done} are already done" in output_of(process)
     assert_same(folder, straight)
 
 
 @pytest.mark.faults
-def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
+def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:
     folder = federation(tmp_path / "federation", two())
     with up(folder) as process:
-        wait_until(lambda: folder.processes.exists() and len(started(folder)) == 4)
+        wait_until(lambda: folder.processes.exists() and len(registered_processes(folder)) == 4)
         process.send_signal(signal.SIGINT)
     assert_stopped_cleanly(process, folder)
 
 
 @pytest.mark.faults
-def test_ctrl_c_and_kill_leave_a_run_that_goes_on_and_nothing_else(tmp_path: Path) -> None:
+def test_a_run_continues_after_ctrl_c_and_after_kill_with_no_process_left(tmp_path: Path) -> None:
     folder, straight = three_rounds(tmp_path)
     with up(folder) as process:
         wait_until(lambda: rounds(folder) >= 1)
@@ -141,26 +141,26 @@ def test_ctrl_c_and_kill_leave_a_run_that_goes_on_and_nothing_else(tmp_path: Pat
     done = rounds(folder)
 
     with up(folder) as process:
-        wait_until(lambda: folder.processes.exists() and len(started(folder)) == 4)
+        wait_until(lambda: folder.processes.exists() and len(registered_processes(folder)) == 4)
         process.kill()
         process.wait()
-        assert left_behind(folder.path)
+        assert running_processes_of(folder.path)
         status = fedgh("flower", "status", str(folder.path))
         assert "superlink" in status
         assert f"round {done} of 3" in status
         assert fedgh("flower", "stop", str(folder.path)) == "stopped\n"
-    assert left_behind(folder.path) == []
+    assert running_processes_of(folder.path) == []
     assert fedgh("flower", "stop", str(folder.path)) == "nothing is running\n"
 
     with up(folder) as process:
         pass
-    assert process.returncode == 0, said(process)
-    assert "accuracy" in said(process)
+    assert process.returncode == 0, output_of(process)
+    assert "accuracy" in output_of(process)
     assert_same(folder, straight)
 
 
 @pytest.mark.faults
-def test_a_killed_node_sits_rounds_out_and_rejoins_with_its_own_state(tmp_path: Path) -> None:
+def test_a_killed_node_fails_in_some_rounds_and_continues_from_its_state(tmp_path: Path) -> None:
     experiment = two("federation.rounds=6", "run.deadline=40")
     folder = federation(tmp_path / "federation", experiment)
     lines: list[str] = []
@@ -169,21 +169,21 @@ def test_a_killed_node_sits_rounds_out_and_rejoins_with_its_own_state(tmp_path: 
         run = deployment.train(out)
         wait_until(lambda: rounds(folder) >= 1)
         time.sleep(2)
-        os.killpg(leader(folder, "node-1"), signal.SIGKILL)
+        os.killpg(pid_of(folder, "node-1"), signal.SIGKILL)
         finished = follow(deployment, run, out, lambda _: None)
-    assert left_behind(folder.path) == []
+    assert running_processes_of(folder.path) == []
     assert any("the node of client 1 has ended (exit code -9)" in line for line in lines)
 
     failed = [[item.client for item in r.failed] for r in finished.records()]
     missed = {(client, k + 1) for k, clients in enumerate(failed) for client in clients}
-    assert missed, "it was killed in the middle of a round"
+    assert missed, "it was killed during a round"
     assert {client for client, _ in missed} == {1}
     assert failed[-1] == [], "it has come back"
     late = next(r for r in finished.records() if r.failed)
     assert late.seconds["total"] < 40 + 20
     assert finished.records()[-1].accuracies[1] is not None
 
-    # The same as if the others had been alone in those rounds, and it as it was.
+    # Equal to a run in which the client fails in those rounds and keeps its state.
     straight = loop.run(experiment, tmp_path / "serial", make_engine=with_absent(missed, "away"))
     for record, expected in zip(numbers(finished), numbers(straight), strict=True):
         del record["failed"], expected["failed"]
@@ -192,12 +192,12 @@ def test_a_killed_node_sits_rounds_out_and_rejoins_with_its_own_state(tmp_path: 
 
 
 @pytest.mark.faults
-def test_a_federation_in_which_all_fail_ends_with_the_reason(tmp_path: Path) -> None:
+def test_a_run_in_which_all_clients_fail_ends_with_the_reason(tmp_path: Path) -> None:
     folder = federation(tmp_path / "federation", two(), 'app="nowhere:app"')
     with up(folder) as process:
         pass
     assert process.returncode == 1
-    words = said(process)
-    assert "error: round 1: all 2 participants failed" in words
-    assert "the participant's app cannot be used" in words
-    assert "Traceback" not in words
+    output = output_of(process)
+    assert "error: round 1: all 2 participants failed" in output
+    assert "the client's app cannot be used" in output
+    assert "Traceback" not in output

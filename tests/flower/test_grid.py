@@ -1,4 +1,4 @@
-"""Both apps with real messages, in one process: the same bits as everywhere, and refusals."""
+"""Server app and client app with real messages in one process: equal bits, refused requests."""
 
 import fcntl
 import json
@@ -23,7 +23,7 @@ from fedgh.flower.server import shared_settings
 from fedgh.runs.folder import RunFolder
 from fedgh.training import loop
 from tests.flower.absent import with_absent
-from tests.flower.local import FIRST_NODE, NETWORKS, House
+from tests.flower.local import FIRST_NODE, NETWORKS, LocalFederation
 from tests.support.families import FAMILIES
 from tests.support.runs import EVERYTHING, interrupted
 from tests.support.tiny import numbers, quick, states
@@ -31,14 +31,14 @@ from tests.support.tiny import numbers, quick, states
 pytestmark = pytest.mark.usefixtures("impatient")
 
 
-def assert_same(house: House, run: RunFolder, straight: RunFolder) -> None:
-    """Numbers, the server's state and every client's: to the bit."""
+def assert_same(federation: LocalFederation, run: RunFolder, straight: RunFolder) -> None:
+    """Check that records and the states of the server and all clients are equal to the bit."""
     assert numbers(run) == numbers(straight)
     server = states(run)["server.safetensors"]
-    assert {**house.states(), "server.safetensors": server} == states(straight)
+    assert {**federation.states(), "server.safetensors": server} == states(straight)
 
 
-MEASURING = "fedgh.studies.convergence:Probed"  # a method with numbers of its own
+MEASURING = "fedgh.studies.convergence:Probed"  # a method with its own metrics
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,10 @@ MEASURING = "fedgh.studies.convergence:Probed"  # a method with numbers of its o
 def test_the_grid_gives_the_same_bits_as_serial(method: str, tmp_path: Path) -> None:
     experiment = quick(*EVERYTHING, f"method.name={method}")
     straight = loop.run(experiment, tmp_path / "serial")
-    house = House(tmp_path / "house", experiment, settings={"allow": f"{NETWORKS},{MEASURING}"})
-    assert_same(house, house.run(), straight)
+    federation = LocalFederation(
+        tmp_path / "federation", experiment, settings={"allow": f"{NETWORKS},{MEASURING}"}
+    )
+    assert_same(federation, federation.run(), straight)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "standalone", *FAMILIES])
@@ -56,26 +58,30 @@ def test_the_grid_gives_the_same_bits_for_other_families(method: str, tmp_path: 
     needed = FAMILIES.get(method, ["model.extractors=tests.support.tiny:mlp"])
     experiment = quick(f"method.name={method}", *needed)
     straight = loop.run(experiment, tmp_path / "serial")
-    house = House(tmp_path / "house", experiment)
-    assert_same(house, house.run(), straight)
+    federation = LocalFederation(tmp_path / "federation", experiment)
+    assert_same(federation, federation.run(), straight)
 
 
 @pytest.mark.parametrize(("after", "every"), [(1, 1), (5, 1), (4, 3), (7, 3)])
-def test_a_server_that_is_started_again_repeats_and_loses_nothing(
+def test_a_restarted_server_gives_the_same_bits_as_an_uninterrupted_one(
     every: int, after: int, tmp_path: Path
 ) -> None:
     straight = loop.run(quick(*EVERYTHING), tmp_path / "serial")
-    house = House(tmp_path / "house", quick(*EVERYTHING, f"run.checkpoint_every={every}"))
-    house.grid.break_after = after
+    federation = LocalFederation(
+        tmp_path / "federation", quick(*EVERYTHING, f"run.checkpoint_every={every}")
+    )
+    federation.grid.break_after = after
     with pytest.raises(KeyboardInterrupt):
-        house.run()
-    house.grid.break_after = 2**62
-    house.grid.waiting.clear()  # a new SuperLink knows nothing of old messages
-    assert_same(house, house.run(), straight)
+        federation.run()
+    federation.grid.break_after = 2**62
+    federation.grid.waiting.clear()  # a new SuperLink has no messages of the old one
+    assert_same(federation, federation.run(), straight)
 
 
-def test_who_is_late_sits_a_round_out_and_goes_on_from_its_own_state(tmp_path: Path) -> None:
-    """The late client has trained and kept a state, which nobody counts: it must not be used."""
+def test_a_late_client_fails_in_the_round_and_continues_from_its_counted_state(
+    tmp_path: Path,
+) -> None:
+    """The late client has stored a state that the server does not count: it must not be used."""
     absent = {(1, 2), (3, 2), (1, 3)}
     experiment = quick("federation.rounds=4", "run.deadline=5")
     straight = loop.run(
@@ -84,17 +90,17 @@ def test_who_is_late_sits_a_round_out_and_goes_on_from_its_own_state(tmp_path: P
         make_engine=with_absent(absent, "no answer within 5 s"),
     )
     assert [f.client for f in straight.records()[1].failed] == [1, 3]
-    house = House(tmp_path / "house", experiment)
-    house.grid.lost = absent
-    assert_same(house, house.run(), straight)
+    federation = LocalFederation(tmp_path / "federation", experiment)
+    federation.grid.lost = absent
+    assert_same(federation, federation.run(), straight)
 
 
-def test_who_is_not_connected_is_not_waited_for(tmp_path: Path) -> None:
+def test_the_server_does_not_wait_for_a_client_that_is_not_connected(tmp_path: Path) -> None:
     experiment = quick("run.deadline=5", "federation.rounds=3")
-    house = House(tmp_path / "house", experiment)
-    away = house.grid.nodes.pop(FIRST_NODE + 2)
-    house.grid.nodes[1] = replace(away, public_key=b"a stranger's")
-    run = house.run()
+    federation = LocalFederation(tmp_path / "federation", experiment)
+    absent_node = federation.grid.nodes.pop(FIRST_NODE + 2)
+    federation.grid.nodes[1] = replace(absent_node, public_key=b"an unknown key")
+    run = federation.run()
     assert [record.failed for record in run.records()] == [
         [Problem(client=2, reason="not connected")]
     ] * 3
@@ -102,32 +108,32 @@ def test_who_is_not_connected_is_not_waited_for(tmp_path: Path) -> None:
     assert sum(record.seconds["total"] for record in run.records()[1:]) < 60
 
 
-def test_all_clients_failing_ends_the_run_with_a_reason(tmp_path: Path) -> None:
-    house = House(tmp_path / "house", quick("run.deadline=1"))
-    house.grid.nodes.clear()
+def test_a_run_without_connected_clients_ends_with_the_reason(tmp_path: Path) -> None:
+    federation = LocalFederation(tmp_path / "federation", quick("run.deadline=1"))
+    federation.grid.nodes.clear()
     with pytest.raises(RunError, match="all 5 participants failed; client 0: not connected"):
-        house.run()
-    said = json.loads((house.path / "run" / "flower.json").read_text())
-    assert "not connected" in said["error"]
+        federation.run()
+    session = json.loads((federation.path / "run" / "flower.json").read_text())
+    assert "not connected" in session["error"]
 
 
-def test_too_few_answers_end_the_run_before_the_round_counts(tmp_path: Path) -> None:
-    house = House(tmp_path / "house", quick("run.quorum=0.8", "run.deadline=5"))
-    house.grid.lost = {(0, 2), (1, 2)}
+def test_a_round_below_the_quorum_ends_the_run_and_is_not_counted(tmp_path: Path) -> None:
+    federation = LocalFederation(tmp_path / "federation", quick("run.quorum=0.8", "run.deadline=5"))
+    federation.grid.lost = {(0, 2), (1, 2)}
     with pytest.raises(RunError, match=r"round 2: 3 of 5 participants sent an upload, fewer than"):
-        house.run()
-    house.grid.lost = set()
+        federation.run()
+    federation.grid.lost = set()
     straight = loop.run(quick(), tmp_path / "serial")
-    assert_same(house, house.run(), straight)
+    assert_same(federation, federation.run(), straight)
 
 
-def ask(house: House, **changes: Any) -> Reply:
-    """Put a question to client 0, as the server of its last start would but for `changes`."""
-    (named,) = (house.path / "states" / "experiments").glob("*/client-0/name.txt")
-    experiment = named.read_text().strip()
+def ask(federation: LocalFederation, **changes: Any) -> Reply:
+    """Send a request to client 0: that of the server's last start, with `changes`."""
+    (name_file,) = (federation.path / "states" / "experiments").glob("*/client-0/name.txt")
+    experiment = name_file.read_text().strip()
     prepared = quick()
     server = Flower(
-        house.grid,
+        federation.grid,
         {},
         experiment=experiment,
         start=1,
@@ -139,26 +145,26 @@ def ask(house: House, **changes: Any) -> Reply:
     )
     job = Job(0, 4, None, evaluate=True, trained=3)
     message = server.message(job, FIRST_NODE, 60.0)
-    assert message.metadata.ttl == 60.0, "it is not delivered after its deadline"
+    assert message.metadata.ttl == 60.0, "a message is not delivered after its deadline"
     request, _ = messages.read_request(message.content)
     request = replace(request, **changes)
-    message.content = messages.request(request, None)
-    (name,) = house.grid.push_messages([message])
-    (answer,) = house.grid.pull_messages([name])
+    message.content = messages.pack_request(request, None)
+    (name,) = federation.grid.push_messages([message])
+    (answer,) = federation.grid.pull_messages([name])
     asked = replace(job, client_id=request.client, round=request.round)
     return messages.read_answer(answer.content, asked)
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    """After three rounds."""
-    house = House(tmp_path / "house", quick("federation.rounds=3"))
-    house.run()
-    return house
+def federation(tmp_path: Path) -> LocalFederation:
+    """A federation after three rounds."""
+    federation = LocalFederation(tmp_path / "federation", quick("federation.rounds=3"))
+    federation.run()
+    return federation
 
 
-def test_a_participant_answers_what_is_right(house: House) -> None:
-    reply = ask(house)
+def test_a_client_answers_a_valid_request(federation: LocalFederation) -> None:
+    reply = ask(federation)
     assert reply.error is None
     assert 0 <= reply.metrics["accuracy"] <= 1
     assert reply.up is None
@@ -169,71 +175,78 @@ def test_a_participant_answers_what_is_right(house: House) -> None:
     [
         ({"round": 2, "trained": 1}, "round 2 is over; this message is late"),
         ({"start": 0}, "round 4 is over; this message is late"),
-        ({"trained": 2, "start": 2}, None),  # a server that had to go back to round 2
+        ({"trained": 2, "start": 2}, None),  # a restarted server that continues after round 2
         ({"trained": 1, "start": 2}, r"the state of client 0 after round 1 is not in its folder"),
-        ({"version": "9.9"}, "the server has fedgh 9.9, here is"),
-        ({"client": 1}, "takes this node for client 1, its own settings say client=0"),
-        ({"fingerprint": "other"}, "the data or the versions here are not those of the server"),
+        ({"version": "9.9"}, "the server has fedgh 9.9, this client has"),
+        ({"client": 1}, "takes this node for client 1, its node.conf says client=0"),
+        ({"fingerprint": "other"}, "this client's data or versions are not those of the server"),
         ({"settings": {"data": {"name": "nowhere"}}}, "no data set 'nowhere'"),
     ],
 )
-def test_a_participant_refuses_what_is_wrong(
-    house: House, changes: dict[str, Any], refusal: str | None
+def test_a_client_refuses_a_wrong_request_and_keeps_its_states(
+    federation: LocalFederation, changes: dict[str, Any], refusal: str | None
 ) -> None:
-    before = house.states()
-    reply = ask(house, **changes)
+    before = federation.states()
+    reply = ask(federation, **changes)
     assert (reply.error is None) == (refusal is None)
     assert re.search(refusal or "", reply.error or "")
-    assert house.states() == before
+    assert federation.states() == before
 
 
-def test_a_folder_outside_its_own_is_refused(house: House) -> None:
-    error = ask(house, experiment="..").error
+def test_an_experiment_name_that_leads_to_another_folder_is_refused(
+    federation: LocalFederation,
+) -> None:
+    error = ask(federation, experiment="..").error
     assert error is not None
     assert "experiment: String should match pattern" in error
 
 
-def test_two_processes_never_work_for_one_client(house: House) -> None:
-    with (house.home(0) / ".lock").open("w") as lock:
+def test_a_client_refuses_a_message_while_another_process_has_its_lock(
+    federation: LocalFederation,
+) -> None:
+    with (federation.client_folder(0) / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert ask(house).error == "still busy with an earlier message"
+        assert ask(federation).error == "still busy with an earlier message"
 
 
-def test_paths_of_the_server_mean_nothing_to_a_participant(house: House) -> None:
+def test_a_client_ignores_paths_in_the_servers_settings(federation: LocalFederation) -> None:
     settings = shared_settings(quick())
     settings["data"]["path"] = "/etc/passwd"
     settings["data"]["dir"] = "/etc"
-    assert ask(house, settings=settings).error is None
+    assert ask(federation, settings=settings).error is None
 
 
-def test_a_participant_keeps_what_may_be_asked_for_and_no_more(house: House) -> None:
-    assert [path.name for path in sorted(house.home(0).glob("*.safetensors"))] == [
+def test_a_client_stores_only_states_that_may_be_requested_again(
+    federation: LocalFederation,
+) -> None:
+    assert [path.name for path in sorted(federation.client_folder(0).glob("*.safetensors"))] == [
         "client-000000.round-000002.safetensors",
         "client-000000.round-000003.safetensors",
     ]
 
 
-def test_what_is_no_message_is_refused_in_words(house: House) -> None:
-    hostile: list[RecordDict] = [
+def test_a_content_that_is_not_a_message_is_answered_with_an_error(
+    federation: LocalFederation,
+) -> None:
+    contents: list[RecordDict] = [
         RecordDict(),
         RecordDict({"fedgh": ConfigRecord({"json": b"{"})}),
         RecordDict({"fedgh": ConfigRecord({"json": b'{"version": 3}'})}),
         RecordDict({"fedgh": ConfigRecord({"json": "text"})}),
         RecordDict({"fedgh": ArrayRecord({"json": Array("u1", (1,), "x", b"a")})}),
     ]
-    for content in hostile:
+    for content in contents:
         message = Message(content, FIRST_NODE, "train", group_id="1")
-        (name,) = house.grid.push_messages([message])
-        (answer,) = house.grid.pull_messages([name])
+        (name,) = federation.grid.push_messages([message])
+        (answer,) = federation.grid.pull_messages([name])
         assert b"not a" in bytes(answer.content["fedgh"]["json"])  # type: ignore[arg-type]
 
 
-# What a hostile or broken participant may send instead of its honest answer.
-
-
 @pytest.mark.parametrize("hangs", ["app", "import"])
-def test_a_client_that_hangs_is_ended(hangs: str, house: House, tmp_path: Path) -> None:
-    """Through the app, in a process of its own, as Flower would start it."""
+def test_a_process_that_hangs_ends_itself_at_the_deadline(
+    hangs: str, federation: LocalFederation, tmp_path: Path
+) -> None:
+    """The app runs in a process of its own, as Flower starts it."""
     hanging = "import time\ntime.sleep(100)\n"
     if hangs == "app":
         hanging = (
@@ -258,25 +271,25 @@ grid.pull_messages([name])
     )
     assert done.returncode == 1
     assert "Timeout" in done.stderr
-    assert "hanging" in done.stderr, "the participant sees where"
+    assert "hanging" in done.stderr, "the client's log shows where it hangs"
 
 
-def test_wire_bytes_are_measured_beside_tensor_bytes(house: House) -> None:
-    for record in RunFolder(house.path / "run").records():
+def test_wire_bytes_exceed_the_bytes_of_the_tensors(federation: LocalFederation) -> None:
+    for record in RunFolder(federation.path / "run").records():
         assert record.wire_bytes > record.bytes_up + record.bytes_down
 
 
-def test_a_run_from_elsewhere_is_refused(tmp_path: Path) -> None:
-    house = House(tmp_path / "house", quick())
-    interrupted(quick(), house.path / "run", 1)
-    with pytest.raises(RunError, match="was begun without Flower"):
-        house.run()
+def test_a_run_started_without_flower_is_refused(tmp_path: Path) -> None:
+    federation = LocalFederation(tmp_path / "federation", quick())
+    interrupted(quick(), federation.path / "run", 1)
+    with pytest.raises(RunError, match="was started without Flower"):
+        federation.run()
 
 
-def test_a_run_on_flower_cannot_be_resumed_without_it(tmp_path: Path) -> None:
-    house = House(tmp_path / "house", quick())
-    house.grid.break_after = 7
+def test_a_run_on_flower_cannot_be_resumed_on_one_machine(tmp_path: Path) -> None:
+    federation = LocalFederation(tmp_path / "federation", quick())
+    federation.grid.break_after = 7
     with pytest.raises(KeyboardInterrupt):
-        house.run()
+        federation.run()
     with pytest.raises(RunError, match="lacks the state of client 0"):
-        loop.resume(house.path / "run")
+        loop.resume(federation.path / "run")

@@ -1,4 +1,4 @@
-"""Answers that are hostile, broken or lost cost only their sender."""
+"""Malicious, broken and lost answers: only their sender is affected."""
 
 import json
 import re
@@ -23,51 +23,60 @@ from fedgh.flower import (
 from fedgh.runs.folder import RunFolder
 from fedgh.training import loop
 from tests.flower.absent import with_absent
-from tests.flower.local import FIRST_NODE, House, Unreliable
+from tests.flower.local import FIRST_NODE, LocalFederation, UnreliableGrid
 from tests.support.tiny import quick
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
 
-Head = dict[str, Any]
+Fields = dict[str, Any]
 NOISE = "\x1b[2Jround 2 is done\n, accuracy 99.9% " + "x" * 400
-HOSTILE: dict[str, tuple[Callable[[Head], Head], str]] = {
-    "another's name": (lambda head: {**head, "client_id": 2}, "an answer of client 2 in round"),
-    "another round": (lambda head: {**head, "round": 77}, "an answer of client 1 in round 77"),
-    "nothing": (lambda head: {}, "client_id: Field required"),
+HOSTILE: dict[str, tuple[Callable[[Fields], Fields], str]] = {
+    "another's name": (lambda fields: {**fields, "client_id": 2}, "an answer of client 2 in round"),
+    "another round": (lambda fields: {**fields, "round": 77}, "an answer of client 1 in round 77"),
+    "nothing": (lambda fields: {}, "client_id: Field required"),
     "infinite scores": (
-        lambda head: {**head, "metrics": {"train_loss": float("inf")}},
+        lambda fields: {**fields, "metrics": {"train_loss": float("inf")}},
         "metrics.train_loss: Input should be",
     ),
     "sums that overflow": (
-        lambda head: {**head, "metrics": {"train_loss": 1.7e308}},
+        lambda fields: {**fields, "metrics": {"train_loss": 1.7e308}},
         "metrics.train_loss: Input should be less",
     ),
     "wonderful scores": (
-        lambda head: {**head, "metrics": {"accuracy": 7.0, "validation_accuracy": 1.0}},
-        "an impossible accuracy",
+        lambda fields: {**fields, "metrics": {"accuracy": 7.0, "validation_accuracy": 1.0}},
+        "an impossible value of accuracy",
     ),
     "many scores": (
-        lambda head: {**head, "metrics": {f"m{chr(97 + k)}": 0.0 for k in range(20)}},
+        lambda fields: {**fields, "metrics": {f"m{chr(97 + k)}": 0.0 for k in range(20)}},
         "metrics: Dictionary should have at most 16 items",
     ),
     "odd names": (
-        lambda head: {**head, "metrics": {"../" + NOISE: 1.0}},
+        lambda fields: {**fields, "metrics": {"../" + NOISE: 1.0}},
         r"metrics\..*2Jround",
     ),
     "negative time": (
-        lambda head: {**head, "seconds": {"train": -5.0}},
+        lambda fields: {**fields, "seconds": {"train": -5.0}},
         "seconds.train: Input should be greater",
     ),
-    "negative counts": (lambda head: {**head, "num_examples": -1}, "num_examples: Input should be"),
-    "wrong types": (lambda head: {**head, "round": "1"}, "round: Input should be a valid integer"),
-    "long words": (lambda head: {**head, "error": "x" * 10_000}, "error: String should have at"),
-    "extra fields": (lambda head: {**head, "extra": 1}, "extra: Unexpected keyword argument"),
+    "negative counts": (
+        lambda fields: {**fields, "num_examples": -1},
+        "num_examples: Input should be",
+    ),
+    "wrong types": (
+        lambda fields: {**fields, "round": "1"},
+        "round: Input should be a valid integer",
+    ),
+    "long message": (
+        lambda fields: {**fields, "error": "x" * 10_000},
+        "error: String should have at",
+    ),
+    "extra fields": (lambda fields: {**fields, "extra": 1}, "extra: Unexpected keyword argument"),
 }
 
 
-def taken_over(change: Callable[[Message, Message], Message]) -> ClientApp:
-    """Client 1 is in the hands of somebody who changes what it honestly answers."""
+def app_with_malicious_client(change: Callable[[Message, Message], Message]) -> ClientApp:
+    """Return an app in which client 1 replaces its honest answer by `change` of it."""
     app = ClientApp()
 
     @app.train()
@@ -78,11 +87,11 @@ def taken_over(change: Callable[[Message, Message], Message]) -> ClientApp:
     return app
 
 
-def parts(message: Message) -> tuple[Head, bytes]:
-    """The head and the payload of an answer."""
-    head, body = messages.unpack(message.content)
-    assert body is not None
-    return json.loads(head), body
+def parts(message: Message) -> tuple[Fields, bytes]:
+    """Return the JSON fields and the payload of an answer."""
+    fields, payload = messages.unpack(message.content)
+    assert payload is not None
+    return json.loads(fields), payload
 
 
 TWO_ROUNDS = ["federation.rounds=2", "run.deadline=20"]
@@ -90,16 +99,16 @@ TWO_ROUNDS = ["federation.rounds=2", "run.deadline=20"]
 
 @pytest.fixture(scope="module")
 def without_client_1(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """What the others learn alone."""
+    """A run in which client 1 fails in all rounds."""
     out = tmp_path_factory.mktemp("without") / "run"
     absent = {(1, 1), (1, 2)}
     return loop.run(quick(*TWO_ROUNDS), out, make_engine=with_absent(absent, "away"))
 
 
-def assert_costs_only_its_sender(
+def assert_only_its_sender_fails(
     tmp_path: Path, straight: RunFolder, app: ClientApp, reason: str
 ) -> None:
-    run = House(tmp_path / "house", quick(*TWO_ROUNDS), [app]).run()
+    run = LocalFederation(tmp_path / "federation", quick(*TWO_ROUNDS), [app]).run()
     for record, expected in zip(run.records(), straight.records(), strict=True):
         (bad,) = record.failed + record.rejected
         assert bad.client == 1
@@ -111,32 +120,44 @@ def assert_costs_only_its_sender(
     header = load_file(run.checkpoint / "server.safetensors")
     for name, tensor in load_file(straight.checkpoint / "server.safetensors").items():
         if name.startswith("server."):
-            assert header[name].equal(tensor), "what the others have learned is untouched"
+            assert header[name].equal(tensor), (
+                "the server's state depends on the other clients only"
+            )
 
 
-def test_nobody_works_for_longer_than_there_is_time(tmp_path: Path) -> None:
-    def boast(message: Message, honest: Message) -> Message:
-        head, body = parts(honest)
-        head["seconds"] = dict.fromkeys(head["seconds"], 1e9)
-        return Message(messages.pack(json.dumps(head).encode(), body), reply_to=message)
+def test_reported_durations_are_limited_to_the_deadline(tmp_path: Path) -> None:
+    def report_long_durations(message: Message, honest: Message) -> Message:
+        fields, payload = parts(honest)
+        fields["seconds"] = dict.fromkeys(fields["seconds"], 1e9)
+        return Message(messages.pack(json.dumps(fields).encode(), payload), reply_to=message)
 
-    for record in House(tmp_path, quick(*TWO_ROUNDS), [taken_over(boast)]).run().records():
+    for record in (
+        LocalFederation(
+            tmp_path, quick(*TWO_ROUNDS), [app_with_malicious_client(report_long_durations)]
+        )
+        .run()
+        .records()
+    ):
         assert record.failed == record.rejected == []
-        assert record.seconds["train"] <= 5 * 120, "the first round has two minutes, for each"
+        assert record.seconds["train"] <= 5 * 120, (
+            "the first round has two minutes for each of five clients"
+        )
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_hostile_answer_costs_only_its_sender(
+def test_a_malicious_answer_affects_only_its_sender(
     what: str, without_client_1: RunFolder, tmp_path: Path
 ) -> None:
     mutate, reason = HOSTILE[what]
 
     def change(message: Message, honest: Message) -> Message:
-        head, body = parts(honest)
-        content = messages.pack(json.dumps(mutate(head)).encode(), body)
+        fields, payload = parts(honest)
+        content = messages.pack(json.dumps(mutate(fields)).encode(), payload)
         return Message(content, reply_to=message)
 
-    assert_costs_only_its_sender(tmp_path, without_client_1, taken_over(change), reason)
+    assert_only_its_sender_fails(
+        tmp_path, without_client_1, app_with_malicious_client(change), reason
+    )
 
 
 def _no_content(message: Message, honest: Message) -> Message:
@@ -148,26 +169,26 @@ def _no_json(message: Message, honest: Message) -> Message:
 
 
 def _no_safetensors(message: Message, honest: Message) -> Message:
-    head, _ = parts(honest)
-    return Message(messages.pack(json.dumps(head).encode(), b"x"), reply_to=message)
+    fields, _ = parts(honest)
+    return Message(messages.pack(json.dumps(fields).encode(), b"x"), reply_to=message)
 
 
 def _neither_upload_nor_reason(message: Message, honest: Message) -> Message:
-    head, _ = parts(honest)
-    return Message(messages.pack(json.dumps(head).encode(), None), reply_to=message)
+    fields, _ = parts(honest)
+    return Message(messages.pack(json.dumps(fields).encode(), None), reply_to=message)
 
 
 def _to_another_message(message: Message, honest: Message) -> Message:
-    honest.metadata.__dict__["_reply_to_message_id"] = "somebody else's"
-    head, body = parts(honest)
-    honest.content = messages.pack(json.dumps({**head, "client_id": 2}).encode(), body)
+    honest.metadata.__dict__["_reply_to_message_id"] = "another message"
+    fields, payload = parts(honest)
+    honest.content = messages.pack(json.dumps({**fields, "client_id": 2}).encode(), payload)
     return honest
 
 
 def _noise(message: Message, honest: Message) -> Message:
-    head, _ = parts(honest)
+    fields, _ = parts(honest)
     return Message(
-        messages.pack(json.dumps({**head, "error": NOISE}).encode(), None), reply_to=message
+        messages.pack(json.dumps({**fields, "error": NOISE}).encode(), None), reply_to=message
     )
 
 
@@ -185,90 +206,96 @@ def _raises(message: Message, honest: Message) -> Message:
         (_no_content, "not a message of fedgh"),
         (_no_json, "not a readable message"),
         (_no_safetensors, "not a readable message"),
-        (_neither_upload_nor_reason, "neither an upload nor a reason"),
+        (_neither_upload_nor_reason, "neither an upload nor an error"),
         (_to_another_message, "an answer of client 2"),
         (_noise, r"^\[2Jround 2 is done , acc"),
         (_gone, r"Flower error 5: \[2Jround"),
         (_raises, "Flower error 2: out of order"),
     ],
 )
-def test_a_broken_answer_costs_only_its_sender(
+def test_a_broken_answer_affects_only_its_sender(
     change: Callable[[Message, Message], Message],
     reason: str,
     without_client_1: RunFolder,
     tmp_path: Path,
 ) -> None:
-    assert_costs_only_its_sender(tmp_path, without_client_1, taken_over(change), reason)
+    assert_only_its_sender_fails(
+        tmp_path, without_client_1, app_with_malicious_client(change), reason
+    )
 
 
-def test_bytes_that_are_no_message_cost_only_their_sender(
+def test_bytes_that_are_no_message_affect_only_their_sender(
     without_client_1: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Flower hands out each reply once: one that cannot be read must not take others with it."""
-    reply = Unreliable._reply
+    """Flower delivers each reply once: an unreadable one must not make others unavailable."""
+    reply = UnreliableGrid._reply
 
-    def damaged(self: Unreliable, name: str) -> Message | None:
+    def damaged(self: UnreliableGrid, name: str) -> Message | None:
         found = reply(self, name)
         if found is not None and found.metadata.src_node_id == FIRST_NODE + 1:
             raise ValueError("these bytes are no message")
         return found
 
-    monkeypatch.setattr(Unreliable, "_reply", damaged)
-    assert_costs_only_its_sender(
+    monkeypatch.setattr(UnreliableGrid, "_reply", damaged)
+    assert_only_its_sender_fails(
         tmp_path, without_client_1, client.app, r"not a readable message \(ValueError\)"
     )
 
 
 @pytest.mark.parametrize("times", [1, 2**62])
-def test_trouble_of_the_superlink_is_not_its_clients_fault(
+def test_an_error_of_the_superlink_is_not_counted_as_a_strike(
     times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is asked again, until the round is over."""
-    reply, left = Unreliable._reply, times
+    """The server polls again until the deadline."""
+    reply, failures_left = UnreliableGrid._reply, times
 
-    def troubled(self: Unreliable, name: str) -> Message | None:
-        nonlocal left
+    def failing_reply(self: UnreliableGrid, name: str) -> Message | None:
+        nonlocal failures_left
         if self.waiting.get(name) == FIRST_NODE + 1:
-            left -= 1
-            if left >= 0:
+            failures_left -= 1
+            if failures_left >= 0:
                 ask = httpx.Request("POST", "http://superlink")
                 answer = httpx.Response(500, request=ask)
                 raise httpx.HTTPStatusError("500", request=ask, response=answer)
         return reply(self, name)
 
-    monkeypatch.setattr(Unreliable, "_reply", troubled)
+    monkeypatch.setattr(UnreliableGrid, "_reply", failing_reply)
     experiment = quick("federation.rounds=1", "run.strikes=1", "run.deadline=3")
-    (record,) = House(tmp_path / "house", experiment).run().records()
+    (record,) = LocalFederation(tmp_path / "federation", experiment).run().records()
     assert (record.rejected, record.excluded) == ([], [])
     reason = "no answer within 3 s; the SuperLink answered 500"
     assert record.failed == ([] if times == 1 else [Problem(client=1, reason=reason)])
 
 
 @pytest.mark.parametrize(
-    ("problem", "words"),
+    ("problem", "error"),
     [
-        (httpx.ConnectError("gone"), "the SuperLink is out of reach: gone"),
+        (httpx.ConnectError("gone"), "the SuperLink cannot be reached: gone"),
         (RunNotRunningException(), "Flower has stopped this run"),
     ],
 )
 def test_a_lost_superlink_ends_the_run(
-    problem: Exception, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    problem: Exception, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def raising(*_: object) -> Message | None:
         raise problem
 
-    monkeypatch.setattr(Unreliable, "_reply", raising)
-    with pytest.raises(RunError, match=words):
-        House(tmp_path / "house", quick()).run()
+    monkeypatch.setattr(UnreliableGrid, "_reply", raising)
+    with pytest.raises(RunError, match=error):
+        LocalFederation(tmp_path / "federation", quick()).run()
 
 
-def test_an_answer_without_scores_is_an_answer(tmp_path: Path) -> None:
+def test_an_answer_without_all_metrics_is_accepted(tmp_path: Path) -> None:
     def change(message: Message, honest: Message) -> Message:
-        head, body = parts(honest)
-        content = messages.pack(json.dumps({**head, "metrics": {"accuracy": 0.5}}).encode(), body)
+        fields, payload = parts(honest)
+        content = messages.pack(
+            json.dumps({**fields, "metrics": {"accuracy": 0.5}}).encode(), payload
+        )
         return Message(content, reply_to=message)
 
-    run = House(tmp_path / "house", quick("federation.rounds=2"), [taken_over(change)]).run()
+    run = LocalFederation(
+        tmp_path / "federation", quick("federation.rounds=2"), [app_with_malicious_client(change)]
+    ).run()
     for record in run.records():
         assert record.failed == record.rejected == []
         assert record.accuracies[1] is None

@@ -1,4 +1,4 @@
-"""The same participants, in one program or each on its own node: the same numbers, to the bit."""
+"""Clients with their own data give the same bits in one program and on Flower."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,19 +8,19 @@ import pytest
 from fedgh import ClientSpec, Federation, Task, config
 from fedgh.flower import NodeConfig, client_app
 from fedgh.training import experiment
-from tests.flower.local import House
+from tests.flower.local import LocalFederation
 from tests.support.participants import CLASSES, net, three
 from tests.support.tiny import numbers, states
 
 
 def participants() -> list[ClientSpec]:
-    """With the widths agreed: a projection's first weights are a participant's secret."""
+    """Return clients without a projection, whose weights each client draws from its secret."""
     north, south, west = three()
     return [north, replace(south, network=net(6)), west]
 
 
 @pytest.mark.parametrize("method", ["fedgh", "fedproto"])
-def test_a_federation_on_a_laptop_and_on_flower(method: str, tmp_path: Path) -> None:
+def test_one_program_and_flower_give_the_same_bits(method: str, tmp_path: Path) -> None:
     here = Federation(participants(), method, classes=CLASSES, rep_dim=8, lr=0.1)
     trained = here.run(3, out=tmp_path / "here", progress=False)
 
@@ -31,13 +31,15 @@ def test_a_federation_on_a_laptop_and_on_flower(method: str, tmp_path: Path) -> 
     local = ["federation.rounds=3", "model.rep_dim=8", "local.lr=0.1", "federation.target=0.5"]
     wanted = config.load("demo", [f"method.name={method}", *settings, *local])
     same_local = wanted.model_copy(update={"local": here.config.local})
-    house = House(tmp_path / "house", experiment.prepare(same_local), [client_app(make_client)])
-    there = house.run()
+    federation = LocalFederation(
+        tmp_path / "federation", experiment.prepare(same_local), [client_app(make_client)]
+    )
+    there = federation.run()
     mine, theirs = numbers(trained.folder), numbers(there)
     assert [r["accuracy_per_client"] for r in mine] == [r["accuracy_per_client"] for r in theirs]
     assert [r["bytes_total"] for r in mine] == [r["bytes_total"] for r in theirs]
     here_states = {
         name: state for name, state in states(trained.folder).items() if "client" in name
     }
-    assert here_states.keys() == house.states().keys()
-    assert here_states == house.states()
+    assert here_states.keys() == federation.states().keys()
+    assert here_states == federation.states()

@@ -64,7 +64,7 @@ def thing(kind: str, parts: list[str], body: bytes) -> Thing:
 
 LocalGrid({})  # messages say whose they are
 UP = bytes(2**19)
-MESSAGE = Message(messages.answer(Reply(2, 7, up=UP, metrics={"accuracy": 0.5})), 1, "train")
+MESSAGE = Message(messages.pack_answer(Reply(2, 7, up=UP, metrics={"accuracy": 0.5})), 1, "train")
 HONEST = {
     name: Thing.read(item.deflate()) for name, item in get_all_nested_objects(MESSAGE).items()
 }
@@ -217,7 +217,7 @@ def received(server: Flower, contents: Store) -> Reply | None:
     grid = LocalGrid({})
     grid._client = SuperLink(contents)
     found = server.pull(Inbox(grid), "name", JOB)
-    return None if found is None else engine.reply_of(JOB, found, sent=10)
+    return None if found is None else engine.reply_of(JOB, found, sent_bytes=10)
 
 
 def test_the_objects_of_an_honest_reply_are_one(server: Flower) -> None:

@@ -150,7 +150,7 @@ def number(value: object, low: float, high: float) -> bool:
 
 @fuzz(0.12, content=contents(ANSWER))
 def test_an_answer_is_a_sound_reply_or_a_failure(grid: LocalGrid, content: RecordDict) -> None:
-    reply = engine.reply_of(JOB, arrived(grid, content), sent=10)
+    reply = engine.reply_of(JOB, arrived(grid, content), sent_bytes=10)
     assert (reply.client_id, reply.round) == (JOB.client_id, JOB.round)
     assert all(oracle.harmless(text) for text in (reply.error, reply.invalid) if text is not None)
     assert any(part is not None for part in (reply.up, reply.error, reply.invalid))
@@ -232,7 +232,9 @@ def test_a_participant_follows_no_name_of_a_server(
     )
     with WATCH.watching() as seen:
         reply = client.answer(
-            arrived(grid, content), {"client": 2, "state": str(home / "states")}, client.dealt
+            arrived(grid, content),
+            {"client": 2, "state": str(home / "states")},
+            client.partitioned_client,
         )
     assert reply.error is not None, "the fingerprint is not that of these data"
     assert [what for what in seen if "side_effect" in what or what.startswith("socket")] == []
@@ -250,6 +252,6 @@ def test_a_participant_answers_every_request_and_stays_in_its_folder(
     assert reply.up is None
     assert reply.error is not None
     assert "secret" not in reply.error
-    assert isinstance(messages.answer(reply), RecordDict)
+    assert isinstance(messages.pack_answer(reply), RecordDict)
     assert [item.name for item in home.iterdir()] == ["states"]
     assert all(item.is_dir() for item in (home / "states").iterdir())

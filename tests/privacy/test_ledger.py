@@ -19,7 +19,7 @@ from fedgh.privacy.ledger import Ledger, OverBoundError
 from fedgh.runs.folder import RunFolder
 from fedgh.training import experiment, loop
 from fedgh.training.experiment import Experiment
-from tests.flower.local import FIRST_NODE, House
+from tests.flower.local import FIRST_NODE, LocalFederation
 from tests.support.tiny import numbers, quick, states
 
 PRIVATE = ["privacy.protects=sample", "privacy.epsilon=4"]
@@ -28,7 +28,7 @@ PRIVATE = ["privacy.protects=sample", "privacy.epsilon=4"]
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "POLL", 0.0)
-    monkeypatch.setattr(engine, "GATHERING", 0.0)
+    monkeypatch.setattr(engine, "MIN_FIRST_ROUND", 0.0)
 
 
 def test_ledger_counts_releases_across_instances_up_to_the_bound(tmp_path: Path) -> None:
@@ -57,30 +57,32 @@ def test_a_damaged_ledger_raises_and_stays_unchanged(tmp_path: Path, content: st
 def test_flower_gives_the_same_bits_as_serial_with_privacy(tmp_path: Path) -> None:
     prepared = quick(*PRIVATE, "method.name=fedproto", "privacy.counts=secret")
     straight = loop.run(prepared, tmp_path / "serial")
-    house = House(tmp_path / "house", prepared)
-    run = house.run()
+    federation = LocalFederation(tmp_path / "federation", prepared)
+    run = federation.run()
     assert numbers(run) == numbers(straight)
     assert states(run)["server.safetensors"] == states(straight)["server.safetensors"]
 
 
-def failures(house: House, out: str = "run") -> list[list[str]]:
+def failures(federation: LocalFederation, out: str = "run") -> list[list[str]]:
     """Return the reasons of failed clients in each round of a run."""
-    return [[f.reason for f in record.failed] for record in house.run(out).records()]
+    return [[f.reason for f in record.failed] for record in federation.run(out).records()]
 
 
-def bounded(path: Path, prepared: Experiment, own: dict[str, str], client: int = 0) -> House:
+def bounded(
+    path: Path, prepared: Experiment, own: dict[str, str], client: int = 0
+) -> LocalFederation:
     """Return a federation in which one client has settings of its own."""
-    house = House(path, prepared)
-    house.grid.nodes[FIRST_NODE + client].config.update(own)  # type: ignore[attr-defined]
-    return house
+    federation = LocalFederation(path, prepared)
+    federation.grid.nodes[FIRST_NODE + client].config.update(own)  # type: ignore[attr-defined]
+    return federation
 
 
 def test_a_bound_applies_across_runs(tmp_path: Path) -> None:
     """Three rounds cost ε = 4; a bound of 3.5 is reached before the third, also for a new run."""
-    house = bounded(tmp_path, quick(*PRIVATE), {"max-epsilon": "3.5"})
+    federation = bounded(tmp_path, quick(*PRIVATE), {"max-epsilon": "3.5"})
     exceeded = ["this participant's bound of ε = 3.5 would be passed"]
-    assert failures(house) == [[], [], exceeded]
-    assert failures(house, "another") == [exceeded] * 3
+    assert failures(federation) == [[], [], exceeded]
+    assert failures(federation, "another") == [exceeded] * 3
     (ledger,) = (tmp_path / "states").glob("*.json")
     assert json.loads(ledger.read_text())["releases"] == 2
 
@@ -99,7 +101,7 @@ def test_one_state_folder_is_one_budget_for_all_federations_and_client_numbers(
     [
         ([], {"max_epsilon": "3"}, "sends nothing without privacy"),
         ([], {"protects": "client"}, "sends nothing without privacy"),
-        (PRIVATE, {"protects": "client"}, "takes part with privacy.protects = 'client'"),
+        (PRIVATE, {"protects": "client"}, "takes part only with privacy.protects = 'client'"),
         (PRIVATE, {"max-epsilon": "9", "protects": "client"}, "privacy.protects = 'client'"),
     ],
 )
@@ -114,11 +116,11 @@ def test_a_participant_rejects_runs_with_less_privacy_than_its_bound(
 @pytest.mark.parametrize(
     ("own", "problem"),
     [
-        ({"max-epsilom": 1.0}, "max-epsilom is no setting; did you mean max-epsilon?"),
-        ({"epsilon": 1.0}, "epsilon is no setting; did you mean max-epsilon?"),
-        ({"MAX_EPS": 1.0}, "max-eps is no setting; did you mean max-epochs?"),
-        ({"protect": "client"}, "protect is no setting; did you mean protects?"),
-        ({"states": "elsewhere"}, "states is no setting; did you mean state?"),
+        ({"max-epsilom": 1.0}, "no setting 'max-epsilom'; did you mean max-epsilon?"),
+        ({"epsilon": 1.0}, "no setting 'epsilon'; did you mean max-epsilon?"),
+        ({"MAX_EPS": 1.0}, "no setting 'max-eps'; did you mean max-epochs?"),
+        ({"protect": "client"}, "no setting 'protect'; did you mean protects?"),
+        ({"states": "elsewhere"}, "no setting 'states'; did you mean state?"),
         ({"protects": "clients"}, "protects = 'clients': Input should be"),
         *(({"max-epsilon": bad}, "max-epsilon = ") for bad in ("nan", "inf", 0, -1.0, "", True)),
         *(({"delta": bad}, "delta = ") for bad in (0, 1, "nan", -1e-5, "small", 1e-16)),
@@ -145,8 +147,8 @@ def test_other_settings_are_ignored_and_key_spelling_is_lenient() -> None:
 def test_a_participant_with_a_misspelled_bound_sends_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    house = bounded(tmp_path, quick(*PRIVATE, "federation.rounds=1"), {"max-epsilom": "1"})
-    assert failures(house) == [["ConfigError; the participant's own log says more"]]
+    federation = bounded(tmp_path, quick(*PRIVATE, "federation.rounds=1"), {"max-epsilom": "1"})
+    assert failures(federation) == [["ConfigError; see the client's own log"]]
     assert "did you mean max-epsilon?" in caplog.text
 
 
@@ -212,8 +214,8 @@ def test_real_participants_draw_unpredictable_noise(tmp_path: Path) -> None:
     prepared = experiment.prepare(config.parse(settings))
 
     def class_means(folder: str) -> bytes:
-        house = House(tmp_path / folder, prepared, [client_app(make_client)])
-        run = house.run()
+        federation = LocalFederation(tmp_path / folder, prepared, [client_app(make_client)])
+        run = federation.run()
         return (run.path / "means" / "000001.safetensors").read_bytes()
 
     assert class_means("a") != class_means("b")
@@ -232,20 +234,20 @@ def test_a_run_with_lost_rounds_stops_before_it_exceeds_epsilon(
         "run": {"checkpoint_every": 2},
     }
     prepared = experiment.prepare(config.parse(settings))
-    house = House(tmp_path, prepared, [client_app(make_client)])
+    federation = LocalFederation(tmp_path, prepared, [client_app(make_client)])
     for k in range(2):  # on two machines
         own = {"max-epsilon": 4.0, "state": str(tmp_path / f"states-{k}")}
-        house.grid.nodes[FIRST_NODE + k].config.update(own)  # type: ignore[attr-defined]
+        federation.grid.nodes[FIRST_NODE + k].config.update(own)  # type: ignore[attr-defined]
     for after in breaks:  # replies before the crash: in round 3; again in the repeated round 3
-        house.grid.break_after, house.grid.delivered = after, 0
+        federation.grid.break_after, federation.grid.delivered = after, 0
         with pytest.raises(KeyboardInterrupt):
-            house.run()
-        house.grid.waiting.clear()
-    house.grid.break_after, house.grid.delivered = 2**62, 0
+            federation.run()
+        federation.grid.waiting.clear()
+    federation.grid.break_after, federation.grid.delivered = 2**62, 0
     for _ in range(2):
         with pytest.raises(RunError, match=r"one more would bring its ε to .* above .* = 4\."):
-            house.run()
-    assert house.grid.delivered == 0, "no further request was sent"
+            federation.run()
+    assert federation.grid.delivered == 0, "no further request was sent"
     run = RunFolder(tmp_path / "run")
     assert [record.round for record in run.records()] == [1, 2]
     assert all((record.epsilon or 0) <= 4 for record in run.records())

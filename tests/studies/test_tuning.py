@@ -67,7 +67,11 @@ def test_random_search_tries_as_many_points_for_each_method_and_shares_their_val
         (["method.lam=1,2"], {"methods": TWO}, r"say whose setting it is, e.g. standalone\.lam"),
         (["fedproto.lam=1,2"], {"methods": TWO}, "no --grid has a setting of this method"),
         (["fedproto.lma=1,2"], {"methods": "fedproto"}, "lma"),
-        (["fedproto.lam=1", "fedproto.lam=2"], {"methods": "fedproto"}, "there is another --grid for it"),
+        (
+            ["fedproto.lam=1", "fedproto.lam=2"],
+            {"methods": "fedproto"},
+            "there is another --grid for it",
+        ),
         (["local.lr=1,2"], {"methods": "fedprot"}, "did you mean 'fedproto'"),
         ([], {"methods": TWO}, "nothing to search"),
     ],

@@ -23,7 +23,7 @@ from fedgh.flower.engine import Flower
 from fedgh.flower.server import shared_settings
 from fedgh.training import experiment
 from fedgh.training.experiment import Experiment
-from tests.flower.local import FIRST_NODE, House
+from tests.flower.local import FIRST_NODE, LocalFederation
 from tests.support.public import CHORUS
 from tests.trust.commands import SMALL
 from tests.trust.names import FIRST, followed
@@ -35,7 +35,7 @@ Ask = Callable[..., Reply]
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "POLL", 0.0)
-    monkeypatch.setattr(engine, "GATHERING", 0.0)
+    monkeypatch.setattr(engine, "MIN_FIRST_ROUND", 0.0)
 
 
 def bring(task: Task, _: NodeConfig) -> ClientSpec:
@@ -69,16 +69,16 @@ def ask(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         settings = shared_settings(prepared)
         if section:
             settings.setdefault(section, {})[key] = value
-        house = House(tmp_path / "house", prepared, [app])
-        return put(house, prepared, settings=settings, **changes)
+        federation = LocalFederation(tmp_path / "federation", prepared, [app])
+        return put(federation, prepared, settings=settings, **changes)
 
     return asked
 
 
-def put(house: House, prepared: Experiment, **changes: Any) -> Reply:
+def put(federation: LocalFederation, prepared: Experiment, **changes: Any) -> Reply:
     """Put the first question of a run to client 0, changed in some fields."""
     server = Flower(
-        house.grid,
+        federation.grid,
         {},
         experiment="e",
         start=1,
@@ -91,9 +91,9 @@ def put(house: House, prepared: Experiment, **changes: Any) -> Reply:
     job = Job(0, 1, None, evaluate=True)
     message = server.message(job, FIRST_NODE, 60.0)
     question, down = messages.read_request(message.content)
-    message.content = messages.request(replace(question, **changes), down)
-    (name,) = house.grid.push_messages([message])
-    (answer,) = house.grid.pull_messages([name])
+    message.content = messages.pack_request(replace(question, **changes), down)
+    (name,) = federation.grid.push_messages([message])
+    (answer,) = federation.grid.pull_messages([name])
     return messages.read_answer(answer.content, job)
 
 
@@ -110,7 +110,7 @@ def test_no_name_of_a_server_is_followed(
         reply = ask(method, section, key, [value] if key in ("extractors", "callbacks") else value)
     assert followed(seen) == []
     replaced = section in ("data", "public") or (key == "extractors" and reply.error is None)
-    refusal = "is not part of fedgh, and this participant does not allow it"
+    refusal = "is not part of fedgh, and this client does not allow it"
     assert replaced or refusal in str(reply.error)
 
 
@@ -127,13 +127,13 @@ def test_a_server_does_not_start_a_download(ask: Ask) -> None:
     with WATCH.watching() as seen:
         reply = ask("fedgh", "data", "name", "cifar10")
     assert [what for what in seen if what.startswith("socket")] == []
-    assert "not fetched because" in str(reply.error) or "deals out its data" in str(reply.error)
+    assert "downloads nothing at" in str(reply.error) or "partitions a data set" in str(reply.error)
 
 
 PUBLIC = {"name": "npz", "samples": 20}
 
 
-def needing_public(tmp_path: Path, kind: str) -> tuple[House, Experiment]:
+def needing_public(tmp_path: Path, kind: str) -> tuple[LocalFederation, Experiment]:
     """A participant in a federation whose method gives public data to all, and its server."""
     rng = np.random.default_rng(0)
     image = (1, 32, 32) if kind == "dealt data" else (5,)
@@ -145,19 +145,19 @@ def needing_public(tmp_path: Path, kind: str) -> tuple[House, Experiment]:
     settings = [*overrides, f"method.name={CHORUS}", *public]
     prepared = experiment.prepare(config.load("demo", settings))
     node = {"allow": CHORUS, "public-path": str(tmp_path / "public.npz")}
-    return House(tmp_path / "house", prepared, [app], node), prepared
+    return LocalFederation(tmp_path / "federation", prepared, [app], node), prepared
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_public_data_come_from_the_participants_own_place(kind: str, tmp_path: Path) -> None:
-    house, prepared = needing_public(tmp_path, kind)
+    federation, prepared = needing_public(tmp_path, kind)
     settings = shared_settings(prepared)
     assert settings["public"] == PUBLIC
     assert prepared.public is not None
     digest = prepared.public.digest.hex()
     settings["public"] |= {"path": "/elsewhere_evil/data.npz", "dir": "/elsewhere_evil"}
     with WATCH.watching() as seen:
-        reply = put(house, prepared, settings=settings, public=digest)
+        reply = put(federation, prepared, settings=settings, public=digest)
     assert reply.error is None
     assert followed(seen) == []
     assert any("public.npz" in what for what in seen)
@@ -166,10 +166,10 @@ def test_public_data_come_from_the_participants_own_place(kind: str, tmp_path: P
 @pytest.mark.usefixtures("no_official_data")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_server_does_not_start_a_download_of_public_data(kind: str, tmp_path: Path) -> None:
-    house, prepared = needing_public(tmp_path, kind)
+    federation, prepared = needing_public(tmp_path, kind)
     settings = {**shared_settings(prepared), "public": {**PUBLIC, "name": "cifar100"}}
-    reply = put(house, prepared, settings=settings)
-    assert str(reply.error).startswith("cifar100 is not on this participant's machine, and is not")
+    reply = put(federation, prepared, settings=settings)
+    assert str(reply.error).startswith("cifar100 is not on this client's machine, and a client")
 
 
 LIMITS = [
@@ -195,9 +195,9 @@ def test_a_participant_has_limits(ask: Ask, section: str, key: str, value: Any, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_participant_limits_public_data(kind: str, tmp_path: Path) -> None:
-    house, prepared = needing_public(tmp_path, kind)
+    federation, prepared = needing_public(tmp_path, kind)
     settings = {**shared_settings(prepared), "public": {**PUBLIC, "samples": 10**9}}
-    reply = put(house, prepared, settings=settings)
+    reply = put(federation, prepared, settings=settings)
     assert str(reply.error) == "public.samples asks for 1000000000, more than max-public=100000"
 
 
@@ -222,7 +222,7 @@ def test_the_name_of_an_experiment_is_no_name_of_a_file(
     ask: Ask, name: str, tmp_path: Path
 ) -> None:
     assert ask(experiment=name).error is None
-    (states,) = (tmp_path / "house" / "states").iterdir()
+    (states,) = (tmp_path / "federation" / "states").iterdir()
     assert states.name == "experiments"
     (home,) = states.iterdir()
     assert home.name != name
@@ -231,10 +231,12 @@ def test_the_name_of_an_experiment_is_no_name_of_a_file(
 
 def test_experiments_are_not_kept_without_end(tmp_path: Path) -> None:
     prepared = experiment.prepare(config.load("demo", SMALL))
-    house = House(tmp_path / "house", prepared, settings={"max-experiments": "2"})
+    federation = LocalFederation(
+        tmp_path / "federation", prepared, settings={"max-experiments": "2"}
+    )
 
     def begin(name: str) -> Reply:
-        return put(house, prepared, experiment=name)
+        return put(federation, prepared, experiment=name)
 
     assert [begin(name).error for name in ("a", "b", "a")] == [None] * 3
     assert "(max-experiments)" in str(begin("c").error)
@@ -244,9 +246,9 @@ def test_experiments_are_not_kept_without_end(tmp_path: Path) -> None:
 def test_a_ledger_outlives_a_server_that_names_its_file(tmp_path: Path) -> None:
     overrides = [*SMALL, "privacy.protects=client", "privacy.epsilon=4"]
     prepared = experiment.prepare(config.load("demo", overrides))
-    house = House(tmp_path / "house", prepared, settings={"max-epsilon": "100"})
+    federation = LocalFederation(tmp_path / "federation", prepared, settings={"max-epsilon": "100"})
     for name in ("privacy.json", "privacy.lock"):
-        assert put(house, prepared, experiment=name).error is None
-    run = house.run()
+        assert put(federation, prepared, experiment=name).error is None
+    run = federation.run()
     assert run.records()[0].failed == []
-    assert json.loads((house.path / "states" / "privacy.json").read_text())["releases"] >= 1
+    assert json.loads((federation.path / "states" / "privacy.json").read_text())["releases"] >= 1

@@ -1,6 +1,6 @@
-"""Real federations: the same methods, run between organisations over Flower.
+"""Federations between organisations over Flower, with the same methods as on one machine.
 
-A participant writes an app and names it when it starts its SuperNode:
+An organisation with its own network and data writes an app, in a file such as hospital.py:
 
 from fedgh.flower import ClientSpec, client_app
 
@@ -9,6 +9,8 @@ def make_client(task, node_config):
     return ClientSpec(MyNetwork(), (x, y))
 
 app = client_app(make_client)
+
+It names the app in its node.conf: app="hospital:app".
 """
 
 from fedgh.errors import ConfigError

@@ -1,13 +1,14 @@
-"""All that fedgh uses of Flower beyond its public names, and a limit on the size of replies.
+"""Imports of Flower's private names, and a limit on the size of replies.
 
-Flower assembles a reply from objects that name one another, and measures nothing: an array that
-names one chunk of 5 MiB a thousand times takes 5 GB. `Inbox` asks for the objects one by one, reads
-none that is longer than what the reply may still hold, and adds up what the chunks will come to
-before Flower assembles them. The tree of objects that a participant has registered is not used.
+A reply consists of objects that refer to one another. Flower assembles it without checking its
+size: an array that refers to one chunk of 5 MiB a thousand times takes 5 GB. `Inbox` requests the
+objects one by one, reads no object that is longer than the rest of the limit, and computes the
+assembled size before Flower assembles the reply. It does not use the tree of objects that the
+client has registered.
 
-Two places are out of its reach. The SuperLink stores what participants send before the server can
-ask for it. And a participant's message is assembled by Flower's own process before the client app
-is called, so a hostile server can exhaust the memory of that process.
+Two things are not limited here. The SuperLink stores uploads before the server can request them.
+And Flower's own process assembles a message to a client before it calls the client app, so a
+malicious server can exhaust the memory of that process.
 """
 
 import json
@@ -92,13 +93,16 @@ __all__ = [
 ]
 
 MAX_FRAME = 2**16
-"""Bytes, at most, that Flower adds to a reply of few objects; an honest one has about 1,500."""
+"""Maximum number of bytes that Flower adds to a reply; an honest reply has about 1,500."""
 
-OBJECT_FRAME = 80
-"""Bytes, at most, that each further object adds: its name, its place in an array, its head."""
+MAX_OBJECT_FRAME = 80
+"""Maximum number of bytes that each object adds: its name, its index in an array, its header."""
 
-FEW = 16
-"""Objects in a reply, beside one for each MiB of its array; Flower cuts arrays every 5 MiB."""
+MAX_FIXED_OBJECTS = 16
+"""Maximum number of objects in a reply, not counting one for each MiB of its array.
+
+Flower splits arrays into chunks of 5 MiB.
+"""
 
 _INSIDE = {
     "Message": ("RecordDict",),
@@ -108,63 +112,63 @@ _INSIDE = {
     "Array": ("ArrayChunk",),
     "ArrayChunk": (),
 }
-"""The kinds of objects that an object of a reply may consist of."""
+"""For each kind of object in a reply, the kinds of objects that it may refer to."""
 
-_longest_response: ContextVar[int | None] = ContextVar("longest_response", default=None)
+_max_response: ContextVar[int | None] = ContextVar("max_response", default=None)
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The size of the largest reply: bytes in its record, bytes in its array."""
+    """The maximum size of a reply: bytes in its record, bytes in its array."""
 
     record: int
     array: int
 
     @property
     def objects(self) -> int:
-        """The number of its objects."""
-        return FEW + self.array // 2**20
+        """Maximum number of objects."""
+        return MAX_FIXED_OBJECTS + self.array // 2**20
 
     @property
     def chunks(self) -> int:
-        """The bytes of its chunks."""
-        return self.array + OBJECT_FRAME * self.objects
+        """Maximum number of bytes of all chunks."""
+        return self.array + MAX_OBJECT_FRAME * self.objects
 
     @property
     def rest(self) -> int:
-        """The bytes of all other objects."""
-        return self.record + MAX_FRAME + OBJECT_FRAME * self.objects
+        """Maximum number of bytes of all other objects."""
+        return self.record + MAX_FRAME + MAX_OBJECT_FRAME * self.objects
 
 
 class Inbox:
-    """The replies of one round on their way in."""
+    """Receives the replies of one round, object by object and within a limit."""
 
     def __init__(self, grid: Grid) -> None:
         if not isinstance(grid, HttpGrid):
             raise RunError(f"fedgh runs on Flower's SuperLink, not on its {type(grid).__name__}")
         self._superlink = grid._runtime_client
-        self._superlink._client.event_hooks = {"response": [_refuse_long]}
+        self._superlink._client.event_hooks = {"response": [_check_length]}
         self._node, self._run_id = grid.node, grid.run.run_id
-        self._begun: dict[str, _Parcel] = {}
+        self._partial: dict[str, _PartialReply] = {}  # by the name of the message
 
     def pull(self, name: str, limit: Limit) -> Message | None:
-        """The reply to a message, once all of it has come.
+        """Return the reply to a message, or None while objects of it have not arrived.
 
-        WireError when it is beyond the limit or has parts that no reply has, ObjectPullError when
-        the rest of it will not come, any other error when its bytes are no message. What has not
-        come yet is not waited for: the replies of other participants may be there.
+        Never wait: replies of other participants may be complete. Raise WireError if the reply
+        exceeds the limit or has objects that no reply has, ObjectPullError if objects will never
+        arrive, and any other error if the bytes are not a message.
         """
-        if name not in self._begun:
+        if name not in self._partial:
             root = self._find(name, limit.rest)
             if root is None:
                 return None
-            self._begun[name] = _Parcel(root, limit)
-        parcel = self._begun[name]
+            self._partial[name] = _PartialReply(root, limit)
+        reply = self._partial[name]
         try:
-            if not self._fill(parcel):
+            if not self._fill(reply):
                 return None
-            message = parcel.assemble()
-        except (httpx.HTTPError, RunNotRunningException):  # it may be tried again
+            message = reply.assemble()
+        except (httpx.HTTPError, RunNotRunningException):  # the next call may succeed
             raise
         except Exception:
             self._drop(name)
@@ -172,35 +176,35 @@ class Inbox:
         self._drop(name)
         return message
 
-    def _find(self, name: str, most: int) -> str | None:
-        """The object that the reply to a message begins with, if there is one."""
-        with _at_most(most):
-            found = self._superlink.PullMessages(PullAppMessagesRequest(message_ids=[name]))
-        return found.messages_list[0].metadata.message_id if found.messages_list else None
+    def _find(self, name: str, max_bytes: int) -> str | None:
+        """Return the name of the root object of the reply to a message, or None."""
+        with _response_limit(max_bytes):
+            response = self._superlink.PullMessages(PullAppMessagesRequest(message_ids=[name]))
+        return response.messages_list[0].metadata.message_id if response.messages_list else None
 
-    def _fill(self, parcel: "_Parcel") -> bool:
-        """Fetch what is there, and say whether that is everything."""
-        while parcel.missing:
-            name = next(iter(parcel.missing))
-            content = self._fetch(name, parcel.room(name))
+    def _fill(self, reply: "_PartialReply") -> bool:
+        """Fetch the objects that have arrived; return true if the reply is complete."""
+        while reply.missing:
+            name = next(iter(reply.missing))
+            content = self._fetch(name, reply.room(name))
             if not content:
                 return False
-            parcel.add(name, content)
+            reply.add(name, content)
         return True
 
-    def _fetch(self, name: str, most: int) -> bytes:
-        """The content of an object; nothing when the participant has not sent it yet."""
-        ask = PullObjectRequest(node=self._node, run_id=self._run_id, object_id=name)
-        with _at_most(most + OBJECT_FRAME):
-            found = self._superlink.PullObject(ask)
-        if not found.object_found:
+    def _fetch(self, name: str, max_bytes: int) -> bytes:
+        """Return the content of an object, or b"" if the client has not sent it yet."""
+        request = PullObjectRequest(node=self._node, run_id=self._run_id, object_id=name)
+        with _response_limit(max_bytes + MAX_OBJECT_FRAME):
+            response = self._superlink.PullObject(request)
+        if not response.object_found:
             raise ObjectPullError(name, "the SuperLink does not have it")
-        return found.object_content
+        return response.object_content
 
     def _drop(self, name: str) -> None:
-        """Forget a reply, here and at the SuperLink."""
-        root = self._begun.pop(name).root
-        with suppress(httpx.HTTPError):  # it only frees the SuperLink's memory sooner
+        """Delete a reply, here and at the SuperLink."""
+        root = self._partial.pop(name).root
+        with suppress(httpx.HTTPError):  # not essential: it frees the SuperLink's memory sooner
             self._superlink.ConfirmMessageReceived(
                 ConfirmMessageReceivedRequest(
                     node=self._node, run_id=self._run_id, message_object_id=root
@@ -208,26 +212,31 @@ class Inbox:
             )
 
 
-class _Parcel:
-    """A reply of which some objects have come and others may still come."""
+class _PartialReply:
+    """A reply of which some objects may not have arrived yet."""
 
     def __init__(self, root: str, limit: Limit) -> None:
         self.root = root
-        self.missing: dict[str, tuple[str, ...]] = {root: ("Message",)}  # the kinds each may be of
+        self.missing: dict[str, tuple[str, ...]] = {root: ("Message",)}  # name -> allowed kinds
         self._limit = limit
         self._contents: dict[str, bytes] = {}
         self._arrays: list[bytes] = []
         self._chunks_left, self._rest_left = limit.chunks, limit.rest
 
     def room(self, name: str) -> int:
-        """The bytes that a missing object may have."""
+        """Return the maximum number of bytes of a missing object."""
         return self._chunks_left if "ArrayChunk" in self.missing[name] else self._rest_left
 
     def add(self, name: str, content: bytes) -> None:
-        """Take in an object that was missing; now those that it names are."""
+        """Add a missing object; the objects that it refers to become missing.
+
+        Raise WireError if it is too long or of a wrong kind.
+        """
         room, kinds = self.room(name), self.missing.pop(name)
         if len(content) > room:
-            raise WireError(f"an object of {len(content)} bytes in a reply that has {room} left")
+            raise WireError(
+                f"an object of {len(content)} bytes in a reply that may have {room} more"
+            )
         kind, parts, _ = get_object_head_values_from_object_content(content[: self._limit.rest])
         if kind not in kinds:
             raise WireError(f"a reply with a {kind} in the wrong place")
@@ -241,7 +250,7 @@ class _Parcel:
         self._expect(parts, _INSIDE[kind])
 
     def _expect(self, names: list[str], kinds: tuple[str, ...]) -> None:
-        """Add objects that must still come, each of one of these kinds."""
+        """Add objects to the missing ones, each of one of these kinds."""
         for name in names:
             if name in self._contents or name in self.missing:
                 raise WireError("a reply that has one object in two places")
@@ -251,7 +260,7 @@ class _Parcel:
             raise WireError(f"a reply of {objects} objects; it may have {self._limit.objects}")
 
     def assemble(self) -> Message:
-        """The reply, if its arrays keep to the limit when all their chunks are in place."""
+        """Return the reply; raise WireError if its assembled arrays would exceed the limit."""
         size = sum(map(self._assembled_size, self._arrays))
         if size > self._limit.chunks:
             raise WireError(
@@ -263,24 +272,24 @@ class _Parcel:
         return message
 
     def _assembled_size(self, array: bytes) -> int:
-        """The bytes of all chunks of an array, each as often as the array repeats it."""
+        """Return the bytes of all chunks of an array, each counted as often as the array has it."""
         _, chunks, _ = get_object_head_values_from_object_content(array)
         order = json.loads(get_object_body(array, Array))["arraychunk_ids"]
         return sum(len(self._contents[chunks[index]]) for index in order)
 
 
 @contextmanager
-def _at_most(most: int) -> Iterator[None]:
-    """Refuse responses of the SuperLink to this thread that are longer."""
-    before = _longest_response.set(most)
+def _response_limit(max_bytes: int) -> Iterator[None]:
+    """Reject longer responses of the SuperLink to this thread with WireError."""
+    before = _max_response.set(max_bytes)
     try:
         yield
     finally:
-        _longest_response.reset(before)
+        _max_response.reset(before)
 
 
-def _refuse_long(response: httpx.Response) -> None:
-    """Look at the length of a response before it is read."""
-    most, length = _longest_response.get(), int(response.headers.get("content-length", 0))
-    if most is not None and length > most:
-        raise WireError(f"an object of {length} bytes in a reply that has {most} left")
+def _check_length(response: httpx.Response) -> None:
+    """Raise WireError for a response that is too long, before it is read."""
+    limit, length = _max_response.get(), int(response.headers.get("content-length", 0))
+    if limit is not None and length > limit:
+        raise WireError(f"an object of {length} bytes in a reply that may have {limit} more")

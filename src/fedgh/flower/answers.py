@@ -1,10 +1,11 @@
-"""What a participant has answered: a question that is asked again gets the same bytes again.
+"""Stored answers of a client: a repeated question gets the same bytes again.
 
-Noise protects because it is drawn once: whoever gets many answers to one question takes their mean.
-So an answer is on disk before it is sent, until its round cannot be asked for any more. Another
-question about a round that was answered is a new release. A server that has to start again may
-have one, since it may have lost what the others had sent; the ledger counts it. Within one start
-there is no reason to ask twice.
+Noise protects only if it is drawn once, because a server with many answers to one question could
+average the noise away. So a client writes an answer to disk before it sends it, and keeps it until
+the server cannot request its round again. A different question about an answered round is a new
+release. A client answers it only after a new start of the server, which may have lost the uploads
+of the round, and its ledger counts the release. Within one start of the server there is no reason
+to ask twice, and the client refuses.
 """
 
 import json
@@ -24,7 +25,7 @@ from fedgh.runs.sealed import MAX_STATE, pack, unpack
 
 @dataclass(frozen=True)
 class Question:
-    """What a server asks of a client: in which round and start, and a digest of all the rest."""
+    """A request of the server: its round, the start of the server, and a digest of the rest."""
 
     round: int
     start: int
@@ -32,7 +33,7 @@ class Question:
 
     @classmethod
     def of(cls, request: Request, down: bytes) -> "Question":
-        """The same digest for requests that differ in nothing that matters to the answer."""
+        """Return the question of a request; fields that do not affect the answer are left out."""
         rest = replace(request, start=0, committed=0, settled=0, deadline=1.0, torch="")
         digest = blake2b(json.dumps(asdict(rest), sort_keys=True).encode(), digest_size=16)
         digest.update(down)
@@ -40,7 +41,7 @@ class Question:
 
 
 class Answers:
-    """A client's answers of the rounds that may be asked for again, a file for each."""
+    """A client's answers for the rounds that the server may request again, one file each."""
 
     def __init__(self, folder: Path) -> None:
         make_folder(folder, 0o700)
@@ -48,30 +49,35 @@ class Answers:
         self._folder = folder
 
     def rounds(self) -> set[int]:
-        """The rounds whose answers are here."""
+        """Return the rounds that have a stored answer."""
         return {int(path.stem) for path in self._folder.glob("*.safetensors")}
 
     def again(self, question: Question) -> Reply | None:
-        """The answer that was given to this question; None when there may be a new one."""
+        """Return the stored answer to this question, or None if the client may compute a new one.
+
+        Raise PublicError for a different question about the round within the same start.
+        """
         path = self._path(question.round)
         if not path.exists():
             return None
         try:
-            about, content = unpack(read_bytes(path, MAX_STATE))
-            asked = Question(question.round, about["start"], about["question"])
-            reply = Reply(**json.loads(about["reply"]), up=content["up"].numpy().tobytes())
+            attributes, content = unpack(read_bytes(path, MAX_STATE))
+            answered = Question(question.round, attributes["start"], attributes["question"])
+            reply = Reply(**json.loads(attributes["reply"]), up=content["up"].numpy().tobytes())
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{path} cannot be read ({error}); put it back from a copy") from None
-        if asked.digest == question.digest:
-            if asked.start < question.start:
-                self.keep(question, reply)
+        if answered.digest == question.digest:
+            if answered.start < question.start:
+                self.store(question, reply)
             return reply
-        if asked.start >= question.start:
-            raise PublicError(f"round {question.round} was answered, and the question was another")
+        if answered.start >= question.start:
+            raise PublicError(
+                f"round {question.round} was answered already, to a different question"
+            )
         return None
 
-    def keep(self, question: Question, reply: Reply) -> None:
-        """Make sure of an answer that is about to be sent."""
+    def store(self, question: Question, reply: Reply) -> None:
+        """Write an answer to disk; call this before the answer is sent."""
         assert reply.up is not None
         fields = asdict(replace(reply, up=None))
         del fields["up"]
@@ -84,13 +90,13 @@ class Answers:
         write_atomic(self._path(question.round), content)
 
     def forget_from(self, round: int) -> None:
-        """What is done now in `round` is another history than that of these answers."""
-        self._forget({known for known in self.rounds() if known >= round})
-        sync_folder(self._folder)  # before the states that go with them are replaced
+        """Delete the answers from `round` on: that round is computed anew."""
+        self._forget({stored for stored in self.rounds() if stored >= round})
+        sync_folder(self._folder)  # must be durable before the states of these rounds are replaced
 
     def forget_up_to(self, round: int) -> None:
-        """These rounds cannot be asked for any more."""
-        self._forget({known for known in self.rounds() if known <= round})
+        """Delete the answers up to `round`: the server cannot request these rounds again."""
+        self._forget({stored for stored in self.rounds() if stored <= round})
 
     def _forget(self, rounds: set[int]) -> None:
         for round in rounds:

@@ -1,9 +1,9 @@
-"""Limits that a participant sets itself, on what it sends and on what it may be asked.
+"""Limits that a client sets in its node.conf, on its uploads and on the server's requests.
 
-max-epsilon      the ε that all its uploads together may cost
-delta            the δ that goes with it (1e-5)
-protects         "sample" or "client": uploads that protect less are refused
-allow            names of code outside fedgh that a server may ask for, separated by commas
+max-epsilon      the ε that all uploads of the client together may cost
+delta            the δ of this ε (1e-5)
+protects         "sample" or "client": the client refuses to send uploads that protect less
+allow            names of code outside fedgh that the server's settings may name, with commas
 max-clients      clients of a federation (1,000,000)
 max-classes      classes (10,000)
 max-networks     networks in model.extractors (16)
@@ -14,10 +14,11 @@ max-public       public samples (100,000)
 max-feature-dim  numbers in a feature vector of FedGH+ (4,096)
 max-seconds      seconds for an answer (86,400)
 max-experiments  experiments whose states are kept at a time (1,000)
-max-rounds-kept  rounds of an experiment that the server may still ask for again (100)
+max-rounds-kept  rounds of an experiment that are kept because the server may request them again
+                 (100)
 
-A misspelt setting must not leave the participant without a limit: keys that resemble one of these
-are refused.
+A typing mistake must not leave the client without a limit: keys that resemble one of these are
+rejected.
 """
 
 from collections.abc import Mapping
@@ -36,57 +37,57 @@ from fedgh.privacy.ledger import Ledger, OverBoundError
 from fedgh.privacy.mechanism import MIN_DELTA
 
 NodeConfig = Mapping[str, str | float | int | bool]
-"""What the participant has set when it started its SuperNode."""
+"""The settings of a client's SuperNode, from its node.conf."""
 
 LEVELS = get_args(Protected)
-"""What uploads may protect, the least first."""
+"""The levels of protection, from the weakest to the strongest."""
 
 SAFEGUARDS = ("max-epsilon", "delta", "protects", "allow", "state")
-"""Settings of which a slip is looked for under any name; of limits only under max-..."""
+"""Settings with which any unknown key is compared; other limits only with keys that begin `max`."""
 
-NEAR = 0.75
-"""How alike two names are, by difflib, when one is probably a slip for the other."""
+MIN_SIMILARITY = 0.75
+"""Similarity by difflib from which an unknown key counts as a typing mistake."""
 
-Number = Annotated[
-    float, BeforeValidator(str), Field(gt=0, allow_inf_nan=False)
-]  # true is not a number
+# Converted from text, so that `true` is rejected: pydantic would accept it as the number 1.
+PositiveNumber = Annotated[float, BeforeValidator(str), Field(gt=0, allow_inf_nan=False)]
 
 
 class PublicError(RunError):
-    """A failure that the server may know in words: they say nothing of data or files here."""
+    """An error whose text the server may receive: it reveals nothing about data or files."""
 
 
 class Bound(Limits):
-    """What a participant has set for itself; other settings are for its own code."""
+    """The limits that a client has set; other settings of node.conf are for its own code."""
 
-    max_epsilon: Number | None = None
-    delta: Annotated[Number, Field(ge=MIN_DELTA, lt=1)] = 1e-5
+    max_epsilon: PositiveNumber | None = None
+    delta: Annotated[PositiveNumber, Field(ge=MIN_DELTA, lt=1)] = 1e-5
     protects: Protected = "nothing"
     allow: NameList = Field(default_factory=list)
-    max_seconds: Number = 86_400.0
+    max_seconds: PositiveNumber = 86_400.0
     max_experiments: PositiveInteger = 1_000
     max_rounds_kept: PositiveInteger = 100
 
     @property
     def least(self) -> str:
-        """What uploads must protect: a bound on ε means nothing where there is no privacy."""
+        """Minimum level of protection; a bound on ε implies `sample`, since ε needs privacy."""
         limited = self.max_epsilon is not None and self.protects == "nothing"
         return "sample" if limited else self.protects
 
 
 def read_bound(node: NodeConfig) -> Bound:
-    """The bound among a participant's settings; ConfigError for a misspelt key or a bad value."""
-    own = {key.lower().replace("_", "-"): value for key, value in node.items()}
-    if len(own) < len(node):
-        raise ConfigError("node.conf: a setting is there twice, in two spellings")
+    """Return the limits in a client's settings; raise ConfigError for a mistyped key or a value."""
+    settings = {key.lower().replace("_", "-"): value for key, value in node.items()}
+    if len(settings) < len(node):
+        raise ConfigError("node.conf: a setting is there twice, in two spellings; delete one")
     known = [name.replace("_", "-") for name in Bound.model_fields]
-    for key in own.keys() - {*known, "state"}:  # another state folder would have another ledger
-        alike = known if key.startswith("max") else SAFEGUARDS  # epochs may be the app's own
-        meant = get_close_matches(key, alike, n=1, cutoff=NEAR)
-        if meant:
-            raise ConfigError(f"node.conf: {key} is no setting; did you mean {meant[0]}?")
+    # `state` is compared, too: a mistyped key would select another folder, with another ledger.
+    for key in settings.keys() - {*known, "state"}:
+        candidates = known if key.startswith("max") else SAFEGUARDS  # the app may use `epochs`
+        similar = get_close_matches(key, candidates, n=1, cutoff=MIN_SIMILARITY)
+        if similar:
+            raise ConfigError(f"node.conf: no setting '{key}'; did you mean {similar[0]}?")
     try:
-        return Bound.model_validate(own)
+        return Bound.model_validate(settings)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ConfigError(
@@ -95,20 +96,23 @@ def read_bound(node: NodeConfig) -> Bound:
 
 
 def keep_bound(bound: Bound, blueprint: Blueprint, states: Path, *, releases: bool = True) -> None:
-    """Count the upload that is about to be made, or refuse to make it.
+    """Count the next upload in the client's ledger; raise PublicError if it exceeds the bound.
 
-    One that releases nothing new of the participant's data costs nothing.
+    Call this before the upload is computed. An upload without a new release about the client's data
+    (`releases` false) costs nothing.
 
-    The ledger is for all that is kept in `states`: another experiment, another federation under
-    another number, another server and a new start find it as it is.
+    There is one ledger for the folder `states`. Another experiment, another federation, another
+    client number, another server or a new start cannot reset it.
     """
     privacy = blueprint.privacy
     if bound.least == "nothing" or blueprint.method.shares == "nothing":
         return
     if privacy is None:
-        raise PublicError("this participant sends nothing without privacy (privacy.protects)")
+        raise PublicError(
+            "this client sends nothing without privacy; the operator can set privacy.protects"
+        )
     if LEVELS.index(privacy.protects) < LEVELS.index(bound.least):
-        raise PublicError(f"this participant takes part with privacy.protects = '{bound.least}'")
+        raise PublicError(f"this client takes part only with privacy.protects = '{bound.least}'")
     if bound.max_epsilon is None or not releases:
         return
     ledger = Ledger(states / "privacy.json", max_epsilon=bound.max_epsilon, delta=bound.delta)

@@ -1,13 +1,13 @@
-"""A participant's side: do the job that came, keep the state, answer.
+"""The client's side of a federation: run the job of a message, store the state, answer.
 
-Every message is handled by a new process, so all that a client keeps is in files: one folder for
-each experiment and client, one file for each state that the server may still ask for. What a
-request says is checked against them: a participant does no round twice and none out of turn. What
-it has answered is kept with them, see `answers`.
+A new process handles every message, so everything that a client keeps is in files: one folder for
+each experiment and client, one file for each state that the server may still request. The client
+checks a request against these files, and runs no round twice and none out of order. Its answers are
+stored there, too, see `answers`.
 
-The server is not trusted: what its settings name is imported, opened or fetched only if it is part
-of fedgh or the participant has allowed it; what it asks for has limits, see `bound`; and its words
-are never used as names of files.
+The server is not trusted. Names in its settings are imported, opened or downloaded only if they are
+part of fedgh or the client has allowed them. Its requests have limits, see `bound`. Its texts are
+never used as file names.
 """
 
 import faulthandler
@@ -47,7 +47,7 @@ from fedgh.version import __version__
 logger = logging.getLogger(__name__)
 
 MakeBlueprint = Callable[[Request, Path, NodeConfig], Blueprint]
-"""From a request, the client's folder and the participant's settings to the client."""
+"""Function of a request, the client's folder and its settings that returns its blueprint."""
 
 OWN_SETTINGS = {
     ("data", "dir"): "dir",
@@ -56,89 +56,92 @@ OWN_SETTINGS = {
     ("public", "path"): "public-path",
     ("run", "device"): "device",
 }
-"""Settings that no server decides, and their names in node.conf."""
+"""Settings that only the client decides, and their names in node.conf."""
 
 MAX_QUOTED = 300
-"""Characters of a server's setting that are quoted in an answer."""
+"""Maximum number of characters of a server's setting that an answer quotes."""
 
 MAX_TURN = 1000
-"""Bytes of turn.json: two numbers."""
+"""Maximum size in bytes of turn.json, which holds two numbers."""
 
 
 def app_of(make_blueprint: MakeBlueprint) -> ClientApp:
-    """An app that does the jobs of the client that `make_blueprint` describes."""
+    """Return an app that runs the jobs of the client that `make_blueprint` describes."""
     app = ClientApp()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         _show_log()
         reply = answer(message, context.node_config, make_blueprint)
-        return Message(messages.answer(reply), reply_to=message)
+        return Message(messages.pack_answer(reply), reply_to=message)
 
     return app
 
 
-def dealt(request: Request, _: Path, node: NodeConfig) -> Blueprint:
-    """A client of an experiment with public data: for rehearsals and research."""
+def partitioned_client(request: Request, _: Path, node: NodeConfig) -> Blueprint:
+    """Return a client whose samples come from the partition of a data set, not from its own data.
+
+    For rehearsals and research.
+    """
     config = parse_settings(request, node)
     if config.data.name == "private":
         raise PublicError(
-            "the data of this federation are the participants' own: name your app when you start "
-            "the SuperNode, --node-config 'app=\"my_module:app\" ...' (see fedgh.flower.client_app)"
+            "in this federation each client has its own data; name your app in node.conf: "
+            'app="my_module:app" (see fedgh.flower.client_app)'
         )
     check_here(config)
     experiment = _prepared(json.dumps(config.to_table()))
     if experiment.fingerprint() != request.fingerprint:
-        raise PublicError("the data or the versions here are not those of the server")
+        raise PublicError("this client's data or versions are not those of the server")
     return experiment.blueprint()
 
 
 def check_here(config: Config) -> None:
-    """Refuse official data that are not on this machine."""
+    """Raise PublicError if a data set of the configuration is not on this machine."""
     missing = missing_data_set(config)
     if missing is not None:
         raise PublicError(
-            f"{missing} is not on this participant's machine, and is not fetched because a server "
-            f"says so; the participant can: fedgh data fetch {missing}"
+            f"{missing} is not on this client's machine, and a client downloads nothing at the "
+            f"server's request; run there: fedgh data fetch {missing}"
         )
 
 
 @lru_cache(maxsize=1)
 def _prepared(settings: str) -> Experiment:
-    """Once for all clients and rounds where these share a process."""
+    """Return the experiment; cached for federations whose clients share a process."""
     return prepare(config.parse(json.loads(settings)))
 
 
 def parse_settings(
     request: Request, node: NodeConfig, methods: Collection[str] = (), *, own_network: bool = False
 ) -> Config:
-    """The settings that came with the request, if the participant accepts them.
+    """Return the settings of a request; raise PublicError if the client does not accept them.
 
-    They may name `methods` beside what is part of fedgh and what the participant has allowed. Paths
-    and the device are always the participant's own; so is its network, if it has one.
+    They may name parts of fedgh, names that the client allows in node.conf, and `methods`. Paths
+    and the device always come from the client's own settings; with `own_network` its network, too.
     """
     bound = read_bound(node)
     table = {name: dict(section) for name, section in request.settings.items()}
-    own = {**OWN_SETTINGS, **({("model", "extractors"): "extractors"} if own_network else {})}
-    for section, key in own:
+    own_keys = {**OWN_SETTINGS, **({("model", "extractors"): "extractors"} if own_network else {})}
+    for section, key in own_keys:
         table.setdefault(section, {}).pop(key, None)
     try:
         config.parse(table, Trust(names=frozenset({*bound.allow, *methods}), limits=bound))
     except ForeignError as problem:
-        setting = printable(problem.setting)[:MAX_QUOTED]  # room for the rest
+        setting = printable(problem.setting)[:MAX_QUOTED]  # leaves room for the rest of the message
         raise PublicError(
-            f"{setting} is not part of fedgh, and this participant does not allow it"
+            f"{setting} is not part of fedgh, and this client does not allow it"
         ) from None
     except ConfigError as problem:
         raise PublicError(printable(str(problem))) from None
-    for (section, key), name in own.items():
+    for (section, key), name in own_keys.items():
         if name in node:
             table[section][key] = str(node[name])
-    return config.parse(table, OWN)  # what the server named has been accepted
+    return config.parse(table, OWN)  # the server's names were checked above
 
 
 def answer(message: Message, node: NodeConfig, make_blueprint: MakeBlueprint) -> Reply:
-    """Whatever goes wrong here is an answer; what the server may know of it, `_discreet` says."""
+    """Return the reply to a message; an exception becomes its error, in the text of `_redacted`."""
     client = round = 0
     try:
         request, down = messages.read_request(message.content)
@@ -147,31 +150,34 @@ def answer(message: Message, node: NodeConfig, make_blueprint: MakeBlueprint) ->
         with (
             _watchdog(min(request.deadline, bound.max_seconds)),
             one_thread(),
-            _at_home(request, node, bound) as home,
+            _locked_folder(request, node, bound) as folder,
         ):
-            task = _Assignment(request, home, bound, node, make_blueprint)
-            return task.judge() if down is None else task.train(down)
+            task = _Assignment(request, folder, bound, node, make_blueprint)
+            return task.evaluate() if down is None else task.train(down)
     except Exception as problem:
-        return Reply(client, round, error=_discreet(problem))
+        return Reply(client, round, error=_redacted(problem))
 
 
 @dataclass(frozen=True)
 class _Assignment:
-    """A request with all that it takes to answer it."""
+    """A request with everything that is needed to answer it."""
 
     request: Request
-    home: Path
+    folder: Path
     bound: Bound
     node: NodeConfig
     make_blueprint: MakeBlueprint
 
-    def judge(self) -> Reply:
-        """Look at the client as it is."""
+    def evaluate(self) -> Reply:
+        """Return the metrics of the client without training it."""
         return self._host().run(self._job(None))
 
     def train(self, down: bytes) -> Reply:
-        """Make sure of the new state, then of the answer, then send it; once for each question."""
-        request, answers = self.request, Answers(self.home / "answers")
+        """Train the client and return its reply; a repeated question gets the stored reply.
+
+        The new state, then the reply, are on disk before the reply is sent.
+        """
+        request, answers = self.request, Answers(self.folder / "answers")
         question = Question.of(request, down)
         reply = answers.again(question)
         if reply is None:
@@ -183,66 +189,69 @@ class _Assignment:
             reply = host.run(self._job(down))
             if reply.up is None:
                 return reply
-            self._keep_release(host)
+            self._store_release(host)
             host.save(request.round)
-            answers.keep(question, reply)
+            answers.store(question, reply)
         answers.forget_up_to(self._settled)
-        keep_rounds(self.home, {request.trained, request.committed} | answers.rounds())
+        keep_rounds(self.folder, {request.trained, request.committed} | answers.rounds())
         return reply
 
-    def _keep_release(self, host: ClientHost) -> None:
-        """Make sure of statistics with noise before they are sent: they are never drawn again.
+    def _store_release(self, host: ClientHost) -> None:
+        """Write noisy statistics to disk before they are sent, so that they are never drawn again.
 
-        A state is given up when its answer came too late or was rejected; they are not.
+        A client's state is dropped when its answer was late or rejected; these statistics stay.
         """
         released = host.released(self.request.client)
-        if released and not self._release.exists():
-            write_atomic(self._release, pack(moved(released, CPU)))
+        if released and not self._release_file.exists():
+            write_atomic(self._release_file, pack(moved(released, CPU)))
 
     @property
-    def _release(self) -> Path:
-        return self.home / "release.safetensors"
+    def _release_file(self) -> Path:
+        return self.folder / "release.safetensors"
 
-    def _released(self) -> Payload:
-        if not self._release.exists():
+    def _read_release(self) -> Payload:
+        if not self._release_file.exists():
             return {}
         try:
-            return unpack(read_bytes(self._release, MAX_STATE))[1]
+            return unpack(read_bytes(self._release_file, MAX_STATE))[1]
         except (OSError, ValueError) as error:
             raise RunError(
-                f"{self._release} cannot be read ({error}); put it back from a copy"
+                f"{self._release_file} cannot be read ({error}); put it back from a copy"
             ) from None
 
     def _check_room(self, answers: Answers) -> None:
-        """Refuse a further round while too many are kept: to forget one would allow new noise."""
+        """Raise PublicError if too many answers are stored.
+
+        The client cannot delete one instead: for its round, new noise would have to be drawn.
+        """
         open_rounds = [round for round in answers.rounds() if round > self._settled]
         if len(open_rounds) >= self.bound.max_rounds_kept:
             raise PublicError(
-                f"this participant keeps {self.bound.max_rounds_kept} rounds that the server has "
-                "not committed (max-rounds-kept)"
+                f"this client stores {self.bound.max_rounds_kept} rounds that the server has not "
+                "committed, its maximum (max-rounds-kept)"
             )
 
     @property
     def _settled(self) -> int:
-        """The last round that cannot be asked for again, however the server counts."""
+        """The last round that the server cannot request again, whatever it claims."""
         return min(self.request.settled, self.request.round - 1)
 
     def _job(self, down: bytes | None) -> Job:
-        ask = self.request
+        request = self.request
         return Job(
-            client_id=ask.client,
-            round=ask.round,
+            client_id=request.client,
+            round=request.round,
             down=down,
-            evaluate=ask.evaluate,
-            trained=ask.trained,
-            evaluate_globally=ask.evaluate_globally,
+            evaluate=request.evaluate,
+            trained=request.trained,
+            evaluate_globally=request.evaluate_globally,
         )
 
     def _host(self) -> ClientHost:
-        """The client in the state that the server counts on."""
+        """Return a host with the client in the state that the server counts."""
         client, trained = self.request.client, self.request.trained
-        blueprint = self.make_blueprint(self.request, self.home, self.node)
-        files = ClientFiles(self.home, trained, self.request.experiment)
+        blueprint = self.make_blueprint(self.request, self.folder, self.node)
+        files = ClientFiles(self.folder, trained, self.request.experiment)
         if files.round(client) != trained:
             raise PublicError(
                 f"the state of client {client} after round {trained} is not in its folder; put it "
@@ -252,71 +261,81 @@ class _Assignment:
         return ClientHost(
             replace(blueprint, withhold_metrics=withhold_metrics),
             files,
-            explain=_discreet,
-            released=self._released(),
+            explain=_redacted,
+            released=self._read_release(),
         )
 
 
 def _states(node: NodeConfig) -> Path:
-    """Where the participant keeps all that it keeps."""
+    """Return the folder for all files that the client keeps."""
     return Path(str(node.get("state", "states")))
 
 
-def home_of(states: Path, experiment: str, client: int) -> Path:
-    """The folder of an experiment and client: the server's word, hashed, cannot name another."""
+def folder_of(states: Path, experiment: str, client: int) -> Path:
+    """Return the folder of an experiment and client.
+
+    The experiment's name comes from the server; as a hash it cannot lead to another folder.
+    """
     digest = blake2b(experiment.encode(), digest_size=16).hexdigest()
     return states / "experiments" / digest / f"client-{client}"
 
 
 @contextmanager
-def _at_home(request: Request, node: NodeConfig, bound: Bound) -> Iterator[Path]:
-    """The folder of this experiment and client, for this process alone, if it is its turn."""
+def _locked_folder(request: Request, node: NodeConfig, bound: Bound) -> Iterator[Path]:
+    """Lock and yield the folder of this experiment and client.
+
+    Raise PublicError for a request that is for another version or client, that is late, or that
+    comes while an earlier one is still handled.
+    """
     if request.version != __version__:
-        raise PublicError(f"the server has fedgh {request.version}, here is {__version__}")
+        raise PublicError(
+            f"the server has fedgh {request.version}, this client has {__version__}; install the "
+            "same version"
+        )
     if request.torch != torch.__version__:
         logger.warning(
-            "the server has torch %s, here is %s: results may differ in their last bits",
+            "the server has torch %s, this client has %s: results may differ in their last bits",
             *(printable(request.torch), torch.__version__),
         )
     if node.get("client") != request.client:
         raise PublicError(
-            f"the server takes this node for client {request.client}, its own settings say "
+            f"the server takes this node for client {request.client}, its node.conf says "
             f"client={node.get('client')!r}"
         )
-    home = home_of(_states(node), request.experiment, request.client)
-    if not home.exists():
-        _make_home(home, bound)
+    folder = folder_of(_states(node), request.experiment, request.client)
+    if not folder.exists():
+        _create_folder(folder, bound)
     with ExitStack() as stack:
         try:
-            stack.enter_context(locked(home / ".lock"))
+            stack.enter_context(locked(folder / ".lock"))
         except BlockingIOError:
             raise PublicError("still busy with an earlier message") from None
-        discard_parts(home)  # of a process that was killed here
-        if not (home / "name.txt").exists():  # for the participant, who sees a hash
-            write_atomic(home / "name.txt", f"{request.experiment}\n".encode())
+        discard_parts(folder)  # of a process that was killed
+        if not (folder / "name.txt").exists():  # for people: the folder's name is a hash
+            write_atomic(folder / "name.txt", f"{request.experiment}\n".encode())
         turn = [request.start, request.round]
-        seen = home / "turn.json"
-        if seen.exists() and turn < json.loads(read_bytes(seen, MAX_TURN)):
+        last_turn = folder / "turn.json"
+        if last_turn.exists() and turn < json.loads(read_bytes(last_turn, MAX_TURN)):
             raise PublicError(f"round {request.round} is over; this message is late")
-        write_atomic(seen, json.dumps(turn).encode())
-        yield home
+        write_atomic(last_turn, json.dumps(turn).encode())
+        yield folder
 
 
-def _make_home(home: Path, bound: Bound) -> None:
-    everything = home.parent.parent
-    make_folder(everything, 0o700)
-    if not home.parent.exists() and len(list(everything.iterdir())) >= bound.max_experiments:
+def _create_folder(folder: Path, bound: Bound) -> None:
+    experiments = folder.parent.parent
+    make_folder(experiments, 0o700)
+    if not folder.parent.exists() and len(list(experiments.iterdir())) >= bound.max_experiments:
         raise PublicError(
-            f"this participant keeps the states of {bound.max_experiments} experiments already "
+            f"this client stores the states of {bound.max_experiments} experiments, its maximum "
             "(max-experiments)"
         )
-    make_folder(home.parent, 0o700)
-    make_folder(home, 0o700)
+    make_folder(folder.parent, 0o700)
+    make_folder(folder, 0o700)
 
 
 @contextmanager
 def _watchdog(seconds: float) -> Iterator[None]:
-    """End this process if it hangs, even in native code: it would keep its SuperNode busy."""
+    """End this process after some seconds, even in native code; else its SuperNode stays busy."""
     faulthandler.dump_traceback_later(seconds, exit=True)
     try:
         yield
@@ -324,22 +343,25 @@ def _watchdog(seconds: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _discreet(problem: Exception) -> str:
-    """What the server may know. Any other words may quote a participant's data or files."""
+def _redacted(problem: Exception) -> str:
+    """Log an exception, and return the text that the server may receive.
+
+    That is the type alone for most exceptions: their texts may quote the client's data or files.
+    """
     log(problem)
     if isinstance(problem, PublicError | WireError):
         return str(problem)
-    return f"{type(problem).__name__}; the participant's own log says more"
+    return f"{type(problem).__name__}; see the client's own log"
 
 
 def _show_log() -> None:
-    """Show warnings and errors of fedgh on standard error, where the SuperNode's log is."""
+    """Print warnings and errors of fedgh to standard error, which is the SuperNode's log."""
     if logging.lastResort is not None and not logging.getLogger().hasHandlers():
         logging.getLogger("fedgh").addHandler(logging.lastResort)
 
 
 def log(problem: Exception) -> None:
-    """Tell the participant all about it."""
+    """Write an exception with its traceback to the client's own log."""
     logger.error("this client has failed", exc_info=problem)
 
 
@@ -348,11 +370,11 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Hand a message to the participant's own app, or to that of dealt data."""
+    """Call the client's own app if node.conf names one, otherwise that for partitioned data."""
     _show_log()
     name = context.node_config.get("app")
     if name is None:
-        return app_of(dealt)(message, context)
+        return app_of(partitioned_client)(message, context)
     try:
         with _watchdog(_seconds(message, context.node_config)):
             return _import_app(str(name))(message, context)
@@ -362,7 +384,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def _seconds(message: Message, node: NodeConfig) -> float:
-    """How long this message may take: also the import of the participant's code may hang."""
+    """Return the maximum duration for this message; even the import of the app may hang."""
     limit = read_bound(node).max_seconds
     try:
         return min(limit, messages.read_request(message.content)[0].deadline)
@@ -371,12 +393,12 @@ def _seconds(message: Message, node: NodeConfig) -> float:
 
 
 def _import_app(name: str) -> ClientApp:
-    sys.path.append(os.getcwd())  # noqa: PTH109 - where the participant started its SuperNode
-    own = import_object(name)
-    if not isinstance(own, ClientApp):
+    sys.path.append(os.getcwd())  # noqa: PTH109 - the folder in which the SuperNode was started
+    own_app = import_object(name)
+    if not isinstance(own_app, ClientApp):
         raise ConfigError(f"app = '{name}' is not a ClientApp; see fedgh.flower.client_app")
-    return own
+    return own_app
 
 
 def _not_usable(*_: object) -> Blueprint:
-    raise PublicError("the participant's app cannot be used; its own log says more")
+    raise PublicError("the client's app cannot be used; see the client's own log")

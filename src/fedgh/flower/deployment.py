@@ -1,7 +1,7 @@
-"""A whole federation on this machine: TLS, keys and processes as between organisations.
+"""A whole federation on this machine, with TLS, keys and processes as between organisations.
 
-It is started by the scripts of its folder, the same that an operator and participants start by
-hand, on ports that are free. Whatever happens, nothing of it is left running.
+It is started by the scripts in its folder, which are those that the operator and the clients of a
+real federation start by hand, but on free ports. All its processes are ended in every case.
 """
 
 import json
@@ -21,28 +21,28 @@ from fedgh import files
 from fedgh.core.records import Round
 from fedgh.errors import RunError
 from fedgh.flower.folder import FederationFolder
-from fedgh.flower.node import explained
+from fedgh.flower.node import explanation
 from fedgh.flower.processes import Processes, end_orphans
 from fedgh.flower.session import Session
 from fedgh.runs.folder import RunFolder
 
 PATIENCE = 90.0
-"""Seconds for the SuperLink to answer."""
+"""Seconds to wait for an answer of the SuperLink or of a Flower command."""
 
-LOOK_EVERY = 15.0
-"""Seconds between questions to Flower how a run is; its own folder tells more, and sooner."""
+STATUS_INTERVAL = 15.0
+"""Seconds between queries of the run's status; the run folder, read more often, tells more."""
 
-MAX_TROUBLES = 5
-"""Questions to Flower that may go unanswered."""
+MAX_FAILED_QUERIES = 5
+"""Maximum number of status queries that may fail."""
 
-SOONEST_RESTART, LATEST_RESTART = 5.0, 15.0
-"""Seconds before a participant's node is started again; Flower refuses a key for a while."""
+MIN_RESTART_DELAY, MAX_RESTART_DELAY = 5.0, 15.0
+"""Seconds before a client's node is started again; Flower refuses the same key for a while."""
 
 Say = Callable[[str], None]
 
 
 class Deployment:
-    """The processes of a federation."""
+    """The processes of a federation on this machine."""
 
     def __init__(self, folder: FederationFolder, clients: int, say: Say) -> None:
         self.folder = folder
@@ -50,38 +50,38 @@ class Deployment:
         self._clients = clients
         self._say = say
         self._port, *self._node_ports = free_ports(1 + clients)
-        self._next_start: dict[int, float] = {}  # of a node that has ended: when it is due
-        self._wait = dict.fromkeys(range(clients), SOONEST_RESTART)
+        self._next_start: dict[int, float] = {}  # client -> time to start its node again
+        self._delay = dict.fromkeys(range(clients), MIN_RESTART_DELAY)
 
     def start(self) -> None:
-        """Start everything; afterwards participants are on their way in."""
+        """Start the SuperLink and all nodes; do not wait until the nodes are connected."""
         self._say("starting the SuperLink")
         self._start("superlink", self.folder.server / "superlink.sh")
         self._wait_until_healthy()
         self._start("superexec", self.folder.server / "superexec.sh")
-        self._say(f"registering the keys of {self._clients} participants")
+        self._say(f"registering the keys of {self._clients} clients")
         for client in range(self._clients):
             self._register(client)
         for client in range(self._clients):
             self.start_node(client)
 
     def start_node(self, client: int) -> None:
-        """Start the SuperNode of a participant."""
+        """Start the SuperNode of a client."""
         script = self.folder.participant(client) / "node.sh"
         self._start(f"node-{client}", script, FEDGH_NODE_PORT=self._node_ports[client])
 
     def train(self, out: Path) -> int:
-        """Have Flower start a run; its number."""
+        """Start a run in Flower, and return Flower's number of the run."""
         script = self.folder.server / "train.sh"
         return int(self._ask([str(script), str(out.absolute())])["run-id"])
 
-    def tend(self) -> None:
-        """Start nodes again that have ended; without the SuperLink there is no federation."""
+    def restart_nodes(self) -> None:
+        """Restart nodes that have ended; raise RunError if the SuperLink or SuperExec has ended."""
         for name in ("superlink", "superexec"):
             code = self.processes.exit_code(name)
             if code is not None:
                 raise RunError(
-                    f"the {name} has ended (exit code {code}):\n{self.processes.last_words(name)}"
+                    f"the {name} has ended (exit code {code}):\n{self.processes.log_end(name)}"
                 )
         now = time.monotonic()
         for client in range(self._clients):
@@ -89,26 +89,26 @@ class Deployment:
             if code is None:
                 continue
             if client not in self._next_start:
-                wait = self._wait[client]
-                self._wait[client] = min(2 * wait, LATEST_RESTART)
-                self._next_start[client] = now + wait
-                reason = explained(self.processes.last_words(f"node-{client}", lines=40))
+                delay = self._delay[client]
+                self._delay[client] = min(2 * delay, MAX_RESTART_DELAY)
+                self._next_start[client] = now + delay
+                reason = explanation(self.processes.log_end(f"node-{client}", lines=40))
                 self._say(
                     f"the node of client {client} has ended (exit code {code}"
-                    f"{': ' + reason if reason else ''}); next start in {wait:.0f} s"
+                    f"{': ' + reason if reason else ''}); next start in {delay:.0f} s"
                 )
             elif now >= self._next_start[client]:
                 del self._next_start[client]
                 self.start_node(client)
 
     def status(self, run: int) -> tuple[str, str]:
-        """Flower's view of a run: pending, running, finished; and how it has finished."""
+        """Return Flower's status of a run (pending, running or finished), and how it finished."""
         answer = self.flwr("list", "federation", "--run-id", str(run))
-        status, _, how = str(answer["runs"][0]["status"]).partition(":")
-        return status, how
+        status, _, outcome = str(answer["runs"][0]["status"]).partition(":")
+        return status, outcome
 
     def run_log(self, run: int) -> str:
-        """What the server's side of a run has printed."""
+        """Return the log of the server app of a run."""
         script = str(self.folder.server / "flwr.sh")
         return self._call([script, "log", str(run), "federation", "--show"]).stdout
 
@@ -122,24 +122,29 @@ class Deployment:
                     if answer.status == 200:
                         return
             time.sleep(0.2)
-        raise RunError(f"the SuperLink does not start:\n{self.processes.last_words('superlink')}")
+        raise RunError(f"the SuperLink does not start:\n{self.processes.log_end('superlink')}")
 
     def _register(self, client: int) -> None:
         key = f"participants/{client}.pub"
         self.flwr("supernode", "register", key, "federation", accept="already in use")
 
     def flwr(self, *arguments: str, accept: str | None = None) -> dict[str, Any]:
-        """Give a command to Flower; return what it answers."""
+        """Run a command of Flower and return its answer; see `_ask`."""
         script = str(self.folder.server / "flwr.sh")
         return self._ask([script, *arguments, "--format", "json"], accept)
 
     def _ask(self, command: list[str], accept: str | None = None) -> dict[str, Any]:
-        """What Flower's command answers; it reports failure in words, not by its exit code."""
-        done = self._call(command)
+        """Run a command and return its JSON answer; raise RunError if it reports a failure.
+
+        Flower reports a failure in the answer, not by the exit code. A failure whose message has
+        the text `accept` is ignored.
+        """
+        completed = self._call(command)
         try:
-            answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+            answer: dict[str, Any] = json.loads(completed.stdout[completed.stdout.index("{") :])
         except ValueError:
-            raise RunError(f"Flower answers: {(done.stdout + done.stderr).strip()}") from None
+            output = (completed.stdout + completed.stderr).strip()
+            raise RunError(f"Flower answers: {output}") from None
         problem = str(answer.get("error-message", ""))
         if not answer.get("success") and not (accept and accept in problem):
             raise RunError(f"Flower answers: {problem or answer}")
@@ -166,7 +171,7 @@ class Deployment:
         return {
             **os.environ,
             "PATH": os.pathsep.join([programs, os.environ.get("PATH", os.defpath)]),
-            # So that a participant's own app is found where this command was given.
+            # Clients' own apps are found in the folder in which this command was started.
             "PYTHONPATH": os.pathsep.join(
                 filter(None, [os.environ.get("PYTHONPATH"), str(Path.cwd())])
             ),
@@ -182,7 +187,7 @@ class Deployment:
 
 @contextmanager
 def deployed(folder: FederationFolder, clients: int, say: Say) -> Iterator[Deployment]:
-    """A federation that runs for the time of a block."""
+    """Run a federation for the duration of the block; afterwards end all its processes."""
     with locked(folder):
         end_orphans(folder.processes)
         deployment = Deployment(folder, clients, say)
@@ -192,19 +197,20 @@ def deployed(folder: FederationFolder, clients: int, say: Say) -> Iterator[Deplo
         finally:
             try:
                 say("ending all processes")
-            finally:  # also when nobody listens any more, or somebody is impatient
+            finally:  # also if the output is closed, or after a second Ctrl-C
                 deployment.processes.end()
 
 
 @contextmanager
 def locked(folder: FederationFolder) -> Iterator[None]:
-    """Keep a second process from starting the same federation; released even by kill -9."""
+    """Lock a federation against a second process; the lock is released even by kill -9."""
     with ExitStack() as stack:
         try:
             stack.enter_context(files.locked(folder.path / ".lock"))
         except BlockingIOError:
             raise RunError(
-                f"{folder.path} is up already; see `fedgh flower status`, `fedgh flower stop`"
+                f"{folder.path} is running already; see `fedgh flower status`, or end it with "
+                "`fedgh flower stop`"
             ) from None
         yield
 
@@ -216,39 +222,40 @@ def follow(
     finished_round: Callable[[Round], None],
     check: Callable[[], None] = lambda: None,
 ) -> RunFolder:
-    """Watch a run until it has finished; what ended it otherwise is a RunError.
+    """Wait until a run has finished, and return its folder; raise RunError if it failed.
 
-    `check` is called all the time, and may raise.
+    `finished_round` is called with each new record. `check` is called several times per second and
+    may raise an exception to stop waiting.
     """
     folder, seen = RunFolder(out), len(RunFolder(out).records())
-    look, troubles = time.monotonic() + LOOK_EVERY, 0
+    next_query, failed_queries = time.monotonic() + STATUS_INTERVAL, 0
     while True:
         check()
-        deployment.tend()
+        deployment.restart_nodes()
         session = Session.read(out)
         records = folder.records()
-        seen = min(seen, len(records))  # a server that had to go back plays some rounds again
+        seen = min(seen, len(records))  # a restarted server repeats rounds that were not committed
         for record in records[seen:]:
             finished_round(record)
             seen += 1
         _raise_error_of(run, session)
         if session is not None and session.run == run and folder.finished:
             return folder
-        if time.monotonic() > look:
+        if time.monotonic() > next_query:
             try:
-                status, how = deployment.status(run)
+                status, outcome = deployment.status(run)
             except RunError:
-                troubles += 1
-                if troubles == MAX_TROUBLES:
+                failed_queries += 1
+                if failed_queries == MAX_FAILED_QUERIES:
                     raise
-                status, how = "unknown", ""
+                status, outcome = "unknown", ""
             if status == "finished":
                 if folder.finished:
                     return folder
-                _raise_error_of(run, Session.read(out))  # it may just have been written
-                words = "\n".join(deployment.run_log(run).strip().splitlines()[-5:])
-                raise RunError(f"the run has ended ({how or 'no reason given'}):\n{words}")
-            look = time.monotonic() + LOOK_EVERY
+                _raise_error_of(run, Session.read(out))  # it may have been written since
+                log_end = "\n".join(deployment.run_log(run).strip().splitlines()[-5:])
+                raise RunError(f"the run has ended ({outcome or 'no reason given'}):\n{log_end}")
+            next_query = time.monotonic() + STATUS_INTERVAL
         time.sleep(0.3)
 
 
@@ -258,7 +265,7 @@ def _raise_error_of(run: int, session: Session | None) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of 127.0.0.1 that nothing listens on."""
+    """Return `count` free ports of 127.0.0.1."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [one.getsockname()[1] for one in sockets]
     for one in sockets:

@@ -1,4 +1,4 @@
-"""Clients at participants that a Flower grid reaches: the engine of a real federation."""
+"""The engine of a federation between machines: it sends jobs to clients over a Flower grid."""
 
 import time
 from collections import Counter
@@ -16,25 +16,28 @@ from fedgh.core.types import Job, Reply
 from fedgh.errors import RunError, WireError, printable
 from fedgh.flower import messages
 from fedgh.flower._flwr import ErrorCode, Inbox, Limit, ObjectPullError, RunNotRunningException
-from fedgh.flower.messages import MAX_HEAD, Request
+from fedgh.flower.messages import MAX_JSON, Request
 from fedgh.version import __version__
 
 POLL = 0.3
-"""Seconds between looks at what has come; a node that leaves may take its reply with it."""
+"""Seconds between polls for replies; a reply can be lost when its node disconnects."""
 
 MAX_RESENT = 10
-"""Times a job is sent again in a round because its node has gone."""
+"""Maximum number of times that a job is sent again in a round because its node disconnected."""
 
-GATHERING = 120.0
-"""Seconds, at least, for the first round after a start: for a minute after a crash the SuperLink
-takes lost nodes for connected, and refuses the same ones when they come back."""
+MIN_FIRST_ROUND = 120.0
+"""Minimum number of seconds for the first round after a start of the server.
+
+For a minute after a crash the SuperLink takes lost nodes for connected, and refuses the same nodes
+when they come back.
+"""
 
 
 class Flower:
-    """Sends jobs, takes replies as they come; who is late or away has failed this round.
+    """An engine that sends all jobs of a round at once and yields replies as they arrive.
 
-    A participant is known by its public key, which the operator has registered: what a node says
-    of itself counts for nothing.
+    A client that is late or not connected has failed in this round. A client is identified by its
+    public key, which the operator has registered, never by what its node reports about itself.
     """
 
     def __init__(
@@ -61,99 +64,107 @@ class Flower:
         self._fingerprint = fingerprint
         self._public = public
         self._deadline = deadline
-        # client -> the rounds in which it trained, as far as the server counts them
+        # client -> rounds in which it trained and that the server counts
         self._trained = {client: [round] for client, round in trained.items()}
         self._settled = settled  # the last round of the last checkpoint
-        self._asking = asking  # is told who is asked for an upload, before they are
+        self._asking = asking  # called with the clients before an upload is requested from them
         self._say = say
-        self._met = False  # whether everybody has had a chance to join
-        self._trouble = ""  # what the SuperLink said last when replies were asked for
+        self._first_round_over = False
+        self._superlink_error = ""  # the last error of the SuperLink in this round
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
-        """Ask everybody at once; one reply for each job before the deadline is over."""
+        """Send all jobs, and yield one reply for each before the deadline."""
         inbox = Inbox(self._grid)
-        patience = self._deadline if self._met else max(self._deadline, GATHERING)
-        nodes = self._wait_for_nodes({job.client_id for job in jobs}, patience)
-        self._met = True
+        seconds = self._deadline
+        if not self._first_round_over:
+            seconds = max(seconds, MIN_FIRST_ROUND)
+        nodes = self._wait_for_nodes({job.client_id for job in jobs}, seconds)
+        self._first_round_over = True
         unsent = []
         for job in jobs:
             if job.client_id in nodes:
                 unsent.append(job)
             else:
                 yield _failed(job, "not connected")
-        waiting: dict[str, tuple[Job, int]] = {}  # message -> what it asks, its size
+        waiting: dict[str, tuple[Job, int]] = {}  # message -> its job, its size in bytes
         resent: Counter[int] = Counter()
-        self._trouble = ""
+        self._superlink_error = ""
         self._asking([job.client_id for job in jobs if job.down is not None])
-        end = time.monotonic() + patience
+        end = time.monotonic() + seconds
         while (unsent or waiting) and time.monotonic() < end:
             unsent = self._push(unsent, waiting, end - time.monotonic())
             for name in list(waiting):
-                job, sent = waiting[name]
-                found = self.pull(inbox, name, job)
-                if found is None:
+                job, sent_bytes = waiting[name]
+                answer = self.pull(inbox, name, job)
+                if answer is None:
                     continue
                 del waiting[name]
-                if _node_has_gone(found) and resent[job.client_id] < MAX_RESENT:
+                if _node_has_gone(answer) and resent[job.client_id] < MAX_RESENT:
                     resent[job.client_id] += 1
-                    unsent.append(job)  # it may come back in time
+                    unsent.append(job)  # the node may come back in time
                     continue
-                reply = reply_of(job, found, sent)
-                # A participant cannot have worked for longer than it was given.
-                known = {phase: min(s, patience) for phase, s in reply.seconds.items()}
-                yield replace(reply, seconds=known)
+                reply = reply_of(job, answer, sent_bytes)
+                # Durations come from the client; none can be longer than the deadline.
+                durations = {phase: min(s, seconds) for phase, s in reply.seconds.items()}
+                yield replace(reply, seconds=durations)
             if unsent or waiting:
                 time.sleep(POLL)
-        for job, sent in waiting.values():
-            yield _failed(job, f"no answer within {patience:g} s{self._trouble}", sent)
+        for job, sent_bytes in waiting.values():
+            yield _failed(job, f"no answer within {seconds:g} s{self._superlink_error}", sent_bytes)
         for job in unsent:
             yield _failed(job, "its node could not be reached")
 
     def save(self, round: int) -> None:
-        """Participants keep their own states; they are told which of them still count."""
+        """Note that rounds up to `round` are committed.
+
+        Clients store their own states; the next messages tell them which are still needed.
+        """
         self._settled = round
 
     def close(self) -> None:
-        """The grid is Flower's."""
+        """Do nothing: the grid belongs to Flower."""
 
-    def _wait_for_nodes(self, clients: set[int], patience: float) -> dict[int, int]:
-        """The node of each client that is connected.
+    def _wait_for_nodes(self, clients: set[int], seconds: float) -> dict[int, int]:
+        """Return the node of each client that is connected.
 
-        At the start everybody is waited for; later only an empty house is.
+        Before the first round, wait for all clients; later only while none is connected.
         """
-        end = time.monotonic() + patience
+        end = time.monotonic() + seconds
         while True:
             nodes = self._nodes(clients)
-            enough = len(nodes) == len(clients) or (self._met and nodes)
+            enough = len(nodes) == len(clients) or (self._first_round_over and nodes)
             if enough or time.monotonic() > end:
                 return nodes
-            self._say(f"{len(nodes)} of {len(clients)} participants are connected; waiting")
-            time.sleep(min(2.0, patience / 10))
+            self._say(f"{len(nodes)} of {len(clients)} clients are connected; waiting")
+            time.sleep(min(2.0, seconds / 10))
 
     def _nodes(self, clients: set[int]) -> dict[int, int]:
         keys = {bytes(node.public_key): node.node_id for node in self._grid.get_nodes()}
-        known = {client: self._participants.get(client, b"") for client in clients}
-        return {client: keys[key] for client, key in known.items() if key in keys}
+        registered = {client: self._participants.get(client, b"") for client in clients}
+        return {client: keys[key] for client, key in registered.items() if key in keys}
 
     def _push(
         self, jobs: list[Job], waiting: dict[str, tuple[Job, int]], seconds: float
     ) -> list[Job]:
-        """Send the jobs whose nodes are there; those that could not be sent."""
+        """Send the jobs whose nodes are connected; return the jobs that could not be sent.
+
+        `waiting` gets an entry for each message that was sent.
+        """
         nodes = self._nodes({job.client_id for job in jobs}) if jobs else {}
-        there = [job for job in jobs if job.client_id in nodes]
-        sent = [self.message(job, nodes[job.client_id], seconds) for job in there]
+        reachable = [job for job in jobs if job.client_id in nodes]
+        sent = [self.message(job, nodes[job.client_id], seconds) for job in reachable]
         names: list[str | None] = list(self._grid.push_messages(sent)) if sent else []
-        for job, message, name in zip(there, sent, names, strict=False):
+        for job, message, name in zip(reachable, sent, names, strict=False):
             if name is not None:
                 waiting[name] = job, messages.wire_bytes(message)
         asked = {job.client_id for job, _ in waiting.values()}
         return [job for job in jobs if job.client_id not in asked]
 
     def message(self, job: Job, node: int, seconds: float) -> Message:
-        """A job for a node, to be done within so many seconds."""
+        """Return the message that sends a job to a node; `seconds` is its deadline."""
         counted = self._trained.setdefault(job.client_id, [0])
         counted.append(job.trained)
-        ask = Request(
+        request = Request(
             version=__version__,
             torch=torch.__version__,
             experiment=self._experiment,
@@ -171,7 +182,7 @@ class Flower:
             public=self._public,
         )
         return Message(
-            messages.request(ask, job.down),
+            messages.pack_request(request, job.down),
             dst_node_id=node,
             message_type=MessageType.TRAIN,
             group_id=str(job.round),
@@ -179,57 +190,60 @@ class Flower:
         )
 
     def pull(self, inbox: Inbox, name: str, job: Job) -> Message | Exception | None:
-        """The reply to a job's message, if it has come.
+        """Return the reply to a job's message, the exception that it caused, or None.
 
-        Asked for one by one: whose reply it is says the SuperLink, not the reply; and bytes that
-        are no message spoil nobody else's.
+        Replies are pulled one by one, for two reasons: the SuperLink then says whose reply it is,
+        not the reply itself, and bytes that are not a message cannot affect other replies.
         """
         try:
-            return inbox.pull(name, Limit(record=MAX_HEAD, array=job.max_upload))
-        except httpx.HTTPStatusError as error:  # Flower has tried again where that may help
-            self._trouble = f"; the SuperLink answered {error.response.status_code}"
+            return inbox.pull(name, Limit(record=MAX_JSON, array=job.max_upload))
+        except httpx.HTTPStatusError as error:  # Flower has retried where that may help
+            self._superlink_error = f"; the SuperLink answered {error.response.status_code}"
             return None
         except httpx.HTTPError as error:
-            raise RunError(f"the SuperLink is out of reach: {error}") from None
+            raise RunError(f"the SuperLink cannot be reached: {error}") from None
         except RunNotRunningException:
-            raise RunError("Flower has stopped this run; start it again to go on") from None
-        except Exception as error:  # whatever Flower makes of bytes that are no message
+            raise RunError("Flower has stopped this run; start it again to continue") from None
+        except Exception as error:  # Flower may raise any exception on bytes that are no message
             return error
 
 
-def _node_has_gone(found: Message | Exception) -> bool:
+def _node_has_gone(answer: Message | Exception) -> bool:
     return (
-        isinstance(found, Message)
-        and found.has_error()
-        and found.error.code == ErrorCode.NODE_UNAVAILABLE
+        isinstance(answer, Message)
+        and answer.has_error()
+        and answer.error.code == ErrorCode.NODE_UNAVAILABLE
     )
 
 
-def reply_of(job: Job, message: Message | Exception, sent: int) -> Reply:
-    """Read the reply to a job; what cannot be read is a reply that says why."""
+def reply_of(job: Job, message: Message | Exception, sent_bytes: int) -> Reply:
+    """Return the reply that a message contains; an unreadable message gives a reply with a reason.
+
+    `sent_bytes` is the size of the message with the job, which is added to `Reply.wire_bytes`.
+    """
     if isinstance(message, ObjectPullError):
-        return _failed(job, "its node has sent only a part of the reply", sent)
+        return _failed(job, "its node has sent only a part of the reply", sent_bytes)
     if isinstance(message, WireError):
-        return _invalid(job, str(message), sent)
+        return _invalid(job, str(message), sent_bytes)
     if isinstance(message, Exception):
-        return _invalid(job, f"not a readable message ({type(message).__name__})", sent)
+        return _invalid(job, f"not a readable message ({type(message).__name__})", sent_bytes)
     if message.has_error():
-        return _failed(job, _explained(message), sent)
-    received = sent + messages.wire_bytes(message)
+        return _failed(job, _flower_error(message), sent_bytes)
+    total_bytes = sent_bytes + messages.wire_bytes(message)
     try:
-        return replace(messages.read_answer(message.content, job), wire_bytes=received)
+        return replace(messages.read_answer(message.content, job), wire_bytes=total_bytes)
     except WireError as error:
-        return _invalid(job, str(error), received)
+        return _invalid(job, str(error), total_bytes)
 
 
-def _explained(message: Message) -> str:
-    """Flower's own errors: the node has gone, its app has crashed, could not be loaded."""
+def _flower_error(message: Message) -> str:
+    """Return the text of Flower's own error: the node has gone, or its app failed."""
     return f"Flower error {message.error.code}: {message.error.reason or 'no reason given'}"
 
 
-def _invalid(job: Job, reason: str, size: int) -> Reply:
-    return Reply(job.client_id, job.round, invalid=reason, wire_bytes=size)
+def _invalid(job: Job, reason: str, wire_bytes: int) -> Reply:
+    return Reply(job.client_id, job.round, invalid=reason, wire_bytes=wire_bytes)
 
 
-def _failed(job: Job, reason: str, sent: int = 0) -> Reply:
-    return Reply(job.client_id, job.round, error=printable(reason), wire_bytes=sent)
+def _failed(job: Job, reason: str, wire_bytes: int = 0) -> Reply:
+    return Reply(job.client_id, job.round, error=printable(reason), wire_bytes=wire_bytes)

@@ -1,8 +1,8 @@
-"""The folder of a federation: what `fedgh flower init` writes and `fedgh flower up` starts.
+"""The folder of a federation, which `fedgh flower init` writes and `fedgh flower up` starts.
 
-experiment.toml    what is trained
-server/            the operator's: certificates, public keys, the app, start scripts
-participants/K/    what participant K is given: its key, the authority to trust, a start script
+experiment.toml    the configuration of the experiment
+server/            for the operator: certificates, public keys, the app, start scripts
+participants/K/    for client K: its key, the certificate of the authority, a start script
 """
 
 import re
@@ -26,7 +26,7 @@ HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 
 
 class FederationFolder:
-    """Where everything is."""
+    """The paths of a federation's files, and functions that create them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,7 +41,7 @@ class FederationFolder:
     def create(
         cls, path: Path, config: Config, *, host: str = "127.0.0.1", node_config: str = ""
     ) -> "FederationFolder":
-        """Write a new one, with keys that exist nowhere else."""
+        """Write a new folder, with new keys; raise ConfigError if it exists and is not empty."""
         if not HOST.fullmatch(host):
             raise ConfigError(f"--host {host}: expected a name or address, without a port")
         try:
@@ -54,7 +54,7 @@ class FederationFolder:
             raise ConfigError(f"{path} exists and is not empty; choose another folder")
         folder = cls(path)
         clients = config.federation.clients
-        places = {
+        values = {
             "HOST": host,
             "PORT": str(PORT),
             "PUBLIC_PORT": str(PUBLIC_PORT),
@@ -66,47 +66,52 @@ class FederationFolder:
         secret = folder.server / "superexec.secret"
         write_atomic(secret, secrets.token_hex(32).encode(), 0o600)
         for name in ("superlink.sh", "superexec.sh", "flwr.sh", "register.sh", "train.sh"):
-            _write(name, folder.server / name, places)
-        _write("nginx.conf", folder.server / "nginx.conf", places)
-        _write("app.toml", folder.server / "app" / "pyproject.toml", places)
+            _write(name, folder.server / name, values)
+        _write("nginx.conf", folder.server / "nginx.conf", values)
+        _write("app.toml", folder.server / "app" / "pyproject.toml", values)
         for client in range(clients):
-            folder._write_participant(client, places, node_config)
-        _write("README.md", path / "README.md", places)
-        write_atomic(folder.experiment, config.to_toml().encode())  # last: now it exists
+            folder._write_participant(client, values, node_config)
+        _write("README.md", path / "README.md", values)
+        write_atomic(folder.experiment, config.to_toml().encode())  # last: `open` looks for it
         return folder
 
     @classmethod
     def open(cls, path: Path) -> "FederationFolder":
-        """One that is there."""
+        """Return the folder at `path`; raise ConfigError if it is not that of a federation."""
         folder = cls(path.absolute())
         if not folder.experiment.is_file() or not folder.keys.is_dir():
             raise ConfigError(
                 f"{path} is not the folder of a federation (it has no experiment.toml and "
-                f"server/); make one with: fedgh flower init {path}"
+                f"server/); create one with: fedgh flower init {path}"
             )
         return folder
 
     def participant(self, client: int) -> Path:
-        """The folder of a participant."""
+        """Return the folder of a client."""
         return self.participants / str(client)
 
-    def _write_participant(self, client: int, places: dict[str, str], extra: str) -> None:
-        own = self.participant(client)
-        make_folder(own)
-        write_key_pair(own / "key", own / "key.pub")
-        write_atomic(self.keys / f"{client}.pub", read_bytes(own / "key.pub", MAX_KEY))
-        write_atomic(own / "ca.crt", read_bytes(self.server / "ca.crt", MAX_KEY))
-        settings = f'client={client}\nstate="states"\n{extra}\n'
-        write_atomic(own / "node.conf", settings.encode())
-        # Participants reach the SuperLink through the proxy, a rehearsal without it.
-        port = str(PUBLIC_PORT)
-        own_places = {"CLIENT": str(client), "NODE_PORT": str(FIRST_NODE_PORT + client)}
-        _write("node.sh", own / "node.sh", {**places, **own_places, "PORT": port})
+    def _write_participant(self, client: int, values: dict[str, str], node_config: str) -> None:
+        """Write the folder of a client; `node_config` are settings to add to its node.conf."""
+        folder = self.participant(client)
+        make_folder(folder)
+        write_key_pair(folder / "key", folder / "key.pub")
+        write_atomic(self.keys / f"{client}.pub", read_bytes(folder / "key.pub", MAX_KEY))
+        write_atomic(folder / "ca.crt", read_bytes(self.server / "ca.crt", MAX_KEY))
+        settings = f'client={client}\nstate="states"\n{node_config}\n'
+        write_atomic(folder / "node.conf", settings.encode())
+        # Clients reach the SuperLink through the proxy; a rehearsal overrides the address.
+        client_values = {
+            "CLIENT": str(client),
+            "NODE_PORT": str(FIRST_NODE_PORT + client),
+            "PORT": str(PUBLIC_PORT),
+        }
+        _write("node.sh", folder / "node.sh", {**values, **client_values})
 
 
-def _write(template: str, path: Path, places: dict[str, str]) -> None:
+def _write(template: str, path: Path, values: dict[str, str]) -> None:
+    """Write a template to a file, with each @NAME@ replaced by its value."""
     text = (resources.files("fedgh.flower") / "templates" / template).read_text("utf-8")
-    for name, value in places.items():
+    for name, value in values.items():
         text = text.replace(f"@{name}@", value)
     make_folder(path.parent)
     write_atomic(path, text.encode())

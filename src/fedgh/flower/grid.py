@@ -1,7 +1,7 @@
-"""A federation in one process, with everything real but the network.
+"""A federation in one process: real messages and apps, but no network.
 
-Messages are serialised as Flower does it and both apps run unchanged: to try a client app before
-it meets others, and to test.
+Messages are serialised as in Flower, and the server app and client apps run unchanged. Use it to
+try a client app before it joins a federation, and in tests.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ from fedgh.flower.bound import NodeConfig
 
 @dataclass(frozen=True)
 class Node:
-    """A participant: its app, its settings, its public key."""
+    """A client's node: its app, its settings, its public key."""
 
     app: ClientApp
     config: NodeConfig
@@ -52,12 +52,12 @@ class Node:
 
 
 class LocalGrid(HttpGrid):
-    """Flower's grid with nodes in this process: an app runs when its reply is asked for."""
+    """Flower's grid with nodes in this process; an app runs when its reply is requested."""
 
     def __init__(self, nodes: Mapping[int, Node]) -> None:
         super().__init__(token="none")
         self.nodes = dict(nodes)
-        self.waiting: dict[str, int] = {}  # message -> the node that it is for
+        self.waiting: dict[str, int] = {}  # message without a reply -> its node
         self._objects = InMemoryObjectStore()
         self._client = _SuperLink(self)
         self.set_run(Run.create_empty(run_id=1))
@@ -65,13 +65,13 @@ class LocalGrid(HttpGrid):
         TaskIdentity.node_id = SUPERLINK_NODE_ID
 
     def _reply(self, name: str) -> Message | None:
-        """The reply to a message, if one is still to come."""
+        """Run the app of a message's node and return the reply; None if that is done already."""
         if name not in self.waiting:
             return None
         return self._deliver(self.collect(name), self.waiting.pop(name))
 
     def collect(self, name: str) -> Message:
-        """The message as it arrives: put together from bytes."""
+        """Return a message as the node receives it: assembled from bytes."""
         tree = iterate_object_tree(self._objects.get_object_tree(name))
         contents = {part.object_id: self._objects.get(part.object_id) or b"" for part in tree}
         self._objects.delete(name)
@@ -86,39 +86,39 @@ class LocalGrid(HttpGrid):
         context = Context(1, node_id, dict(node.config), RecordDict(), {})
         try:
             return node.app(message, context)
-        except Exception as problem:  # what Flower does with an app that raises
+        except Exception as problem:  # as Flower does with an app that raises
             error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(problem))
             return Message(error, reply_to=message)
 
 
 class _SuperLink(RuntimeHttpClient):
-    """The part of a SuperLink that a grid talks to, without a network."""
+    """The part of a SuperLink that a grid uses, without a network."""
 
     def __init__(self, grid: LocalGrid) -> None:
         super().__init__("http://localhost", verify=False)
         self._grid = grid
 
     def GetNodes(self, request: GetNodesRequest) -> GetNodesResponse:  # noqa: ARG002
-        """All nodes, with their keys."""
+        """Return all nodes with their keys."""
         nodes = self._grid.nodes.items()
         return GetNodesResponse(
             nodes=[NodeInfo(node_id=k, public_key=node.public_key) for k, node in nodes]
         )
 
     def PushMessages(self, request: PushAppMessagesRequest) -> PushAppMessagesResponse:
-        """Keep messages until their replies are asked for."""
+        """Store messages until their replies are requested."""
         sent = {m.metadata.message_id: m.metadata.dst_node_id for m in request.messages_list}
         self._grid.waiting.update(sent)
         new = [self._grid._objects.preregister(1, tree) for tree in request.message_object_trees]
         return PushAppMessagesResponse(message_ids=sent, objects_to_push=chain(*new))
 
     def PushObject(self, request: PushObjectRequest) -> PushObjectResponse:
-        """Keep a part of a message."""
+        """Store an object of a message."""
         self._grid._objects.put(request.object_id, request.object_content)
         return PushObjectResponse(stored=True)
 
     def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:
-        """Get the reply to a message; its content is asked for apart from it."""
+        """Return the reply to a message without its content, which `PullObject` returns."""
         (name,) = request.message_ids
         reply = self._grid._reply(name)
         if reply is None:
@@ -134,7 +134,7 @@ class _SuperLink(RuntimeHttpClient):
         )
 
     def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
-        """Get a part of a reply."""
+        """Return an object of a reply."""
         content = self._grid._objects.get(request.object_id)
         return PullObjectResponse(
             object_found=content is not None,
@@ -145,6 +145,6 @@ class _SuperLink(RuntimeHttpClient):
     def ConfirmMessageReceived(
         self, request: ConfirmMessageReceivedRequest
     ) -> ConfirmMessageReceivedResponse:
-        """Forget a reply."""
+        """Delete a reply."""
         self._grid._objects.delete(request.message_object_id)
         return ConfirmMessageReceivedResponse()

@@ -1,4 +1,4 @@
-"""Certificates and key pairs: who may listen, who may join."""
+"""Certificates of the server and key pairs of the clients."""
 
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -17,11 +17,14 @@ CURVE = ec.SECP384R1()
 LIFETIME = timedelta(days=825)
 
 MAX_KEY = 10_000
-"""Bytes of a public key or a certificate."""
+"""Maximum size in bytes of a public key or a certificate."""
 
 
 def write_certificates(folder: Path, hosts: list[str]) -> None:
-    """A new authority (ca.crt, ca.key) and the server's certificate (server.pem, server.key)."""
+    """Create an authority (ca.crt, ca.key) and the server's certificate (server.pem, server.key).
+
+    The certificate is valid for `hosts`, which are names or addresses of the server.
+    """
     make_folder(folder)
     ca_key, server_key = ec.generate_private_key(CURVE), ec.generate_private_key(CURVE)
     ca_name = _name("fedgh federation")
@@ -52,7 +55,7 @@ def write_certificates(folder: Path, hosts: list[str]) -> None:
 
 
 def write_key_pair(private: Path, public: Path) -> None:
-    """A participant's key pair, as Flower wants it: P-384, OpenSSH."""
+    """Create a client's key pair in the form that Flower requires: P-384, OpenSSH."""
     key = ec.generate_private_key(CURVE)
     _write_private(private, key, serialization.PrivateFormat.OpenSSH)
     content = key.public_key().public_bytes(
@@ -62,13 +65,18 @@ def write_key_pair(private: Path, public: Path) -> None:
 
 
 def read_public_key(path: Path) -> bytes:
-    """An OpenSSH public key in the form in which Flower reports a node's."""
+    """Return an OpenSSH public key in the form in which Flower reports the key of a node.
+
+    Raise ConfigError if the file is not a public key of a kind that Flower accepts.
+    """
     try:
         key = serialization.load_ssh_public_key(read_bytes(path, MAX_KEY, follow=True))
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{path} is not a readable OpenSSH public key: {error}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ConfigError(f"{path}: Flower wants an elliptic-curve key; see `ssh-keygen -t ecdsa`")
+        raise ConfigError(
+            f"{path}: Flower requires an elliptic-curve key; create one with `ssh-keygen -t ecdsa`"
+        )
     return key.public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
@@ -83,7 +91,7 @@ def _builder(
         issuer_name=issuer,
         public_key=key.public_key(),
         serial_number=x509.random_serial_number(),
-        not_valid_before=now - timedelta(hours=1),  # clocks differ
+        not_valid_before=now - timedelta(hours=1),  # the clock of a client may be slow
         not_valid_after=now + LIFETIME,
     )
 

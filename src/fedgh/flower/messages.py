@@ -1,8 +1,8 @@
-"""What travels between the server and a participant: one record of JSON, one array of bytes.
+"""Messages between the server and a client: one record of JSON, and one array for a payload.
 
-Neither side trusts the other: every field is checked, nothing is executed. The array
-holds a payload as safetensors. It is apart from the rest so that what all participants get is
-stored and pushed once: Flower knows its objects by their content.
+Neither side trusts the other: every field is validated, and nothing is executed. The array holds
+the payload as safetensors. It is separate from the JSON so that Flower, which identifies objects by
+their content, stores and sends a payload only once if it is the same for all participants.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +16,7 @@ from fedgh.core.types import Job, Reply
 from fedgh.errors import MAX_TEXT, WireError, printable
 from fedgh.flower._flwr import get_all_nested_objects
 
-_HEAD, _BODY, _FORMAT = "fedgh", "payload", "safetensors"
+_JSON, _PAYLOAD, _FORMAT = "fedgh", "payload", "safetensors"  # names of records in a message
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Finite = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]  # sums stay finite too
@@ -24,38 +24,37 @@ Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Key = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,39}$")]
 Few = Field(max_length=16)
 
-MAX_HEAD = 2**20
-"""Bytes of JSON in a message; an experiment's settings take a few thousand."""
+MAX_JSON = 2**20
+"""Maximum number of bytes of JSON in a message; the settings of an experiment take thousands."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the server asks, beside the payload."""
+    """A request of the server, without the payload."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
-    version: str  # of fedgh: only the same computes the same
-    experiment: Annotated[
-        str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")
-    ]  # a participant's folder
-    start: Count  # how often the server was started for this experiment
+    version: str  # of fedgh; another version could compute something else
+    # Name of the experiment; determines the client's folder.
+    experiment: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")]
+    start: Count  # number of starts of the server for this experiment
     client: Count
     round: Count
-    trained: Count  # the round whose state the client goes on from, 0 = none
-    committed: Count  # the same for a server that has to start again
-    settled: Count  # the last round that no server will ask for again
+    trained: Count  # round whose state the client continues from, 0 = none
+    committed: Count  # `trained` as it would be if the server had to start again
+    settled: Count  # last round that no server will request again
     evaluate: bool
     evaluate_globally: bool
     deadline: Annotated[float, Field(gt=0, allow_inf_nan=False)]  # seconds
-    torch: Annotated[str, Field(max_length=40)]  # the version on the server
-    settings: dict[str, Any]  # of the experiment; whoever uses them parses them
-    fingerprint: str | None  # of the settings and data, where all participants can know them
-    public: Annotated[str, Field(max_length=64)] | None = None  # digest of what all must have
+    torch: Annotated[str, Field(max_length=40)]  # version on the server
+    settings: dict[str, Any]  # of the experiment; not validated here, see client.parse_settings
+    fingerprint: str | None  # of settings and data; None if clients have their own data
+    public: Annotated[str, Field(max_length=64)] | None = None  # digest of the public data
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """What a participant answers, beside the payload."""
+    """The answer of a client, without the payload."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
@@ -71,19 +70,19 @@ _REQUEST = TypeAdapter(Request)
 _ANSWER = TypeAdapter(_Answer)
 
 
-def request(ask: Request, down: bytes | None) -> RecordDict:
-    """The message that asks."""
-    return pack(_REQUEST.dump_json(ask), down)
+def pack_request(request: Request, down: bytes | None) -> RecordDict:
+    """Return the content of a message with a request and, for training, the download."""
+    return pack(_REQUEST.dump_json(request), down)
 
 
 def read_request(content: RecordDict) -> tuple[Request, bytes | None]:
-    """What the server asks, and the payload to train on; WireError when it is not understood."""
-    head, down = unpack(content)
-    return _parse(_REQUEST, head), down
+    """Return the request and the download of a message; raise WireError if it is not valid."""
+    text, down = unpack(content)
+    return _parse(_REQUEST, text), down
 
 
-def answer(reply: Reply) -> RecordDict:
-    """The message that answers."""
+def pack_answer(reply: Reply) -> RecordDict:
+    """Return the content of a message with a client's reply."""
     error = reply.error and reply.error[:MAX_TEXT]
     fields = asdict(replace(reply, up=None, error=error))
     del fields["up"], fields["invalid"], fields["wire_bytes"]
@@ -91,49 +90,49 @@ def answer(reply: Reply) -> RecordDict:
 
 
 def read_answer(content: RecordDict, job: Job) -> Reply:
-    """What the participant of a job has answered; WireError when it is not an answer to it."""
-    head, up = unpack(content)
-    found = _parse(_ANSWER, head)
-    if (found.client_id, found.round) != (job.client_id, job.round):
-        if found.error is not None and up is None:  # it has not even understood the question
-            return Reply(job.client_id, job.round, error=printable(found.error))
-        raise WireError(f"an answer of client {found.client_id} in round {found.round}")
+    """Return the reply to a job; raise WireError if the message is not a valid answer to it."""
+    text, up = unpack(content)
+    answer = _parse(_ANSWER, text)
+    if (answer.client_id, answer.round) != (job.client_id, job.round):
+        if answer.error is not None and up is None:  # the client could not read the request
+            return Reply(job.client_id, job.round, error=printable(answer.error))
+        raise WireError(f"an answer of client {answer.client_id} in round {answer.round}")
     if up is not None and job.down is None:
-        raise WireError("an upload that was not asked for")
-    if up is None and job.down is not None and found.error is None:
-        raise WireError("neither an upload nor a reason")
-    for name, score in found.metrics.items():
-        if name in METRICS and not METRICS[name].possible(score):
-            raise WireError(f"an impossible {name}")
-    fields = {**asdict(found), "error": found.error and printable(found.error)}
+        raise WireError("an upload that was not requested")
+    if up is None and job.down is not None and answer.error is None:
+        raise WireError("neither an upload nor an error")
+    for name, value in answer.metrics.items():
+        if name in METRICS and not METRICS[name].possible(value):
+            raise WireError(f"an impossible value of {name}")
+    fields = {**asdict(answer), "error": answer.error and printable(answer.error)}
     return Reply(**fields, up=up)
 
 
 def wire_bytes(message: Message) -> int:
-    """The bytes of a message with everything that Flower wraps around its content."""
+    """Return the bytes of a message, with everything that Flower adds to its content."""
     return sum(len(item.deflate()) for item in get_all_nested_objects(message).values())
 
 
-def pack(head: bytes, body: bytes | None) -> RecordDict:
-    """Return a message: JSON, and perhaps a payload."""
-    content = RecordDict({_HEAD: ConfigRecord({"json": head})})
-    if body is not None:
-        array = Array(dtype="uint8", shape=(len(body),), stype=_FORMAT, data=body)
-        content[_BODY] = ArrayRecord({_FORMAT: array})
+def pack(text: bytes, payload: bytes | None) -> RecordDict:
+    """Return the content of a message with JSON and, unless None, a payload."""
+    content = RecordDict({_JSON: ConfigRecord({"json": text})})
+    if payload is not None:
+        array = Array(dtype="uint8", shape=(len(payload),), stype=_FORMAT, data=payload)
+        content[_PAYLOAD] = ArrayRecord({_FORMAT: array})
     return content
 
 
 def unpack(content: RecordDict) -> tuple[bytes, bytes | None]:
-    """Return the JSON and the payload of a message; WireError when it is none."""
-    record, body = content.get(_HEAD), content.get(_BODY)
-    head = record.get("json") if isinstance(record, ConfigRecord) else None
-    if not isinstance(head, bytes) or len(head) > MAX_HEAD:
+    """Return the JSON and the payload of a message; raise WireError if it has another structure."""
+    json_record, payload = content.get(_JSON), content.get(_PAYLOAD)
+    text = json_record.get("json") if isinstance(json_record, ConfigRecord) else None
+    if not isinstance(text, bytes) or len(text) > MAX_JSON:
         raise WireError("not a message of fedgh")
-    if body is None:
-        return head, None
-    if not (isinstance(body, ArrayRecord) and set(body) == {_FORMAT}):
+    if payload is None:
+        return text, None
+    if not (isinstance(payload, ArrayRecord) and set(payload) == {_FORMAT}):
         raise WireError("not a payload of fedgh")
-    return head, body[_FORMAT].data
+    return text, payload[_FORMAT].data
 
 
 def _parse(adapter: TypeAdapter[Any], text: bytes) -> Any:

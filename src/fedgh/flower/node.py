@@ -1,4 +1,4 @@
-"""A participant's node: started, restarted when Flower refuses it for a while, explained."""
+"""Run a client's node: restart it while Flower still refuses it, and explain why it ended."""
 
 import os
 import re
@@ -21,6 +21,7 @@ from fedgh.flower.bound import read_bound
 from fedgh.flower.processes import clean_end, end_groups
 
 REFUSED = "Failed to activate SuperNode"
+"""Text that Flower prints when the SuperLink does not accept a node's key."""
 
 HINTS = {
     REFUSED: (
@@ -28,52 +29,63 @@ HINTS = {
         "node with the same key was connected until a minute ago"
     ),
     "CERTIFICATE_VERIFY_FAILED": (
-        "the server has no certificate of the authority in ca.crt: ask the operator for the right "
-        "ca.crt, and for the name by which the server was certified"
+        "the server's certificate is not signed by the authority in ca.crt, or is for another "
+        "name: ask the operator for the right ca.crt, and for the server's name in the certificate"
     ),
-    r"--insecure. was set[\s\S]*(disconnected|Connection reset)": "the server speaks TLS only",
+    r"--insecure. was set[\s\S]*(disconnected|Connection reset)": (
+        "the server accepts only TLS; start the node without --insecure"
+    ),
     "Connection refused|Name or service not known|All connection attempts failed": (
-        "nothing answers at this address; is the SuperLink up, and is it the right address?"
+        "no server answers at this address; check the address, and that the SuperLink runs"
     ),
-    "address already in use": "another program has this port; set another FEDGH_NODE_PORT",
+    "address already in use": "another program uses this port; set another FEDGH_NODE_PORT",
 }
-"""What Flower prints when it gives up, and what it means."""
+"""For patterns in the last output of a node that ended, the cause in plain words."""
 
 MAX_SETTINGS = 2**16
-"""Bytes of node.conf."""
+"""Maximum size in bytes of node.conf."""
 
-BACK_OFF = (10.0, 20.0, 30.0, 30.0)
-"""Seconds between starts: for 45 to 60 s the SuperLink believes that a lost node is still there."""
+RETRY_DELAYS = (10.0, 20.0, 30.0, 30.0)
+"""Seconds between starts: for 45 to 60 s the SuperLink takes a lost node for connected."""
 
 
 def join(folder: Path, say: Callable[[str], None]) -> None:
-    """Take part as the participant whose folder this is, until Ctrl-C."""
+    """Run the node of the client whose folder this is, until Ctrl-C.
+
+    Raise ConfigError for a wrong folder or setting, and RunError when the node ends by itself.
+    """
     script = folder.absolute() / "node.sh"
     if not script.is_file():
-        raise ConfigError(f"{folder} is not the folder of a participant (it has no node.sh)")
+        raise ConfigError(
+            f"{folder} is not the folder of a client (it has no node.sh); use the folder "
+            "participants/K that the operator gave you"
+        )
     _check_settings(folder / "node.conf")
-    waits = list(BACK_OFF)
+    delays = list(RETRY_DELAYS)
     with clean_end():
         while True:
-            words = _run(script, say)
-            if REFUSED not in words or not waits:
-                raise RunError(explained(words) or f"the node has ended:\n{words}")
-            wait = waits.pop(0)
-            say(f"refused; perhaps an earlier node is still remembered. Next try in {wait:.0f} s")
-            time.sleep(wait)
+            output = _run(script, say)
+            if REFUSED not in output or not delays:
+                raise RunError(explanation(output) or f"the node has ended:\n{output}")
+            delay = delays.pop(0)
+            say(
+                "the SuperLink refused this node, perhaps because it still takes an earlier one "
+                f"for connected; next try in {delay:.0f} s"
+            )
+            time.sleep(delay)
 
 
 def _check_settings(path: Path) -> None:
-    """Refuse what Flower would not see or not read, and a bound that cannot be meant."""
+    """Raise ConfigError for lines of node.conf that Flower would misread, and for wrong limits."""
     settings: dict[str, Any] = {}
     try:
         for line in read_bytes(path, MAX_SETTINGS, follow=True).decode().splitlines():
             if line.lstrip().startswith("#"):
                 continue
-            found = parse_config_args([f"{line} "])
-            if not found and line.strip():
+            parsed = parse_config_args([f"{line} "])
+            if not parsed and line.strip():
                 raise ValueError(line)
-            settings.update(found)
+            settings.update(parsed)
     except (OSError, ValueError, ClickException) as error:
         raise ConfigError(
             f'{path}: expected lines like key=1 or other="text", without spaces around the = '
@@ -82,14 +94,14 @@ def _check_settings(path: Path) -> None:
     read_bound(settings)
 
 
-def explained(words: str) -> str | None:
-    """What the last words of a node mean; None when nobody knows."""
-    last = words.rpartition("Starting Flower SuperNode")[2]  # a log may have those of earlier ones
-    return next((hint for sign, hint in HINTS.items() if re.search(sign, last, re.I)), None)
+def explanation(output: str) -> str | None:
+    """Return why a node ended, from its last output; None if the cause is not known."""
+    last_start = output.rpartition("Starting Flower SuperNode")[2]  # a log may have several starts
+    return next((hint for sign, hint in HINTS.items() if re.search(sign, last_start, re.I)), None)
 
 
 def _run(script: Path, say: Callable[[str], None]) -> str:
-    """Let a node run until it ends; its last words."""
+    """Run a node until it ends; pass its output to `say`, and return the last lines."""
     programs = str(Path(sys.executable).parent)
     path = os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])
     process = subprocess.Popen(
@@ -108,13 +120,13 @@ def _run(script: Path, say: Callable[[str], None]) -> str:
         assert process.stdout is not None
         for line in process.stdout:
             last.append(line)
-            with suppress(OSError, ValueError):  # nobody reads us; the node must not wait for that
+            with suppress(OSError, ValueError):  # if our output is closed, the node must not block
                 say(line.rstrip())
 
     listener = Thread(target=listen, daemon=True)
     listener.start()
     try:
-        process.wait()  # what it has started notices only then, and ends as well
+        process.wait()  # its child processes notice that it has ended, and end as well
     finally:
         end_groups([process.pid])
         process.wait()

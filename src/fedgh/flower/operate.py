@@ -1,4 +1,4 @@
-"""What an operator does with a federation on this machine: up, status, stop."""
+"""Commands for a federation on this machine: up, status, stop."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from fedgh.core.types import Reply
 from fedgh.errors import RunError
 from fedgh.flower.deployment import deployed, follow, locked
 from fedgh.flower.folder import FederationFolder
-from fedgh.flower.processes import GRACE, clean_end, end_orphans, registered
+from fedgh.flower.processes import GRACE, clean_end, end_orphans, running_processes
 from fedgh.flower.server import read_participants
 from fedgh.flower.session import Session
 from fedgh.formats import percent
@@ -27,17 +27,19 @@ from fedgh.training.progress import Live
 
 
 def up(path: Path, out: Path, console: Console) -> RunFolder:
-    """Start a federation, train in it, end it; a run that was broken off goes on."""
+    """Start a federation, train or resume the run in `out`, and end the federation.
+
+    Return the run folder; raise RunError if the run fails or is finished already.
+    """
     folder = FederationFolder.open(path)
     experiment = prepare(config.load(folder.experiment))
     if (out / "summary.json").exists():
         raise RunError(f"{out} is a finished run; choose another --out")
     clients = experiment.task.num_clients
-    read_participants(folder.keys, clients)  # what is missing is said before anything is started
-    tell = partial(say, console)
+    read_participants(folder.keys, clients)  # reports a missing key before anything is started
     with (
         clean_end() as check,
-        deployed(folder, clients, tell) as deployment,
+        deployed(folder, clients, partial(say, console)) as deployment,
         Live(console) as live,
     ):
         live.started(experiment, RunFolder(out), RunFolder(out).records())
@@ -52,13 +54,13 @@ def up(path: Path, out: Path, console: Console) -> RunFolder:
 
 
 def status(path: Path, out: Path, console: Console) -> None:
-    """Show which processes run, and how far the training has come."""
+    """Print the running processes, and the last round and accuracy of the run."""
     folder = FederationFolder.open(path)
-    there = registered(folder.processes)[1] if folder.processes.exists() else {}
-    table = Table("process", "number", "log")
-    for name, number in there.items():
-        table.add_row(name, str(number), str(folder.logs / f"{name}.log"))
-    if there:
+    running = running_processes(folder.processes)[1] if folder.processes.exists() else {}
+    table = Table("process", "PID", "log")
+    for name, pid in running.items():
+        table.add_row(name, str(pid), str(folder.logs / f"{name}.log"))
+    if running:
         console.print(table)
     else:
         console.print("nothing is running")
@@ -70,28 +72,31 @@ def status(path: Path, out: Path, console: Console) -> None:
         console.print(f"{out}: round {len(records)} of {rounds}, accuracy {percent(last)}")
     session = Session.read(out)
     if session is not None and session.error is not None:
-        say(console, f"the last start has ended: {session.error}")
+        say(console, f"the last start ended with an error: {session.error}")
 
 
 def stop(path: Path) -> bool:
-    """End a federation, also one whose starter was killed; whether there was anything to end."""
+    """End a federation, even if the process that started it was killed.
+
+    Return false if there was nothing to end; raise RunError if a process does not end.
+    """
     folder = FederationFolder.open(path)
     if not folder.processes.exists():
         return False
-    starter = registered(folder.processes)[0]
-    if _is_up(folder):
+    starter = running_processes(folder.processes)[0]
+    if _is_running(folder):
         os.kill(starter, signal.SIGTERM)
         end = time.monotonic() + 3 * GRACE
-        while _is_up(folder):
+        while _is_running(folder):
             if time.monotonic() > end:
-                raise RunError(f"process {starter} does not end")
+                raise RunError(f"process {starter} does not end; end it with: kill -9 {starter}")
             time.sleep(0.2)
     else:
         end_orphans(folder.processes)
     return True
 
 
-def _is_up(folder: FederationFolder) -> bool:
+def _is_running(folder: FederationFolder) -> bool:
     try:
         with locked(folder):
             return False

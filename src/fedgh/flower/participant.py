@@ -1,4 +1,4 @@
-"""What an organisation brings to a federation: its own network and data, in about ten lines."""
+"""The app of a client with its own network and data, which takes about ten lines."""
 
 import os
 from collections.abc import Callable, Collection
@@ -27,93 +27,100 @@ from fedgh.training.experiment import Experiment, load_source
 from fedgh.training.public import check_public_section, load_public
 
 MakeClient = Callable[[Task, NodeConfig], ClientSpec]
-"""From what the federation agrees on, and the participant's own settings, to what it brings."""
+"""Function of the federation's task and the client's settings that returns its network and data."""
 
-SECRET = 16
-"""Bytes of what first weights are drawn from."""
+SECRET_BYTES = 16
+"""Size of the client's secret, from which its initial weights are drawn."""
 
 
 def client_app(make_client: MakeClient, methods: Collection[str] | None = None) -> ClientApp:
-    """The app of a participant that brings its own network and data.
+    """Return the app of a client with its own network and data; name it in node.conf as `app`.
 
-    Name it where the SuperNode is started: `--node-config 'client=0 app="my_module:app"'`.
-    The server may ask for `methods`, by the names that a configuration has for them; by default for
-    each method of fedgh, and of `allow` in node.conf, with which the participant's own network does
-    not travel, by what the method declares.
+    The server may request the `methods`, by their names in a configuration. By default these are
+    the methods of fedgh, and of `allow` in node.conf, whose declaration shows that they do not send
+    the client's own network.
     """
 
-    def bring(request: Request, home: Path, node: NodeConfig) -> Blueprint:
+    def make_blueprint(request: Request, folder: Path, node: NodeConfig) -> Blueprint:
         settings = request.settings
         if settings.get("data", {}).get("name") != "private":
-            raise PublicError("this federation deals out its data; it is not for data of your own")
+            raise PublicError(
+                "this federation partitions a data set; clients with their own data need "
+                "data.name = 'private'"
+            )
         config = parse_settings(request, node, methods or (), own_network=True)
         if methods is not None and config.method_name not in methods:
-            raise PublicError(f"this participant does not take part in {config.method_name}")
+            raise PublicError(f"this client does not take part in {config.method_name}")
         if methods is None and config.method.own_network_crosses:
             raise PublicError(
-                f"with {config.method_name} this participant's own network would travel, which it "
+                f"{config.method_name} would send this client's own network, which the client "
                 "allows only to methods that it names (client_app)"
             )
-        nobodys = partition.empty(config.federation.clients)
+        no_samples = partition.empty(config.federation.clients)
         try:
             source = load_source(config.data)
             public = _public(config, source, request.public)
-            experiment = Experiment(config, (source,), nobodys, extractors=(), public=public)
-            return own_blueprint(experiment, request.client, make_client, node, home)
+            experiment = Experiment(config, (source,), no_samples, extractors=(), public=public)
+            return own_blueprint(experiment, request.client, make_client, node, folder)
         except PublicError:
             raise
         except FedghError as problem:
             log(problem)
             raise PublicError(
-                "what it brings does not fit; the participant's own log says more"
+                "the client's network or data do not fit this federation; see the client's own log"
             ) from None
 
-    return app_of(bring)
+    return app_of(make_blueprint)
 
 
 def _public(config: Config, source: Source, digest: str | None) -> PublicData | None:
-    """Load the public data that every client must have; refuse others than the server's."""
+    """Return the public data if every client needs them, otherwise None.
+
+    Raise PublicError if they cannot be loaded or differ from those of the server.
+    """
     if config.method.public_for != "all":
         return None
     check_here(config)
     try:
         check_public_section(config)
-        found = load_public(config, [source])
+        public = load_public(config, [source])
     except FedghError as problem:
         log(problem)
         raise PublicError(
-            f"the public data ({config.public.name}) cannot be used here; the participant's own "
-            "log says more"
+            f"the client cannot use the public data ({config.public.name}); see the client's own "
+            "log"
         ) from None
-    if found is None or found.digest.hex() != digest:
+    if public is None or public.digest.hex() != digest:
         raise PublicError(
-            f"the public data here ({config.public.name}) are not those of the server; use the "
+            f"the client's public data ({config.public.name}) are not those of the server; use the "
             "same files (public-dir, public-path in node.conf)"
         )
-    return found
+    return public
 
 
 def own_blueprint(
-    experiment: Experiment, client: int, make_client: MakeClient, node: NodeConfig, home: Path
+    experiment: Experiment, client: int, make_client: MakeClient, node: NodeConfig, folder: Path
 ) -> Blueprint:
-    """Make the client of this participant from its own network and data."""
+    """Return the blueprint of this client from its own network and data; raise FedghError."""
     task, privacy = experiment.task, experiment.privacy
-    secret = _secret(home / "secret")
+    secret = _secret(folder / "secret")
     with isolated(secret, "participant"):
-        brought = make_client(task, node)
-    data = brought.source(experiment.source.class_names)
+        spec = make_client(task, node)
+    data = spec.source(experiment.source.class_names)
     if task.input_shape not in ((), data.shape):
-        raise ConfigError(f"data.shape is {task.input_shape}, the inputs here have {data.shape}")
-    _check_unchanged(home / "data.digest", data.digest)
-    own = partition.single(client, task.num_clients, data.y.numpy(), task.seed)
+        raise ConfigError(
+            f"data.shape is {task.input_shape}, but the client's inputs have shape {data.shape}"
+        )
+    _check_unchanged(folder / "data.digest", data.digest)
+    own_partition = partition.single(client, task.num_clients, data.y.numpy(), task.seed)
     if experiment.public is not None:
         check_inputs(experiment.public, data)
-        check_disjoint(experiment.public, (data,), own)
+        check_disjoint(experiment.public, (data,), own_partition)
 
-    extractor = brought.extractor(data.shape, task.num_classes, task.rep_dim)
+    extractor = spec.extractor(data.shape, task.num_classes, task.rep_dim)
     check_extractor(extractor.name, extractor, replace(task, input_shape=data.shape))
 
-    def secretly(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
+    def make_extractor(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
         with isolated(secret, "projection"):
             return extractor(shape, rep_dim)
 
@@ -121,9 +128,9 @@ def own_blueprint(
         task=task,
         method=experiment.config.method,
         local=experiment.config.local,
-        extractors=(secretly,),
+        extractors=(make_extractor,),
         sources=(data,),
-        partition=own,
+        partition=own_partition,
         device=find_device(experiment.config.run.device),
         privacy=privacy and replace(privacy, unpredictable=True),  # the server knows the seed
         withhold_metrics=experiment.withhold_metrics,
@@ -133,22 +140,25 @@ def own_blueprint(
 
 
 def _secret(path: Path) -> int:
-    """What first weights are drawn from, the same for every message of a run.
+    """Return the secret from which initial weights are drawn; create it at the first message.
 
-    The server knows the seed of the federation. Whoever can draw an extractor again knows what
-    class means are means of.
+    The seed of the federation must not be used, because the server knows it: an attacker who can
+    draw the extractor's weights again knows of which representations the class means are means.
     """
     if not path.exists():
-        write_atomic(path, os.urandom(SECRET), 0o600)
-    return int.from_bytes(read_bytes(path, SECRET), "big")
+        write_atomic(path, os.urandom(SECRET_BYTES), 0o600)
+    return int.from_bytes(read_bytes(path, SECRET_BYTES), "big")
 
 
 def _check_unchanged(path: Path, digest: bytes) -> None:
-    """Other rows would be split otherwise: what was kept for testing would be trained on."""
+    """Raise ConfigError if the data have changed since the first round.
+
+    Changed data would be split differently, so test samples would be trained on.
+    """
     if not path.exists():
         write_atomic(path, digest)
     elif read_bytes(path, len(digest)) != digest:
         raise ConfigError(
-            "the data are not those of the first round; put them back, or use the new ones in a "
-            "new run"
+            "the data are not those of the first round; restore them, or use the new data in a new "
+            "run"
         )

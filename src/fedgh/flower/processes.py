@@ -1,4 +1,4 @@
-"""Processes that this one starts, knows by name, and takes with it when it ends."""
+"""Processes that this process starts by name, and ends when it ends itself."""
 
 import json
 import os
@@ -25,28 +25,29 @@ from fedgh.files import (
 )
 
 GRACE = 15.0
-"""Seconds between a polite request to end and the other kind."""
+"""Seconds between SIGTERM and SIGKILL."""
 
-
-MAX_LAST_WORDS = 2**16
-"""Bytes at the end of a log in which the reason of an end is looked for."""
+MAX_LOG_END = 2**16
+"""Maximum number of bytes that are read from the end of a log."""
 
 MAX_REGISTER = 2**24
-"""Bytes of the file of processes: a line for each of some hundred thousand."""
+"""Maximum size in bytes of the file of processes, enough for some hundred thousand."""
 
 
 @dataclass(frozen=True)
 class _Register:
-    """The process that started others, and the number and start time of each of these."""
+    """The PID of the process that started others, and the PID and start time of each of these."""
 
     starter: PositiveInt
     processes: dict[str, tuple[PositiveInt, int | None]]
 
 
 class Processes:
-    """Each is the leader of its own group, so that its children end with it and Ctrl-C spares it.
+    """Processes that end together.
 
-    Their numbers are in a file: whoever comes after a kill -9 can still end them.
+    Each leads its own process group, so that its children end with it and Ctrl-C does not reach it.
+    Their PIDs are in the file `register`, so that a later process can end them if this one is
+    killed.
     """
 
     def __init__(self, register: Path, logs: Path) -> None:
@@ -55,7 +56,7 @@ class Processes:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, command: list[str], environment: Mapping[str, str]) -> None:
-        """Start a process; what it prints goes to its log."""
+        """Start a process; its output is appended to its log."""
         check_no_link(self._logs)
         make_folder(self._logs)
         with open_append(self.log(name)) as log:
@@ -70,23 +71,23 @@ class Processes:
         self._write()
 
     def exit_code(self, name: str) -> int | None:
-        """With what a process has ended; None while it runs."""
+        """Return the exit code of a process, or None while it runs."""
         return self._running[name].poll()
 
     def log(self, name: str) -> Path:
-        """Where a process prints."""
+        """Return the path of a process's log."""
         return self._logs / f"{name}.log"
 
-    def last_words(self, name: str, lines: int = 3) -> str:
-        """The end of a log: usually the reason."""
+    def log_end(self, name: str, lines: int = 3) -> str:
+        """Return the last lines of a log, which usually say why the process ended."""
         with open_regular(self.log(name)) as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - MAX_LAST_WORDS))
-            text = log.read(MAX_LAST_WORDS).decode(errors="replace")
+            log.seek(max(0, log.seek(0, os.SEEK_END) - MAX_LOG_END))
+            text = log.read(MAX_LOG_END).decode(errors="replace")
         return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
 
     def end(self) -> None:
-        """End all of them and wait until they are gone."""
-        with _undisturbed():
+        """End all processes and wait until they have ended; signals are ignored meanwhile."""
+        with _ignored_signals():
             end_groups([process.pid for process in self._running.values()])
             for process in self._running.values():
                 process.wait()
@@ -97,54 +98,58 @@ class Processes:
         leaders = {name: process.pid for name, process in self._running.items()}
         content = {
             "starter": os.getpid(),
-            "processes": {name: [pid, _began(pid)] for name, pid in leaders.items()},
+            "processes": {name: [pid, _start_time(pid)] for name, pid in leaders.items()},
         }
         write_atomic(self._register, json.dumps(content).encode())
 
 
-def registered(register: Path) -> tuple[int, dict[str, int]]:
-    """Who has started processes, and those of them that are still there, by name."""
+def running_processes(register: Path) -> tuple[int, dict[str, int]]:
+    """Return the PID of the process that started others, and the PIDs of those that run, by name.
+
+    Raise RunError if the register cannot be read.
+    """
     try:
         content = TypeAdapter(_Register).validate_json(read_bytes(register, MAX_REGISTER))
     except (OSError, ValidationError) as error:
         raise RunError(f"{register} cannot be read ({printable(str(error))})") from None
-    there = {
+    running = {
         name: pid
-        for name, (pid, began) in content.processes.items()
-        if group_is_alive(pid) and _began(pid) in (began, None)  # else the number is another's
+        for name, (pid, start_time) in content.processes.items()
+        # With another start time, the operating system has given the PID to another process.
+        if group_is_alive(pid) and _start_time(pid) in (start_time, None)
     }
-    return content.starter, there
+    return content.starter, running
 
 
 def end_orphans(register: Path) -> None:
-    """End what somebody has left who was killed."""
+    """End the processes of a register whose starter was killed, and delete the register."""
     if register.exists():
-        end_groups(list(registered(register)[1].values()))
+        end_groups(list(running_processes(register)[1].values()))
         register.unlink(missing_ok=True)
 
 
-def _began(pid: int) -> int | None:
-    """When a process began, in the clock of the system, where it tells."""
+def _start_time(pid: int) -> int | None:
+    """Return the start time of a process in clock ticks, or None where there is no /proc."""
     fields = _stat(Path(f"/proc/{pid}"))
     return int(fields[19]) if fields else None
 
 
 @contextmanager
 def clean_end() -> Iterator[Callable[[], None]]:
-    """Whoever asks this process to end, or closes its terminal, gets what Ctrl-C gets.
+    """Raise KeyboardInterrupt for SIGTERM and SIGHUP (a closed terminal), too.
 
-    A long block calls what it is given from time to time: an exception that a signal raises in
-    a destructor or a callback is lost, but that somebody has asked is remembered.
+    A long block must call the function that it is given from time to time. Python drops an
+    exception that a signal raises in a destructor or a callback; the function raises it again.
     """
-    asked = False
+    interrupted = False
 
     def interrupt(_: int, __: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
+        nonlocal interrupted
+        interrupted = True
         raise KeyboardInterrupt
 
     def check() -> None:
-        if asked:
+        if interrupted:
             raise KeyboardInterrupt
 
     before = {number: signal.signal(number, interrupt) for number in (SIGHUP, SIGINT, SIGTERM)}
@@ -156,8 +161,8 @@ def clean_end() -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Whoever cannot wait for a clean end still gets one."""
+def _ignored_signals() -> Iterator[None]:
+    """Ignore SIGHUP, SIGINT and SIGTERM: a second Ctrl-C would leave processes running."""
     before = {number: signal.signal(number, SIG_IGN) for number in (SIGHUP, SIGINT, SIGTERM)}
     try:
         yield
@@ -167,7 +172,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def end_groups(leaders: list[int]) -> None:
-    """Ask groups of processes to end; after a while, make them."""
+    """End groups of processes with SIGTERM, and after GRACE seconds with SIGKILL."""
     for number in (SIGTERM, SIGKILL):
         for leader in leaders:
             _signal(leader, number)
@@ -179,24 +184,24 @@ def end_groups(leaders: list[int]) -> None:
 
 
 def _signal(leader: int, number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # gone, or another's by now
+    with suppress(ProcessLookupError, PermissionError):  # ended, or the PID is another user's now
         os.killpg(leader, number)
 
 
 def group_is_alive(leader: int) -> bool:
-    """Whether anybody of a group is left; one that has ended unnoticed does not count."""
+    """Return true if a process group has a process that is not a zombie."""
     try:
         os.killpg(leader, 0)
     except (ProcessLookupError, PermissionError):
         return False
     if not Path("/proc/self/stat").exists():
         return True
-    found = [fields for fields in map(_stat, Path("/proc").glob("[0-9]*")) if fields]
-    return any(fields[0] not in "ZX" for fields in found if int(fields[2]) == leader)
+    processes = [fields for fields in map(_stat, Path("/proc").glob("[0-9]*")) if fields]
+    return any(fields[0] not in "ZX" for fields in processes if int(fields[2]) == leader)
 
 
 def _stat(process: Path) -> list[str]:
-    """State, parent, group and so on, from Linux's own book-keeping; empty where there is none."""
+    """Return state, parent, group and so on of a process from its folder in /proc, or []."""
     try:
         return (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

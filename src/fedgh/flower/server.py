@@ -1,7 +1,7 @@
-"""The server's side: an ordinary run whose clients are reached over Flower.
+"""The server app: an ordinary run on the Flower engine.
 
-The run folder is on the server's machine. A SuperLink that is started again does not go on with
-its runs; a new run with the same `out` does, after the last completed round.
+The run folder is on the server's machine. A SuperLink that is started again does not continue its
+runs. Start a new run with the same `out`: it continues after the last completed round.
 """
 
 import logging
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run or resume what the run configuration names; `flwr log` shows its log."""
+    """Run or resume the experiment of Flower's run configuration; `flwr log` shows the log."""
     log = logging.getLogger("fedgh")
     log.addHandler(logging.StreamHandler(sys.stdout))
     log.setLevel(logging.INFO)
@@ -42,8 +42,8 @@ def main(grid: Grid, context: Context) -> None:
 def serve(grid: Grid, run_id: int, settings: Mapping[str, Any]) -> RunFolder:
     """Train the experiment in `settings["experiment"]` into the run folder `settings["out"]`.
 
-    `settings["participants"]` is a folder with the public keys of the participants: 0.pub, 1.pub
-    and so on.
+    A run that exists there is resumed. `settings["participants"]` is a folder with the public keys
+    of the clients: 0.pub, 1.pub and so on. Raise FedghError if the run cannot start or fails.
     """
     out = Path(str(settings["out"]))
     experiment = prepare(config.load(str(settings["experiment"])))
@@ -51,11 +51,11 @@ def serve(grid: Grid, run_id: int, settings: Mapping[str, Any]) -> RunFolder:
         Path(str(settings["participants"])), experiment.task.num_clients
     )
 
-    begun: list[Session] = []  # what another server in the same folder says is its own affair
+    sessions: list[Session] = []  # of this process; those of other servers stay untouched
 
-    def engine(experiment: Experiment, folder: RunFolder, done: int, state: Payload) -> Engine:
+    def make_engine(experiment: Experiment, folder: RunFolder, done: int, state: Payload) -> Engine:
         session = Session.begin(folder, run_id, done)
-        begun.append(session)
+        sessions.append(session)
         return Flower(
             grid,
             participants,
@@ -72,32 +72,35 @@ def serve(grid: Grid, run_id: int, settings: Mapping[str, Any]) -> RunFolder:
         )
 
     try:
-        return run_or_resume(experiment, out, make_engine=engine)
+        return run_or_resume(experiment, out, make_engine=make_engine)
     except FedghError as error:
-        for session in begun:
-            with suppress(RunError), RunFolder(out).locked():  # another server may have it by now
+        for session in sessions:
+            with suppress(RunError), RunFolder(out).locked():  # another server may hold the lock
                 if Session.read(out) == session:
                     replace(session, error=str(error)).write(out)
         raise
 
 
 def read_participants(folder: Path, clients: int) -> dict[int, bytes]:
-    """The public key of each client, as Flower reports it of a connected node."""
+    """Return the public key of each client, in the form in which Flower reports it.
+
+    Raise ConfigError if a key is missing or not valid, or if two clients have the same key.
+    """
     files = {client: folder / f"{client}.pub" for client in range(clients)}
     missing = [client for client, file in files.items() if not file.is_file()]
     if missing:
         raise ConfigError(
             f"{folder} lacks the public keys of clients {', '.join(map(str, missing[:8]))}: "
-            f"the experiment has {clients} clients, each needs its K.pub"
+            f"the experiment has {clients} clients; add a file K.pub for each client K"
         )
     keys = {client: read_public_key(file) for client, file in files.items()}
     if len(set(keys.values())) < clients:
-        raise ConfigError(f"{folder}: two participants have the same public key")
+        raise ConfigError(f"{folder}: two clients have the same public key; each needs its own")
     return keys
 
 
 def shared_settings(experiment: Experiment) -> dict[str, Any]:
-    """The settings that every participant is sent."""
+    """Return the settings that the server sends to every client."""
     section = experiment.config.run
     run = {"global_accuracy": section.global_accuracy, "max_norm": section.max_norm}
     return {**experiment.config.portable(), "run": run}

@@ -1,10 +1,10 @@
-"""What a run on Flower keeps in its folder beside what every run keeps: flower.json.
+"""The file flower.json, which a run on Flower has in its run folder in addition to the others.
 
-identity     of the run in the folder
-experiment   the name under which participants keep their states of this run
-starts       how often a server has begun to work on it
+identity     identity of the run in the folder
+experiment   the name under which clients store their states of this run
+starts       number of times that a server has started to work on the run
 run          Flower's number of the last start
-error        why the last start has ended, if not well
+error        why the last start failed, or null
 """
 
 import json
@@ -19,12 +19,12 @@ from fedgh.files import read_bytes, write_atomic
 from fedgh.runs.folder import RunFolder
 
 MAX_SESSION = 2**16
-"""Bytes of flower.json: two names, two numbers and an error."""
+"""Maximum size in bytes of flower.json: two names, two numbers and an error."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """One start of the server."""
+    """The content of flower.json after a start of the server."""
 
     experiment: str
     starts: int
@@ -34,22 +34,25 @@ class Session:
 
     @classmethod
     def begin(cls, folder: RunFolder, run: int, rounds_done: int) -> "Session":
-        """The next start of the run in `folder`."""
+        """Record and return the next start of the run in `folder`.
+
+        Raise RunError if the run was started without Flower, or if flower.json is of another run.
+        """
         path = folder.path
-        before = cls.read(path)
-        if before is None:
+        last = cls.read(path)
+        if last is None:
             if rounds_done:
-                raise RunError(f"{path} was begun without Flower; go on with `fedgh resume`")
-            before = cls(f"{_safe(path.name)}-{secrets.token_hex(8)}", 0, run, folder.run_id)
-        if before.identity != folder.run_id:
+                raise RunError(f"{path} was started without Flower; continue with `fedgh resume`")
+            last = cls(f"{_safe(path.name)}-{secrets.token_hex(8)}", 0, run, folder.run_id)
+        if last.identity != folder.run_id:
             raise RunError(f"{path / 'flower.json'} is of another run; put it back from a copy")
-        session = replace(before, starts=before.starts + 1, run=run, error=None)
+        session = replace(last, starts=last.starts + 1, run=run, error=None)
         session.write(path)
         return session
 
     @classmethod
     def read(cls, folder: Path) -> "Session | None":
-        """The last start; None when there was none."""
+        """Return the last start, or None if there was none; raise RunError if it is unreadable."""
         path = folder / "flower.json"
         if not path.exists():
             return None
@@ -59,10 +62,11 @@ class Session:
             raise RunError(f"{path} cannot be read ({printable(str(error))})") from None
 
     def write(self, folder: Path) -> None:
-        """Make it last."""
+        """Write flower.json."""
         write_atomic(folder / "flower.json", json.dumps(asdict(self), indent=2).encode() + b"\n")
 
 
 def _safe(name: str) -> str:
-    kept = "".join(char if char.isascii() and char.isalnum() else "-" for char in name)
-    return kept[:40].strip("-") or "run"
+    """Return a name with letters, digits and hyphens only, of at most 40 characters."""
+    safe = "".join(char if char.isascii() and char.isalnum() else "-" for char in name)
+    return safe[:40].strip("-") or "run"

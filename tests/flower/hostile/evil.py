@@ -1,4 +1,4 @@
-"""What a hostile server sends with its app, and wants to be imported."""
+"""A module that a malicious server sends with its app; importing it leaves a file."""
 
 from pathlib import Path
 
@@ -6,4 +6,4 @@ Path("evil-was-here").touch()
 
 
 def make(*_: object) -> None:
-    """Look like the function that makes a network."""
+    """Have the signature of a function that makes a network."""

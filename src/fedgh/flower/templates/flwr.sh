@@ -1,5 +1,5 @@
 #!/bin/sh
-# Flower's own command, told where this SuperLink is:
+# Flower's own command, configured for this SuperLink:
 #   flwr.sh supernode register participants/0.pub federation
 #   flwr.sh supernode list federation
 #   flwr.sh log RUN-ID federation --show

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Join the federation as participant @CLIENT@. Ctrl-C leaves it; started again, it goes on with the
-# state that it has in states/. `fedgh flower join` does the same, and says why it is refused.
+# Join the federation as client @CLIENT@. Ctrl-C leaves it; the next start continues with the state
+# in states/. `fedgh flower join` does the same, and explains why the server refuses the client.
 set -eu
 umask 077
 cd "$(dirname "$0")"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Let the owners of participants/*.pub join. Needed once for each key, while the SuperLink runs; one
-# that is registered already is told so, and does no harm.
+# Register the keys participants/*.pub, so that their owners can join. Run it once for new keys,
+# while the SuperLink runs. For a key that is registered already, Flower prints a harmless error.
 set -eu
 umask 077
 cd "$(dirname "$0")"

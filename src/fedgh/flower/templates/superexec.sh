@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the server's side of the federation for the SuperLink, on the same machine.
+# Run the server app of the federation for the SuperLink, on the same machine.
 set -eu
 umask 077
 cd "$(dirname "$0")"

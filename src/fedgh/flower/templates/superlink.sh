@@ -1,6 +1,6 @@
 #!/bin/sh
-# The SuperLink: the one address that participants connect to. Ctrl-C ends it; what it knows is in
-# superlink.db, so that it can be started again.
+# Run the SuperLink, the single address that clients connect to. Ctrl-C ends it. It stores its data
+# in superlink.db, so that it can be started again.
 set -eu
 umask 077
 cd "$(dirname "$0")"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Start training, or go on after the last completed round: train.sh [RUN-FOLDER]
+# Start training, or continue after the last completed round: train.sh [RUN-FOLDER]
 set -eu
 umask 077
 out="${1:-$(dirname "$0")/../run}"
