@@ -105,7 +105,7 @@ def advise(
     quiet: Quiet = False,
 ) -> None:
     """Rehearse a federation on your data: what would joining gain, and for how many bytes?"""
-    from fedgh.report.advised import table, words
+    from fedgh.report.advised import table, text
     from fedgh.report.terminal import print_whole, say, sheet
     from fedgh.studies.advice import advise
 
@@ -123,7 +123,7 @@ def advise(
         )
     print_whole(console, sheet(table(found)))
     say_missing(console, found.missing)
-    say(console, words(found))
+    say(console, text(found))
 
 
 def tune(
@@ -216,7 +216,7 @@ def reproduce(
     kept = folder / f"{study}.missing.json"
 
     def show() -> None:
-        result = collect(request, out, document.kept_reasons(kept))
+        result = collect(request, out, document.read_reasons(kept))
         with console.status("writing tables and charts"):
             files = document.write(result, folder)
         for table in result.sheets:
@@ -230,8 +230,8 @@ def reproduce(
             if not no_run:
                 run_study(request, out, reasons, words, watch_runs(console))
         except KeyboardInterrupt:
-            document.keep_reasons(kept, reasons)
+            document.write_reasons(kept, reasons)
             show()  # a study that was stopped has a table, too
             raise
-    document.keep_reasons(kept, reasons)
+    document.write_reasons(kept, reasons)
     show()
