@@ -24,10 +24,10 @@ def test_closing_lines_and_report_show_epsilon_and_its_scope(tmp_path: Path) -> 
     pages = [run_page(name_runs([run.path]), lambda _: None) for run in (private, plain)]
     sections = [{section.id: section for section in page.sections} for page in pages]
     assert "privacy" not in sections[1]
-    assert "not the accuracies" in sections[0]["privacy"].text
+    assert "does not cover the accuracies" in sections[0]["privacy"].text
     (table,) = sections[0]["privacy"].parts
     assert [str(getattr(cell, "text", cell)) for cell in table.rows[0]] == [  # type: ignore[union-attr]
-        *("private", "all data of a client", "2.00", "2.0", "1e-05", "10.0", "not told")
+        *("private", "all data of a client", "2.00", "2.0", "1e-05", "10.0", "not revealed")
     ]
 
 

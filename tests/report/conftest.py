@@ -1,4 +1,4 @@
-"""Two small runs that the tests of reports share, on data whose class names are hostile."""
+"""Two small runs, shared by the tests of reports, on data whose class names contain HTML."""
 
 from pathlib import Path
 
@@ -19,20 +19,23 @@ NAMES = [HOSTILE, "<b>", 'a & "b"', "d'e", "ü{{1}}", "f"]
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """FedGH and Standalone, finished. To be read; a test that writes takes a copy."""
-    place = tmp_path_factory.mktemp("runs")
+    """Finished runs of FedGH and Standalone.
+
+    They are shared: a test that writes into a folder must copy it first.
+    """
+    base = tmp_path_factory.mktemp("runs")
     rng = np.random.default_rng(0)
     y = np.arange(240) % len(NAMES)
     x = (rng.normal(size=(6, 5))[y] + rng.normal(size=(240, 5))).astype(np.float32)
-    np.savez(place / "data.npz", x=x, y=np.array(NAMES)[y])
-    data = ["data.name=npz", f"data.path={place / 'data.npz'}", "data.classes_per_client=3"]
+    np.savez(base / "data.npz", x=x, y=np.array(NAMES)[y])
+    data = ["data.name=npz", f"data.path={base / 'data.npz'}", "data.classes_per_client=3"]
     for method in ("fedgh", "standalone"):
-        words = [*QUICK, *data, f"method.name={method}", "federation.target=0.3"]
-        confusion.measure(loop.run(prepare(config.load("demo", words)), place / method), trust=OWN)
-    return [place / "fedgh", place / "standalone"]
+        options = [*QUICK, *data, f"method.name={method}", "federation.target=0.3"]
+        confusion.measure(loop.run(prepare(config.load("demo", options)), base / method), trust=OWN)
+    return [base / "fedgh", base / "standalone"]
 
 
 @pytest.fixture(scope="session")
 def runs(folders: list[Path]) -> list[NamedRun]:
-    """The same, as a report reads them."""
+    """The runs of `folders`, as a report reads them."""
     return name_runs(folders)

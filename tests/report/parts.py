@@ -1,4 +1,4 @@
-"""Copies of runs at an earlier moment."""
+"""Helpers for tests of reports: copies of runs at an earlier round, and data of charts."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ HOSTILE = "</script><script>alert(1)</script>"
 
 
 def cut(run: Path, to: Path, rounds: int) -> Path:
-    """A copy of a finished run as it was after so many rounds, without its checkpoint."""
+    """Copy a finished run as it was after `rounds` rounds, without its checkpoint."""
     shutil.copytree(run, to, ignore=shutil.ignore_patterns("checkpoint"))
     (to / "summary.json").unlink()
     (to / "confusion.json").unlink(missing_ok=True)
@@ -24,7 +24,7 @@ def cut(run: Path, to: Path, rounds: int) -> Path:
 
 
 def rewrite(path: Path, **changes: Any) -> None:
-    """Change the last record of a run; its checkpoint, which knows better, goes."""
+    """Change the last record of a run, and delete its checkpoint, which has its digest."""
     shutil.rmtree(path.parent / "checkpoint", ignore_errors=True)
     lines = path.read_text().splitlines()
     lines[-1] = json.dumps(json.loads(lines[-1]) | changes)
@@ -32,6 +32,6 @@ def rewrite(path: Path, **changes: Any) -> None:
 
 
 def rows(chart: AnyChart) -> list[dict[str, Any]]:
-    """The data of a chart, of all its layers together."""
-    found = chart.to_dict()["datasets"].values()
-    return [row for values in found for row in values]
+    """Return the data of all layers of a chart."""
+    datasets = chart.to_dict()["datasets"].values()
+    return [row for values in datasets for row in values]

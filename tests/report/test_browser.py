@@ -1,4 +1,4 @@
-"""The page in a real browser: drawn, quiet, offline, sortable, in both colour schemes, live."""
+"""The page in a real browser: charts, offline use, sorting, colour schemes, live updates."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ from fedgh.studies.reproduce import Reproduction, collect
 from tests.report.parts import HOSTILE, cut
 from tests.support.browser import headless, needs_browser
 
-PATIENCE = 120  # seconds; a busy machine may need many for what takes one
+TIMEOUT = 120  # seconds; far more than needed, because the machine may be busy
 
 pytestmark = [needs_browser, pytest.mark.xdist_group("browser")]
 
@@ -38,21 +38,21 @@ def file(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def wait_for(browser: webdriver.Chrome, script: str) -> Any:
-    return WebDriverWait(browser, PATIENCE).until(lambda b: b.execute_script(f"return {script}"))
+    return WebDriverWait(browser, TIMEOUT).until(lambda b: b.execute_script(f"return {script}"))
 
 
 def show(browser: webdriver.Chrome, url: str, scheme: str = "light", width: int = 1200) -> None:
     media = [{"name": "prefers-color-scheme", "value": scheme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
     browser.set_window_size(width, 900)
-    browser.get("about:blank")  # a page that is still followed would go on asking
+    browser.get("about:blank")  # otherwise a live page would continue to send requests
     for log in ("browser", "performance"):
-        browser.get_log(log)  # what came before is of another page
+        browser.get_log(log)  # discard entries of earlier pages
     browser.get(url)
     wait_for(browser, f"document.body.dataset.drawn === '{scheme}'")
 
 
-def complaints(browser: webdriver.Chrome) -> list[str]:
+def console_messages(browser: webdriver.Chrome) -> list[str]:
     return [entry["message"] for entry in browser.get_log("browser")]
 
 
@@ -70,7 +70,7 @@ EMPTY_CHARTS = """[...document.querySelectorAll('figure')].filter(figure =>
     ).map(figure => figure.textContent)"""
 
 
-def test_every_chart_is_drawn_offline_and_without_complaint(
+def test_every_chart_is_drawn_offline_and_without_console_messages(
     browser: webdriver.Chrome, file: Path
 ) -> None:
     show(browser, file.as_uri())
@@ -79,7 +79,7 @@ def test_every_chart_is_drawn_offline_and_without_complaint(
         len(browser.find_elements(By.CSS_SELECTOR, "figure [role=graphics-document][aria-label]"))
         > 8
     )
-    assert complaints(browser) == []
+    assert console_messages(browser) == []
     assert {url for url in requests(browser) if not url.startswith("data:")} == {file.as_uri()}
     assert HOSTILE in browser.find_element(By.TAG_NAME, "main").text
 
@@ -114,18 +114,18 @@ def test_page_and_charts_follow_the_colour_scheme(browser: webdriver.Chrome, fil
         script = """[getComputedStyle(document.body).backgroundColor,
             document.querySelector('svg .role-axis-label text').getAttribute('fill')]"""
         colours[scheme] = browser.execute_script(f"return {script}")
-        assert complaints(browser) == []
+        assert console_messages(browser) == []
     assert colours["light"][0] != colours["dark"][0]
     assert colours["light"][1] != colours["dark"][1]
     media = [{"name": "prefers-color-scheme", "value": "light"}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
-    wait_for(browser, "document.body.dataset.drawn === 'light'")  # also while it is open
+    wait_for(browser, "document.body.dataset.drawn === 'light'")  # a change while the page is open
 
 
 def test_a_narrow_window_needs_no_sideways_scrolling(browser: webdriver.Chrome, file: Path) -> None:
     show(browser, file.as_uri(), width=500)
-    wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    assert browser.execute_script(f"return {wide}") == 0
+    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert browser.execute_script(f"return {overflow}") == 0
 
 
 def test_a_live_page_shows_a_new_round(
@@ -152,21 +152,23 @@ def test_a_live_page_shows_a_new_round(
             shutil.copy(folders[0] / "summary.json", run)
             wait_for(browser, f"{status}.includes('finished after round 3')")
             wait_for(browser, f"{points}.length === 3")
-            assert complaints(browser) == []
+            assert console_messages(browser) == []
             assert all(url.startswith((server.url, "data:")) for url in requests(browser))
         finally:
             server.shutdown()
-            thread.join(PATIENCE)
+            thread.join(TIMEOUT)
     wait_for(browser, f"{status}.includes('No connection')")
 
 
 @pytest.mark.parametrize("name", ["table-hetero", "models"])
-def test_the_page_of_a_study(browser: webdriver.Chrome, name: str, tmp_path: Path) -> None:
+def test_the_page_of_a_study_is_drawn_offline(
+    browser: webdriver.Chrome, name: str, tmp_path: Path
+) -> None:
     results = Path(__file__).parents[2] / "docs" / "results"
     page = tmp_path / "study.html"
     study.write(collect(Reproduction(name), results, {}), page, tmp_path / "figures")
     show(browser, page.as_uri())
     assert browser.execute_script(f"return {EMPTY_CHARTS}") == []
-    assert complaints(browser) == []
+    assert console_messages(browser) == []
     assert {url for url in requests(browser) if not url.startswith("data:")} == {page.as_uri()}
     assert "paper, " in browser.find_element(By.CSS_SELECTOR, "thead").text

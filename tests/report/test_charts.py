@@ -1,4 +1,4 @@
-"""The numbers in the charts are the numbers in the records."""
+"""The numbers in charts equal the numbers in the records."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from fedgh.trust import OWN
 from tests.report.parts import cut, rewrite, rows
 
 
-def test_accuracy_over_rounds_and_bytes(runs: list[NamedRun]) -> None:
+def test_accuracy_and_loss_charts_have_the_numbers_of_the_records(runs: list[NamedRun]) -> None:
     expected = [
         (run.label, record.round, record.accuracy, record.bytes_total)
         for run in runs
@@ -37,7 +37,7 @@ def test_accuracy_over_rounds_and_bytes(runs: list[NamedRun]) -> None:
     assert [row["loss"] for row in rows(charts.loss_over_rounds(runs))] == losses
 
 
-def test_several_seeds_are_a_mean_and_a_band(runs: list[NamedRun]) -> None:
+def test_several_seeds_are_shown_as_mean_and_standard_deviation(runs: list[NamedRun]) -> None:
     one, other = runs[:2]
     chart = charts.mean_over_rounds({"both": [one, other], "alone": [one]})
     drawn = {(row["run"], row["round"]): row for row in rows(chart)}
@@ -45,9 +45,9 @@ def test_several_seeds_are_a_mean_and_a_band(runs: list[NamedRun]) -> None:
         assert a.accuracy is not None
         assert b.accuracy is not None
         both, alone = drawn["both", a.round], drawn["alone", a.round]
-        spread = abs(a.accuracy - b.accuracy) / 2**0.5  # the sample standard deviation of two
+        std = abs(a.accuracy - b.accuracy) / 2**0.5  # the sample standard deviation of two
         assert both["accuracy"] == pytest.approx((a.accuracy + b.accuracy) / 2)
-        assert both["high"] - both["accuracy"] == pytest.approx(spread)
+        assert both["high"] - both["accuracy"] == pytest.approx(std)
         assert alone["low"] == alone["accuracy"] == alone["high"] == a.accuracy
 
 
@@ -60,7 +60,7 @@ def test_lines_beyond_the_colours_are_dashed() -> None:
 @pytest.mark.parametrize(
     ("count", "unit"), [(0, "B"), (1023, "B"), (1024, "KB"), (5 * 2**20, "MB"), (2**60, "TB")]
 )
-def test_units_of_bytes(count: int, unit: str) -> None:
+def test_the_unit_of_bytes_follows_the_number(count: int, unit: str) -> None:
     assert charts.byte_unit(count)[0] == unit
 
 
@@ -79,10 +79,10 @@ def test_bytes_and_seconds_add_up(
 ) -> None:
     path = cut(folders[0], tmp_path / "run", 1)
     record = runs[0].rounds[0]
-    wrapped = record.bytes_up + record.bytes_down + 1000
-    rewrite(path / "rounds.jsonl", wire_bytes=wrapped)
+    wire_bytes = record.bytes_up + record.bytes_down + 1000
+    rewrite(path / "rounds.jsonl", wire_bytes=wire_bytes)
     sent = {row["kind"]: row["bytes"] for row in rows(charts.bytes_by_direction(name_runs([path])))}
-    assert sent == {"up": record.bytes_up, "down": record.bytes_down, "wrapping": 1000}
+    assert sent == {"up": record.bytes_up, "down": record.bytes_down, "overhead": 1000}
     seconds = {
         (row["run"], row["phase"]): row["seconds"] for row in rows(charts.seconds_by_phase(runs))
     }
@@ -94,7 +94,7 @@ def test_bytes_and_seconds_add_up(
         assert seconds[run.label, "wall clock"] == pytest.approx(total)
 
 
-def test_every_client_has_its_last_score(runs: list[NamedRun]) -> None:
+def test_every_client_has_its_last_accuracy(runs: list[NamedRun]) -> None:
     drawn = rows(client_charts.accuracy_by_client(runs[:1]))
     assert [row["accuracy"] for row in drawn] == runs[0].rounds[-1].accuracies
     assert [row["name"] for row in drawn] == [client_name(client) for client in runs[0].clients]
@@ -106,7 +106,7 @@ def test_every_client_has_its_last_score(runs: list[NamedRun]) -> None:
     }
 
 
-def test_every_client_has_its_last_score_on_all_classes(runs: list[NamedRun]) -> None:
+def test_every_client_has_its_last_accuracy_on_all_classes(runs: list[NamedRun]) -> None:
     drawn = rows(client_charts.accuracy_by_client(runs, on_all_classes=True))
     assert {(row["run"], row["client"]): row["accuracy"] for row in drawn} == {
         (run.label, client): score
@@ -118,13 +118,13 @@ def test_every_client_has_its_last_score_on_all_classes(runs: list[NamedRun]) ->
     assert figures == ["accuracy-by-client", "global-accuracy-by-client"]
 
 
-def test_a_client_is_called_by_number_network_and_a_few_classes() -> None:
+def test_a_client_is_named_by_number_network_and_a_few_classes() -> None:
     client = ClientInfo(client=3, extractor="cnn4", classes=dict.fromkeys("abcdef", 1))
     assert client_name(client) == "3 · cnn4 · a, b, c, d … (6)"
     assert client_name(ClientInfo(client=3, extractor="private", classes={})) == "3 · private"
 
 
-def test_very_many_clients_are_a_distribution_by_network(
+def test_many_clients_are_shown_as_distributions_by_network(
     runs: list[NamedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_charts, "MAX_ROWS", 4)
@@ -135,7 +135,7 @@ def test_very_many_clients_are_a_distribution_by_network(
     assert drawn["tests.support.tiny:noisy"]["median"] == pytest.approx((scores[1] + scores[3]) / 2)
 
 
-def test_who_holds_what(runs: list[NamedRun]) -> None:
+def test_the_map_of_samples_has_the_numbers_of_every_client(runs: list[NamedRun]) -> None:
     drawn = rows(client_charts.samples_by_class(runs[0]))
     assert {(row["client"], row["class"]): row["samples"] for row in drawn} == {
         (client.client, name): count
@@ -145,30 +145,30 @@ def test_who_holds_what(runs: list[NamedRun]) -> None:
     assert sum(row["samples"] for row in drawn) == 240
 
 
-def test_classes_and_what_they_are_taken_for(runs: list[NamedRun]) -> None:
-    run, found = runs[0], confusion.measure(runs[0].folder, trust=OWN)
+def test_class_accuracies_and_confusion_map_have_the_measured_counts(runs: list[NamedRun]) -> None:
+    run, measured = runs[0], confusion.measure(runs[0].folder, trust=OWN)
     classes = run.identity.classes
-    scores = rows(client_charts.accuracy_by_class([run], {run.label: found}, classes))
+    scores = rows(client_charts.accuracy_by_class([run], {run.label: measured}, classes))
     for row in scores:
         label = classes.index(row["class"])
-        assert row["accuracy"] == found.counts[label][label] / sum(found.counts[label])
-    cells = rows(client_charts.confusion_map(found, classes))
-    assert sum(cell["samples"] for cell in cells) == sum(found.tested)
+        assert row["accuracy"] == measured.counts[label][label] / sum(measured.counts[label])
+    cells = rows(client_charts.confusion_map(measured, classes))
+    assert sum(cell["samples"] for cell in cells) == sum(measured.tested)
     for cell in cells:
-        true, said = classes.index(cell["true"]), classes.index(cell["predicted"])
-        assert cell["samples"] == found.counts[true][said]
-    mistakes = sum(found.tested) - sum(found.right)
-    assert sum(count for *_, count, _ in client_charts.most_confused(found)) <= mistakes
+        true, predicted = classes.index(cell["true"]), classes.index(cell["predicted"])
+        assert cell["samples"] == measured.counts[true][predicted]
+    mistakes = sum(measured.tested) - sum(measured.right)
+    assert sum(count for *_, count, _ in client_charts.most_confused(measured)) <= mistakes
 
 
-def test_a_hundred_classes_have_no_legend_and_the_worst_first(runs: list[NamedRun]) -> None:
+def test_a_hundred_classes_are_sorted_and_have_no_legend(runs: list[NamedRun]) -> None:
     classes = [f"class {label}" for label in range(100)]
     counts = [[0] * 100 for _ in classes]
     for label in range(100):
         counts[label][label] = 100 - label
         counts[label][0] += label
-    found = confusion.Confusion(3, 1, [0], [0], [0], counts)
-    drawn = client_charts.accuracy_by_class([runs[0]], {runs[0].label: found}, classes).to_dict()
+    measured = confusion.Confusion(3, 1, [0], [0], [0], counts)
+    drawn = client_charts.accuracy_by_class([runs[0]], {runs[0].label: measured}, classes).to_dict()
     assert len(classes) > MANY_CLASSES
     assert drawn["encoding"]["x"]["sort"][0] == "class 99"
     assert not drawn["encoding"]["x"]["axis"]["labels"]
@@ -184,31 +184,31 @@ def test_class_means_are_projected_once_for_all_rounds(runs: list[NamedRun]) -> 
     run = runs[0]
     projection = project(run)
     assert projection is not None
-    kept = run.folder.means()
-    stacked = torch.cat([means["means"] for means in kept.values()]).double()
+    by_round = run.folder.means()
+    stacked = torch.cat([means["means"] for means in by_round.values()]).double()
     centred = stacked - stacked.mean(0)
-    values = torch.linalg.svd(centred).S  # an oracle that finds the same plane another way
+    values = torch.linalg.svd(centred).S  # another way to compute the plane
     assert projection.explained == pytest.approx(float((values[:2] ** 2).sum() / (values**2).sum()))
-    places = torch.tensor([[row["x"], row["y"]] for row in projection.rows], dtype=torch.float64)
-    assert torch.allclose((places**2).sum(0), values[:2] ** 2)
+    points = torch.tensor([[row["x"], row["y"]] for row in projection.rows], dtype=torch.float64)
+    assert torch.allclose((points**2).sum(0), values[:2] ** 2)
     labels = [
         (row["round"], row["client"], run.identity.classes.index(row["class"]))
         for row in projection.rows
     ]
     assert labels == [
         (round, client, label)
-        for round, means in kept.items()
+        for round, means in by_round.items()
         for client, label in zip(means["clients"].tolist(), means["classes"].tolist(), strict=True)
     ]
     assert project(runs[1]) is None
 
 
-def test_means_of_one_number_lie_on_a_line() -> None:
+def test_class_means_of_width_one_are_projected_to_a_line() -> None:
     plane, centre, explained = best_plane(torch.tensor([[1.0], [3.0]]))
     assert plane.tolist() == [[1.0, 0.0]]
     assert (centre.tolist(), explained) == ([2.0], 1.0)
 
 
-def test_specifications_name_no_field_after_a_text(runs: list[NamedRun]) -> None:
+def test_text_from_a_run_is_never_a_field_name_in_a_chart(runs: list[NamedRun]) -> None:
     chart = json.dumps(client_charts.samples_by_class(runs[0]).to_dict()["encoding"])
-    assert chart.count("alert(1)") == 2  # in `sort` and `domain`, where text is only text
+    assert chart.count("alert(1)") == 2  # in `sort` and `domain`, which hold values

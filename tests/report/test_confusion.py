@@ -1,4 +1,4 @@
-"""What models confuse is measured from the checkpoint, and agrees with what the run recorded."""
+"""The confusion matrix is measured from the checkpoint, and agrees with the records of the run."""
 
 import shutil
 from collections import Counter
@@ -15,11 +15,15 @@ from fedgh.training.experiment import prepare
 from fedgh.trust import OWN
 
 
-def test_it_agrees_with_the_last_record_and_with_brute_force(folders: list[Path]) -> None:
+def test_the_confusion_matrix_agrees_with_the_last_record_and_brute_force(
+    folders: list[Path],
+) -> None:
     for path in folders:
         run = RunFolder.open(path)
-        found = confusion.measure(run, trust=OWN)
-        accuracies = [right / of for right, of in zip(found.right, found.tested, strict=True)]
+        measured = confusion.measure(run, trust=OWN)
+        accuracies = [
+            right / tested for right, tested in zip(measured.right, measured.tested, strict=True)
+        ]
         assert accuracies == run.records()[-1].accuracies
 
         blueprint = prepare(config.load(run.config)).blueprint()
@@ -32,32 +36,36 @@ def test_it_agrees_with_the_last_record_and_with_brute_force(folders: list[Path]
             client.load(state)
             client.model.eval()
             test = client.data.test
-            for place in test.index.tolist():
+            for row in test.index.tolist():
                 with torch.no_grad():
-                    said = int(client.model(test.x[place : place + 1]).argmax())
-                counts[int(test.y[place]), said] += 1
-        assert found.counts == [[counts[true, said] for said in range(6)] for true in range(6)]
-        assert (found.round, found.took_part, found.clients) == (3, 5, [0, 1, 2, 3, 4])
+                    predicted = int(client.model(test.x[row : row + 1]).argmax())
+                counts[int(test.y[row]), predicted] += 1
+        assert measured.counts == [
+            [counts[true, predicted] for predicted in range(6)] for true in range(6)
+        ]
+        assert (measured.round, measured.took_part, measured.clients) == (3, 5, [0, 1, 2, 3, 4])
 
 
-def test_it_is_kept(folders: list[Path], tmp_path: Path) -> None:
+def test_a_measured_confusion_matrix_is_stored(folders: list[Path], tmp_path: Path) -> None:
     run = RunFolder(shutil.copytree(folders[0], tmp_path / "run"))
     first = confusion.measure(run, trust=OWN)
     shutil.rmtree(run.checkpoint)
     assert confusion.measure(run, trust=OWN) == first == confusion.read(run)
 
 
-def test_of_many_clients_some(
+def test_a_random_part_of_many_clients_is_measured(
     folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunFolder(shutil.copytree(folders[0], tmp_path / "run"))
     (run.path / "confusion.json").unlink(missing_ok=True)
     monkeypatch.setattr(confusion, "MAX_CLIENTS", 2)
-    found = confusion.measure(run, trust=OWN)
-    assert (len(found.clients), found.took_part) == (2, 5)
+    measured = confusion.measure(run, trust=OWN)
+    assert (len(measured.clients), measured.took_part) == (2, 5)
     scores = run.records()[-1].accuracies
-    for client, right, of in zip(found.clients, found.right, found.tested, strict=True):
-        assert scores[client] == right / of
+    for client, right, tested in zip(
+        measured.clients, measured.right, measured.tested, strict=True
+    ):
+        assert scores[client] == right / tested
 
 
 @pytest.mark.parametrize(
@@ -74,7 +82,7 @@ def test_of_many_clients_some(
         ("confusion.json", "delete it"),
     ],
 )
-def test_a_reason_is_given_when_it_cannot_be(
+def test_the_error_gives_the_reason_why_confusion_cannot_be_measured(
     folders: list[Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

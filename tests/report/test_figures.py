@@ -1,4 +1,4 @@
-"""Charts as files."""
+"""Charts are written as files in the format of the suffix."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from fedgh.runs.read import NamedRun
 @pytest.mark.parametrize(
     ("suffix", "begins"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF")]
 )
-def test_the_suffix_says_how(
+def test_the_suffix_chooses_the_format(
     runs: list[NamedRun], tmp_path: Path, suffix: str, begins: bytes
 ) -> None:
     path = tmp_path / f"figure.{suffix}"
@@ -21,6 +21,6 @@ def test_the_suffix_says_how(
     assert path.read_bytes().startswith(begins)
 
 
-def test_another_suffix_is_refused(runs: list[NamedRun], tmp_path: Path) -> None:
+def test_an_unknown_suffix_is_refused(runs: list[NamedRun], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"\.svg, \.png or \.pdf"):
         save(accuracy_over_rounds(runs), tmp_path / "figure.gif")

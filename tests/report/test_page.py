@@ -1,4 +1,4 @@
-"""One file, complete, that nothing in a run folder can break out of."""
+"""A page is one complete file, and text from a run folder cannot become markup or code in it."""
 
 import base64
 import hashlib
@@ -28,7 +28,7 @@ from tests.support.tiny import a_run
 
 
 class Elements(HTMLParser):
-    """The elements of a page, the text of its scripts, and its text otherwise."""
+    """The elements of a page, the text of its scripts, and its other text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def content(*paths: Path) -> dict[str, Any]:
     return run_page(name_runs(paths), confusion.read).content()
 
 
-def test_hostile_names_stay_text(both: Elements, runs: list[NamedRun]) -> None:
+def test_class_names_with_html_are_escaped(both: Elements, runs: list[NamedRun]) -> None:
     assert len(both.scripts) == 4
     charts = json.loads(both.scripts[0])
     assert HOSTILE in both.text  # in the table of mistakes or the labels of clients
@@ -74,17 +74,17 @@ def test_hostile_names_stay_text(both: Elements, runs: list[NamedRun]) -> None:
     assert "<script>alert" not in raw
 
 
-def test_text_is_escaped_wherever_it_stands() -> None:
+def test_text_is_escaped_in_every_part_of_a_page() -> None:
     bad = '<i title="x">&'
     table = Table([bad], [[bad], [Cell(bad, bad)]], bad)
     section = Section("s", bad, bad, [table, Fold(bad, bad), Image("i", bad, bad, b"", 1)])
-    found = Elements(page.html(Page(bad, bad, [section])))
-    assert not any(tag == "i" for tag, _ in found.tags)
-    assert found.text.count(bad) == 13
-    assert [a["alt"] for tag, a in found.tags if tag == "img"] == [bad]
+    elements = Elements(page.html(Page(bad, bad, [section])))
+    assert not any(tag == "i" for tag, _ in elements.tags)
+    assert elements.text.count(bad) == 13
+    assert [a["alt"] for tag, a in elements.tags if tag == "img"] == [bad]
 
 
-def test_the_policy_allows_these_scripts_and_no_network(both: Elements) -> None:
+def test_the_policy_allows_only_the_scripts_of_the_page_and_no_connection(both: Elements) -> None:
     policy = next(a["content"] for _, a in both.tags if a.get("http-equiv"))
     assert policy is not None
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
@@ -96,17 +96,17 @@ def test_the_policy_allows_these_scripts_and_no_network(both: Elements) -> None:
             assert re.match(r"#|data:,$", attributes.get(name) or "#")
 
 
-def test_every_chart_has_a_place_a_caption_and_words(both: Elements) -> None:
+def test_every_chart_has_an_element_a_caption_and_a_description(both: Elements) -> None:
     charts = json.loads(both.scripts[0])
-    places = [a["data-chart"] for _, a in both.tags if "data-chart" in a]
-    assert sorted(charts) == sorted(filter(None, places))
-    assert len(set(places)) == len(places)
-    assert {*places} >= {"accuracy-over-rounds", "means-1", "confusion-2", "samples-1", "bytes"}
+    ids = [a["data-chart"] for _, a in both.tags if "data-chart" in a]
+    assert sorted(charts) == sorted(filter(None, ids))
+    assert len(set(ids)) == len(ids)
+    assert {*ids} >= {"accuracy-over-rounds", "means-1", "confusion-2", "samples-1", "bytes"}
     assert sum(tag == "figcaption" for tag, _ in both.tags) == len(charts)
     assert all(chart["description"] for chart in charts.values())
 
 
-def test_what_differs_is_named_and_what_does_not_is_not(runs: list[NamedRun]) -> None:
+def test_the_table_of_settings_has_only_those_that_differ(runs: list[NamedRun]) -> None:
     sections = {s.id: s for s in run_page(runs, confusion.read).sections}
     table = sections["configuration"].parts[0]
     assert isinstance(table, Table)
@@ -116,7 +116,7 @@ def test_what_differs_is_named_and_what_does_not_is_not(runs: list[NamedRun]) ->
     assert "federation.seed" not in named
 
 
-def test_the_summary_has_the_last_round_and_no_best(runs: list[NamedRun]) -> None:
+def test_the_summary_shows_the_last_round_not_the_best(runs: list[NamedRun]) -> None:
     table = run_page(runs, confusion.read).sections[0].parts[0]
     assert isinstance(table, Table)
     for run, row in zip(runs, table.rows, strict=True):
@@ -134,27 +134,29 @@ def test_the_summary_has_the_last_round_and_no_best(runs: list[NamedRun]) -> Non
             "on all classes": run.rounds[-1].scores["global_accuracy"],
             "rounds to target": summary.rounds_to_target,
             "bytes to target": summary.bytes_to_target,
-            "sent in all": summary.bytes_total,
+            "bytes sent": summary.bytes_total,
             "per client and round": summary.bytes_per_client_round,
             "seconds": summary.seconds,
         }
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 2])
-def test_a_run_that_goes_on_has_a_page(folders: list[Path], tmp_path: Path, rounds: int) -> None:
+def test_an_unfinished_run_has_a_page_with_its_progress(
+    folders: list[Path], tmp_path: Path, rounds: int
+) -> None:
     path = cut(folders[0], tmp_path / "run", rounds)
-    made = content(path)
-    assert ("accuracy-over-rounds" in made["charts"]) == (rounds > 0)
-    assert "samples-1" in made["charts"]
+    shown = content(path)
+    assert ("accuracy-over-rounds" in shown["charts"]) == (rounds > 0)
+    assert "samples-1" in shown["charts"]
     (run,) = name_runs([path])
-    words = f"round {rounds} of 3 is done" if rounds else "no round is complete yet"
-    assert state_of(run) == words
-    assert words in made["main"]
+    progress = f"round {rounds} of 3 is done" if rounds else "no round is complete yet"
+    assert state_of(run) == progress
+    assert progress in shown["main"]
     measured = run_page([run], partial(confusion.measure, trust=OWN)).content()
     assert "has not finished" in measured["main"]
 
 
-def test_failures_are_shown(folders: list[Path], tmp_path: Path) -> None:
+def test_failed_clients_and_rejected_uploads_are_shown(folders: list[Path], tmp_path: Path) -> None:
     path = cut(folders[0], tmp_path / "run", 2)
     assert "rejected" not in content(path)["main"]
     failed, rejected = ([{"client": 4, "reason": f"<i>{word}"}] for word in ("late", "rude"))
@@ -164,32 +166,32 @@ def test_failures_are_shown(folders: list[Path], tmp_path: Path) -> None:
     assert "&lt;i&gt;rude" in main
 
 
-def test_methods_that_send_no_class_means_say_so(runs: list[NamedRun]) -> None:
+def test_the_page_of_a_method_without_class_means_names_that(runs: list[NamedRun]) -> None:
     sections = {s.id: s for s in run_page(runs[1:], confusion.read).sections}
-    assert "standalone: there are none in its folder." in sections["means"].text
+    assert "standalone: its folder has no class means." in sections["means"].text
     assert not sections["means"].parts
     assert "Nothing was sent." in sections["costs"].text
 
 
-def test_a_page_says_why_a_chart_is_missing(folders: list[Path], tmp_path: Path) -> None:
+def test_a_page_shows_the_reason_for_a_missing_chart(folders: list[Path], tmp_path: Path) -> None:
     path = shutil.copytree(folders[0], tmp_path / "run")
     (path / "confusion.json").unlink(missing_ok=True)
     shutil.rmtree(path / "checkpoint")
     file = next((path / "means").iterdir())
     file.write_bytes(b"nonsense")
-    made = run_page(name_runs([path]), partial(confusion.measure, trust=OWN)).content()
-    assert "has no checkpoint/, so its models are missing" in made["main"]
-    assert f"means/{file.name} cannot be read" in made["main"]
+    shown = run_page(name_runs([path]), partial(confusion.measure, trust=OWN)).content()
+    assert "has no checkpoint/, so its models are missing" in shown["main"]
+    assert f"means/{file.name} cannot be read" in shown["main"]
 
     def own_code(_: object) -> None:
         raise ZeroDivisionError("by a <b>user's</b> network")
 
-    made = run_page(name_runs([path]), own_code).content()
-    assert "ZeroDivisionError: by a &lt;b&gt;user" in made["main"]
+    shown = run_page(name_runs([path]), own_code).content()
+    assert "ZeroDivisionError: by a &lt;b&gt;user" in shown["main"]
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "words"),
+    ("file", "text", "message"),
     [
         ("rounds.jsonl", '{"round": 1}\n', "rounds.jsonl is not what a run writes: 0.participants"),
         ("clients.json", "[[]]", "clients.json is not what a run writes"),
@@ -198,15 +200,15 @@ def test_a_page_says_why_a_chart_is_missing(folders: list[Path], tmp_path: Path)
         ("config.toml", "?", "is not valid TOML"),
     ],
 )
-def test_a_damaged_file_is_named(
-    folders: list[Path], tmp_path: Path, file: str, text: str, words: str
+def test_the_error_for_a_damaged_file_names_the_file(
+    folders: list[Path], tmp_path: Path, file: str, text: str, message: str
 ) -> None:
     path = shutil.copytree(folders[0], tmp_path / "run")
-    shutil.rmtree(path / "checkpoint")  # which would find it out first
+    shutil.rmtree(path / "checkpoint")  # its digest would detect the damage first
     (path / file).write_text(text)
     with pytest.raises(RunError) as caught:
         content(path)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -221,7 +223,7 @@ def test_a_damaged_file_is_named(
         {"train_loss": float("nan")},
     ],
 )
-def test_a_record_that_no_run_writes_is_refused(
+def test_a_record_with_invalid_values_is_refused(
     folders: list[Path], tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     path = shutil.copytree(folders[0], tmp_path / "run")
@@ -241,7 +243,7 @@ def test_a_record_that_no_run_writes_is_refused(
         ("means", torch.zeros(2, 3).to(torch.float8_e4m3fn)),
     ],
 )
-def test_class_means_that_no_run_writes_are_not_drawn(
+def test_class_means_with_invalid_tensors_are_not_drawn(
     folders: list[Path], tmp_path: Path, name: str, tensor: torch.Tensor
 ) -> None:
     path = shutil.copytree(folders[0], tmp_path / "run")
@@ -253,21 +255,21 @@ def test_class_means_that_no_run_writes_are_not_drawn(
     assert 'data-chart="means-1"' not in text
 
 
-def test_a_stranger_s_code_is_not_run(
+def test_code_named_in_a_run_of_a_remote_party_is_not_run(
     folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = shutil.copytree(folders[0], tmp_path / "run")
     (path / "confusion.json").unlink(missing_ok=True)
     config = path / "config.toml"
-    config.write_text(config.read_text().replace('name = "fedgh"', 'name = "stranger:Method"'))
-    (tmp_path / "stranger.py").write_text("raise SystemExit('it ran')")
+    config.write_text(config.read_text().replace('name = "fedgh"', 'name = "remote_code:Method"'))
+    (tmp_path / "remote_code.py").write_text("raise SystemExit('it ran')")
     monkeypatch.syspath_prepend(str(tmp_path))
     out = write_page([path], tmp_path / "page.html")
     assert "names a method outside fedgh" in out.read_text()
-    assert "stranger" not in sys.modules
+    assert "remote_code" not in sys.modules
 
 
-def test_runs_are_called_by_what_tells_them_apart(tmp_path: Path) -> None:
+def test_run_labels_are_the_shortest_paths_that_differ(tmp_path: Path) -> None:
     for name in ("a/x/run", "b/x/run"):
         a_run(tmp_path / name)
     one, other = tmp_path / "a/x/run", tmp_path / "b/x/run"

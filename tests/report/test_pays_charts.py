@@ -1,4 +1,4 @@
-"""The numbers in the maps and panels are those of the table."""
+"""The numbers in the charts of gains equal those of the entries."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,17 +19,17 @@ CASES = [
 ]
 
 
-def entry(case: Setting, method: str, lead: float | None, sent: float) -> Entry:
-    """Two seeds whose leads are a point apart; None was not run."""
+def entry(case: Setting, method: str, gain: float | None, sent: float) -> Entry:
+    """An entry of two seeds whose gains differ by one point; without runs if `gain` is None."""
     scores: dict[Where, dict[int, Any]] = {"own": {}, "all": {}}
-    if lead is not None:
-        scores["own"] = {seed: np.full(3, 0.5 + lead + 0.01 * seed) for seed in (0, 1)}
+    if gain is not None:
+        scores["own"] = {seed: np.full(3, 0.5 + gain + 0.01 * seed) for seed in (0, 1)}
         if method == "standalone":
             scores["own"] = {seed: np.full(3, 0.5) for seed in (0, 1)}
-    return Entry(case, method, None, scores, [sent] if lead is not None else [])
+    return Entry(case, method, None, scores, [sent] if gain is not None else [])
 
 
-FOUND = [
+ENTRIES = [
     *(entry(case, "standalone", 0.0, 0) for case in CASES),
     entry(CASES[0], "fedgh", 0.1, 4000.0),
     entry(CASES[0], "fedproto", -0.0052, 0.0),
@@ -43,8 +43,8 @@ def drawn(figures: Sequence[Any], name: str) -> dict[tuple[str, str], dict[str, 
     return {(row["method"], row["title"]): row for row in rows(figure.chart)}
 
 
-def test_cells_print_gain_and_error() -> None:
-    figures = pays_charts.figures("pays", METHODS, FOUND)
+def test_cells_show_gain_and_standard_error() -> None:
+    figures = pays_charts.figures("pays", METHODS, ENTRIES)
     assert [figure.id for figure in figures] == ["pays-own", "pays-bytes"]  # "all": no result
     cells = drawn(figures, "pays-own")
     first = cells["fedgh", CASES[0].title]
@@ -57,7 +57,7 @@ def test_cells_print_gain_and_error() -> None:
 
 
 def test_the_colours_of_both_maps_are_centred_at_zero() -> None:
-    (figure, _) = pays_charts.figures("pays", METHODS, FOUND)
+    (figure, _) = pays_charts.figures("pays", METHODS, ENTRIES)
     maps = [group for each in figure.chart.to_dict()["vconcat"] for group in each["hconcat"]]
     scales = [each["layer"][0]["encoding"]["color"]["scale"] for each in maps]
     assert len(scales) == 2
@@ -66,18 +66,18 @@ def test_the_colours_of_both_maps_are_centred_at_zero() -> None:
         assert scale["domainMid"] == 0
 
 
-def test_what_sends_nothing_is_left_of_what_sends() -> None:
-    dots = drawn(pays_charts.figures("pays", METHODS, FOUND), "pays-bytes")
-    assert {place: dot["x"] for place, dot in dots.items()} == {
+def test_methods_that_send_nothing_are_left_of_all_others() -> None:
+    points = drawn(pays_charts.figures("pays", METHODS, ENTRIES), "pays-bytes")
+    assert {key: point["x"] for key, point in points.items()} == {
         ("fedgh", CASES[0].title): 4000,
         ("fedgh", CASES[1].title): 5000,
         ("fedproto", CASES[0].title): 100,
     }
-    first = dots["fedgh", CASES[0].title]
+    first = points["fedgh", CASES[0].title]
     assert (first["low"], first["high"]) == (pytest.approx(10), pytest.approx(11))
     assert first["panel"] == "A, 50 samples"
 
 
 def test_without_runs_there_is_no_chart() -> None:
-    nothing = [entry(case, method, None, 0.0) for case in CASES for method in METHODS]
-    assert pays_charts.figures("pays", METHODS, nothing) == []
+    without_runs = [entry(case, method, None, 0.0) for case in CASES for method in METHODS]
+    assert pays_charts.figures("pays", METHODS, without_runs) == []

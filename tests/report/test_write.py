@@ -1,4 +1,4 @@
-"""`fedgh report`, and the report at the end of a run, with and without the packages for it."""
+"""`fedgh report` and the report after a run, with and without the packages for reports."""
 
 import shutil
 import subprocess
@@ -29,20 +29,20 @@ def test_report_writes_a_page_and_figures(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["report", str(run), "--figures", "figures", "--format", "pdf"]
-    assert inside(monkeypatch, *words) == 0
+    command = ["report", str(run), "--figures", "figures", "--format", "pdf"]
+    assert inside(monkeypatch, *command) == 0
     assert str(run / "report.html") in capsys.readouterr().out
     assert (run / "report.html").read_text().startswith("<!doctype html>")
-    made = {path.name: path.read_bytes() for path in (tmp_path / "figures").iterdir()}
-    assert {"accuracy-over-rounds.pdf", "confusion-1.pdf", "means-1.pdf"} <= made.keys()
-    assert all(content.startswith(b"%PDF") for content in made.values())
+    figures = {path.name: path.read_bytes() for path in (tmp_path / "figures").iterdir()}
+    assert {"accuracy-over-rounds.pdf", "confusion-1.pdf", "means-1.pdf"} <= figures.keys()
+    assert all(content.startswith(b"%PDF") for content in figures.values())
     assert inside(monkeypatch, "report", *map(str, folders)) == 0
     assert (tmp_path / "report.html").exists()
     assert inside(monkeypatch, "report", str(run), "--out", "own.html") == 0
     assert (tmp_path / "own.html").exists()
 
 
-def test_report_of_what_is_no_run_is_one_line(
+def test_a_report_of_a_folder_without_a_run_fails_with_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert inside(monkeypatch, "report", str(tmp_path)) == 1
@@ -52,7 +52,7 @@ def test_report_of_what_is_no_run_is_one_line(
 
 
 @pytest.mark.parametrize("command", ["report", "watch"])
-def test_without_the_extra_a_line_says_how_to_get_it(
+def test_without_the_extra_the_error_names_the_command_to_install_it(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     without_extras(monkeypatch)
@@ -62,7 +62,7 @@ def test_without_the_extra_a_line_says_how_to_get_it(
     ]
 
 
-def test_a_run_without_the_extra_is_a_run(
+def test_a_run_without_the_extra_succeeds_without_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     without_extras(monkeypatch)
@@ -87,7 +87,7 @@ def test_run_and_resume_end_with_the_report(
 
 
 @pytest.mark.parametrize("problem", [OSError("disk full"), KeyError("?"), KeyboardInterrupt()])
-def test_a_finished_run_is_finished_even_without_its_report(
+def test_a_run_succeeds_if_its_report_cannot_be_written(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -97,12 +97,12 @@ def test_a_finished_run_is_finished_even_without_its_report(
         raise problem
 
     monkeypatch.setattr(write, "write_page", fail)
-    words = ["run", *SET, "--set", "federation.rounds=1", "--out", str(tmp_path / "run")]
-    assert inside(monkeypatch, *words) == 0
+    command = ["run", *SET, "--set", "federation.rounds=1", "--out", str(tmp_path / "run")]
+    assert inside(monkeypatch, *command) == 0
     assert "report     not written" in capsys.readouterr().out
 
 
-def test_help_does_not_wait_for_altair() -> None:
+def test_help_does_not_import_altair() -> None:
     code = (
         "import sys, fedgh.cli\n"
         "sys.argv = ['fedgh', 'report', '--help']\n"

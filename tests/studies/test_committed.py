@@ -26,7 +26,7 @@ def collect_again(budget: BudgetName, name: str, text: str) -> Result:
     assert arguments[2:5] == [name, "--budget", budget]
     options = dict(zip(arguments[3::2], arguments[4::2], strict=True))
     request = Reproduction(name, budget, [int(seed) for seed in options["--seeds"].split(",")])
-    reasons = document.kept_reasons(RESULTS / budget / f"{name}.missing.json")
+    reasons = document.read_reasons(RESULTS / budget / f"{name}.missing.json")
     return collect(request, RESULTS, reasons)
 
 

@@ -98,7 +98,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["newcomer", "run", "--data", "mine.npz", "--network", "mlp", "--rounds", "2"]
     done = CliRunner().invoke(cli.app, [*command, "--out", "late"])
     assert done.exit_code == 0, done.output
-    assert "The others are at" in done.output
+    assert "The other clients have a mean accuracy of" in done.output
     assert "with the header" in done.output
     kept = json.loads((tmp_path / "late" / "newcomer.json").read_text())
     assert len(kept["with_header"]) == 3

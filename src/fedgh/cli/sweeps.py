@@ -124,7 +124,7 @@ def advise(
     quiet: Quiet = False,
 ) -> None:
     """Rehearse methods on your data: show gain and bytes of each, and recommend one."""
-    from fedgh.report.advised import table, words
+    from fedgh.report.advised import table, text
     from fedgh.report.terminal import print_whole, say, sheet
     from fedgh.studies.advice import advise
 
@@ -142,7 +142,7 @@ def advise(
         )
     print_whole(console, sheet(table(advice)))
     print_missing(console, advice.missing)
-    say(console, words(advice))
+    say(console, text(advice))
 
 
 def tune(
@@ -254,7 +254,7 @@ def reproduce(
     reasons_file = folder / f"{study}.missing.json"
 
     def show() -> None:
-        result = collect(request, out, document.kept_reasons(reasons_file))
+        result = collect(request, out, document.read_reasons(reasons_file))
         with console.status("writing tables and charts"):
             files = document.write(result, folder)
         for table in result.sheets:
@@ -268,8 +268,8 @@ def reproduce(
             if not no_run:
                 run_study(request, out, reasons, names, watch_runs(console))
         except KeyboardInterrupt:
-            document.keep_reasons(reasons_file, reasons)
+            document.write_reasons(reasons_file, reasons)
             show()  # the table of the runs that have finished
             raise
-    document.keep_reasons(reasons_file, reasons)
+    document.write_reasons(reasons_file, reasons)
     show()

@@ -1,1 +1,1 @@
-"""How runs look to people."""
+"""Presentation of runs: tables in the terminal, charts, and pages for a browser."""

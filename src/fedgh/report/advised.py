@@ -1,4 +1,4 @@
-"""What a rehearsal says, as a table and in words."""
+"""The advice of a rehearsal as a table and as text."""
 
 from fedgh.formats import human_bytes, percent
 from fedgh.studies.advice import REFERENCE, Advice
@@ -11,10 +11,10 @@ COLUMNS = (
 
 
 def table(advice: Advice) -> Sheet:
-    """The methods side by side; a dash where there is no number."""
+    """Return a table with a row for each method; a missing number is a dash."""
     return Sheet(
         "advice",
-        "What a federation would gain over training alone, in points",
+        "Gain of a federation over training alone, in percentage points",
         COLUMNS,
         [
             [
@@ -30,8 +30,8 @@ def table(advice: Advice) -> Sheet:
     )
 
 
-def words(advice: Advice) -> str:
-    """The recommendation, why, what it does not know, and where the files are."""
+def text(advice: Advice) -> str:
+    """Return the recommendation, its reason, its caveats, and the paths of the files."""
     lines = [
         f"recommended  {advice.recommendation or 'do not federate'}",
         f"why          {advice.reason}",

@@ -8,7 +8,7 @@ from fedgh.audit.result import AttackedUpload, Audit, MembershipResult, Picture,
 from fedgh.errors import RunError
 from fedgh.report import audit_sheets
 from fedgh.report.charts import AnyChart, Rows, wide
-from fedgh.report.page import Figure, Image, Part, Section, of_sheet
+from fedgh.report.page import Figure, Image, Part, Section, sheet_table
 from fedgh.report.png import png
 from fedgh.runs.read import NamedRun
 
@@ -111,10 +111,10 @@ def _parts(audit: Audit, label: str, end: str) -> list[Part]:
             )
             name = f"audit-members-{against.replace(' ', '-')}{end}"
             parts.append(Figure(name, caption, _areas(rows)))
-    parts.append(of_sheet(audit_sheets.overview(audit)))
+    parts.append(sheet_table(audit_sheets.overview(audit)))
     if audit.reconstructed:
-        parts.append(of_sheet(audit_sheets.images(audit)))
-    return [*parts, of_sheet(audit_sheets.members(audit))]
+        parts.append(sheet_table(audit_sheets.images(audit)))
+    return [*parts, sheet_table(audit_sheets.members(audit))]
 
 
 def _image(picture: Picture, name: str, label: str, row_prefix: str) -> Image:

@@ -1,7 +1,7 @@
-"""Charts of runs over time, and of what they cost.
+"""Charts of accuracy and loss over time, and of the costs of runs.
 
-Charts choose no colours: the theme of the page (assets/theme.json) does, light or dark. Text from
-run folders is only ever data, never the name of a field or part of an expression.
+Charts choose no colours: the light or dark theme of the page (assets/theme.json) does. Text from
+run folders is untrusted, so it is only used as data, never as a field name or in an expression.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,20 +17,20 @@ AnyChart = alt.Chart | alt.LayerChart | alt.FacetChart | alt.VConcatChart
 
 HEIGHT = 260
 ROW = 24
-"""Of a bar and the gap below it."""
+"""Height of a bar and the gap below it, in pixels."""
 
 MAX_DOTS = 40
-"""Rounds of a line whose points are marked; more of them run together."""
+"""Rounds up to which the points of a line are marked; more of them would overlap."""
 
 COLOURS = 10
-"""That the theme has for lines."""
+"""Number of line colours in the theme."""
 
 BYTE_UNITS = ("B", "KB", "MB", "GB", "TB")
 PERCENT = ".1%"
 
 
 def accuracy_over_rounds(runs: Sequence[NamedRun]) -> AnyChart:
-    """The mean accuracy of the clients after each evaluated round; a target is a dashed line."""
+    """Return a chart of mean accuracy after each evaluated round; targets are dashed lines."""
     rows = _accuracies(runs)
     lines = _lines(runs, rows, _round_axis(), _percent_axis("accuracy"))
     chart = alt.layer(lines, *_target(runs)) if rows else lines
@@ -38,7 +38,7 @@ def accuracy_over_rounds(runs: Sequence[NamedRun]) -> AnyChart:
 
 
 def mean_over_rounds(groups: Mapping[str, Sequence[NamedRun]]) -> AnyChart:
-    """A line for each group, the mean of its runs, in a band of a standard deviation."""
+    """Return a chart with the mean accuracy of each group, in a band of a standard deviation."""
     rows: Rows = []
     for label, runs in groups.items():
         by_round: dict[int, list[float]] = {}
@@ -46,8 +46,8 @@ def mean_over_rounds(groups: Mapping[str, Sequence[NamedRun]]) -> AnyChart:
             for round in run.evaluated:
                 by_round.setdefault(round.round, []).append(round.accuracy or 0.0)
         for number, scores in by_round.items():
-            mean, spread = fmean(scores), stdev(scores) if len(scores) > 1 else 0.0
-            band = {"low": mean - spread, "high": mean + spread}
+            mean, std = fmean(scores), stdev(scores) if len(scores) > 1 else 0.0
+            band = {"low": mean - std, "high": mean + std}
             rows.append({"run": label, "round": number, "accuracy": mean, **band})
     base = alt.Chart({"values": rows}).encode(x=_round_axis(), color=colour([*groups]))
     lines = base.mark_line(strokeWidth=2).encode(
@@ -60,7 +60,7 @@ def mean_over_rounds(groups: Mapping[str, Sequence[NamedRun]]) -> AnyChart:
 
 
 def accuracy_over_bytes(runs: Sequence[NamedRun]) -> AnyChart:
-    """The same over what has been sent up and down until then."""
+    """Return a chart of mean accuracy over the bytes sent up and down until each round."""
     rows = _accuracies(runs)
     unit, size = byte_unit(max((row["bytes"] for row in rows), default=0))
     for row in rows:
@@ -72,7 +72,7 @@ def accuracy_over_bytes(runs: Sequence[NamedRun]) -> AnyChart:
 
 
 def loss_over_rounds(runs: Sequence[NamedRun]) -> AnyChart:
-    """The mean training loss of each round's participants."""
+    """Return a chart of the mean training loss of each round's participants."""
     rows = [
         {"run": run.label, "round": round.round, "loss": round.train_loss}
         for run in runs
@@ -85,19 +85,19 @@ def loss_over_rounds(runs: Sequence[NamedRun]) -> AnyChart:
 
 
 def bytes_by_direction(runs: Sequence[NamedRun]) -> AnyChart:
-    """What each run has sent: uploads, downloads, and what messages wrap around them."""
+    """Return a chart of the bytes of each run: uploads, downloads, and overhead of messages."""
     sums = {
         run.label: {
             "up": sum(round.bytes_up for round in run.rounds),
             "down": sum(round.bytes_down for round in run.rounds),
-            "wrapping": sum(
+            "overhead": sum(
                 max(0, round.wire_bytes - round.bytes_up - round.bytes_down) for round in run.rounds
             ),
         }
         for run in runs
     }
     unit, size = byte_unit(max((sum(parts.values()) for parts in sums.values()), default=0))
-    kinds = [kind for kind in ("up", "down", "wrapping") if any(s[kind] for s in sums.values())]
+    kinds = [kind for kind in ("up", "down", "overhead") if any(s[kind] for s in sums.values())]
     rows: Rows = [
         {"run": run, "kind": kind, "order": order, "sent": parts[kind] / size, "bytes": parts[kind]}
         for run, parts in sums.items()
@@ -122,7 +122,7 @@ def bytes_by_direction(runs: Sequence[NamedRun]) -> AnyChart:
 
 
 def seconds_by_phase(runs: Sequence[NamedRun]) -> AnyChart:
-    """Where the time went: the phases of the clients, the server, and the clock on the wall."""
+    """Return a chart of the seconds in each phase of the clients, in the server, and in total."""
     rows: Rows = []
     for run in runs:
         sums: dict[str, float] = {}
@@ -152,19 +152,19 @@ def seconds_by_phase(runs: Sequence[NamedRun]) -> AnyChart:
 
 
 def run_colour(runs: Sequence[NamedRun]) -> alt.Color:
-    """A colour for each run, and a legend where there are several."""
+    """Return a colour for each run, with a legend if there are several."""
     return colour(labels(runs))
 
 
 def colour(names: Sequence[str]) -> alt.Color:
-    """A colour for each of these `run`s."""
+    """Return a colour for each of these values of the field `run`."""
     return alt.Color(
         "run:N", title=None, scale=alt.Scale(domain=list(names)), legend=_legend(names)
     )
 
 
 def dashes(names: Sequence[str]) -> alt.StrokeDash:
-    """Lines of another kind for each ten, since colours come again."""
+    """Return another dash pattern for every ten lines, because colours repeat after ten."""
     kinds = [[1, 0], [6, 3], [2, 2]]
     chosen = [kinds[number // COLOURS % len(kinds)] for number in range(len(names))]
     scale = alt.Scale(domain=list(names), range=chosen)
@@ -172,27 +172,27 @@ def dashes(names: Sequence[str]) -> alt.StrokeDash:
 
 
 def _legend(names: Sequence[str]) -> alt.Legend | None:
-    columns = max(1, min(4, 50 // (max(map(len, names)) + 4)))  # as many as half a page has room
+    columns = max(1, min(4, 50 // (max(map(len, names)) + 4)))  # as many as fit into half a page
     legend = alt.Legend(orient="top", columns=columns, labelLimit=300, symbolLimit=0)
     return legend if len(names) > 1 else None
 
 
 def labels(runs: Sequence[NamedRun]) -> list[str]:
-    """What the runs are called, in their order."""
+    """Return the labels of the runs, in order."""
     return [run.label for run in runs]
 
 
 def wide(chart: Any, description: str, height: int = HEIGHT) -> AnyChart:
-    """A chart as wide as its place in the page, with words for those who do not see it."""
+    """Return the chart as wide as its container; screen readers read the description."""
     fit = alt.AutoSizeParams(type="fit-x", contains="padding")
-    made: AnyChart = chart.properties(
+    resized: AnyChart = chart.properties(
         width="container", height=height, autosize=fit, description=description
     )
-    return made
+    return resized
 
 
 def byte_unit(largest: float) -> tuple[str, int]:
-    """The unit in which a number of bytes is read most easily, 1 KB = 1024 B."""
+    """Return the largest unit not above this number of bytes, and its size; 1 KB = 1024 B."""
     power = 0
     while largest >= 1024 and power < len(BYTE_UNITS) - 1:
         largest /= 1024
@@ -240,8 +240,8 @@ def _lines(
             ],
         )
     )
-    made: alt.Chart = lines.add_params(chosen)
-    return made
+    selectable: alt.Chart = lines.add_params(chosen)
+    return selectable
 
 
 def _target(runs: Sequence[NamedRun]) -> list[alt.Chart]:

@@ -1,4 +1,4 @@
-"""Charts of clients and classes: who is how good at what, and who holds what."""
+"""Charts of clients and classes: their accuracies, their samples, and confused classes."""
 
 from collections.abc import Sequence
 from statistics import quantiles
@@ -12,31 +12,45 @@ from fedgh.runs.read import NamedRun
 from fedgh.trained.confusion import Confusion
 
 MAX_ROWS = 60
-"""Clients that are shown one by one; more are shown as distributions."""
+"""Clients up to which each is shown; more are shown as distributions."""
 
 MAX_MAPPED = 200
+"""Clients on a map of clients and classes."""
+
 MAX_CELLS = 10_000
+"""Cells of a map of clients and classes."""
+
 FEW_CLASSES = 12
+"""Classes up to which all names and all numbers of a confusion matrix are shown."""
+
 MANY_CLASSES = 30
+"""Classes up to which an axis has names; more are sorted by accuracy."""
+
 MAX_NAMES = 4
+"""Classes that are listed in the name of a client."""
+
 MAX_MISTAKES = 10
+"""Rows of the table of mistakes."""
 
 
 def accuracy_by_client(runs: Sequence[NamedRun], *, on_all_classes: bool = False) -> AnyChart:
-    """Every client's accuracy after the last evaluated round; with very many, how it is spread."""
+    """Return a chart of every client's accuracy after the last evaluated round.
+
+    With more than `MAX_ROWS` clients it shows the distributions.
+    """
     if max(len(run.clients) for run in runs) > MAX_ROWS:
         return _accuracy_by_network(runs, on_all_classes)
-    alike = same_clients(runs)
+    same = same_clients(runs)
     rows: Rows = []
     for run in runs:
         for client, score in _last_scores(run, on_all_classes):
-            name = client_name(client) if alike else f"client {client.client}"
+            name = client_name(client) if same else f"client {client.client}"
             row = {"run": run.label, "client": client.client, "name": name, "accuracy": score}
             rows.append(row | {"text": f"{100 * score:.1f}%"})
     rows.sort(key=lambda row: int(row["client"]))
     names = list(dict.fromkeys(row["name"] for row in rows))
     base = alt.Chart({"values": rows}).encode(
-        x=_share("accuracy", f"accuracy on {_judged_on(on_all_classes)}"),
+        x=_share("accuracy", f"accuracy on {_test_data(on_all_classes)}"),
         y=alt.Y("name:N", title=None, sort=names, axis=_long_labels()),
         tooltip=[
             alt.Tooltip("run:N"),
@@ -58,12 +72,12 @@ def accuracy_by_client(runs: Sequence[NamedRun], *, on_all_classes: bool = False
             beside.mark_text(align="left", dx=5, style="on-pale"),
         )
     height = len(names) * max(ROW, 8 * len(runs))
-    described = f"Accuracy of every client on {_judged_on(on_all_classes)}."
-    return wide(chart, described, height)
+    description = f"Accuracy of every client on {_test_data(on_all_classes)}."
+    return wide(chart, description, height)
 
 
 def samples_by_class(run: NamedRun) -> AnyChart:
-    """How many samples of which class each client holds; white is none."""
+    """Return a map of each client's number of samples of each class; no cell means none."""
     classes = run.identity.classes
     shown = run.clients[: shown_clients(run)]
     rows: Rows = [
@@ -91,7 +105,7 @@ def samples_by_class(run: NamedRun) -> AnyChart:
 
 
 def shown_clients(run: NamedRun) -> int:
-    """How many clients a map of clients and classes has room for."""
+    """Return the number of clients that fit on a map of clients and classes."""
     room = max(10, MAX_CELLS // max(1, len(run.identity.classes)))
     return min(len(run.clients), MAX_MAPPED, room)
 
@@ -99,7 +113,7 @@ def shown_clients(run: NamedRun) -> int:
 def accuracy_by_class(
     runs: Sequence[NamedRun], measured: dict[str, Confusion], classes: Sequence[str]
 ) -> AnyChart:
-    """How much of each class the models get right; of many classes the worst come first."""
+    """Return a chart of the accuracy on each class; many classes are sorted, the worst first."""
     rows: Rows = []
     for run in runs:
         if run.label in measured:
@@ -131,7 +145,7 @@ def accuracy_by_class(
 
 
 def class_scores(measured: Confusion, classes: Sequence[str]) -> Rows:
-    """Of each tested class the share that is recognised."""
+    """Return the accuracy on each class that has test samples."""
     return [
         {"class": name, "accuracy": row[label] / sum(row), "tested": sum(row)}
         for label, (name, row) in enumerate(zip(classes, measured.counts, strict=True))
@@ -140,7 +154,7 @@ def class_scores(measured: Confusion, classes: Sequence[str]) -> Rows:
 
 
 def confusion_map(measured: Confusion, classes: Sequence[str]) -> AnyChart:
-    """Which class is taken for which, as shares of the true class."""
+    """Return the confusion matrix as a map of shares of the true class."""
     rows: Rows = [
         {
             "true": classes[true],
@@ -155,7 +169,7 @@ def confusion_map(measured: Confusion, classes: Sequence[str]) -> AnyChart:
     ]
     few = len(classes) <= FEW_CLASSES
     base = alt.Chart({"values": rows}).encode(
-        x=_classes("predicted", classes, "taken for"),
+        x=_classes("predicted", classes, "predicted class"),
         y=alt.Y(
             "true:N",
             title="true class",
@@ -179,13 +193,13 @@ def confusion_map(measured: Confusion, classes: Sequence[str]) -> AnyChart:
         dark = base.transform_filter("datum.share > 0.5").mark_text(style="on-strong")
         chart = cells + pale.encode(text="text:N") + dark.encode(text="text:N")
     side = min(520, max(200, 34 * len(classes)))
-    described = "Which class the models take for which."
-    made: AnyChart = chart.properties(width=side, height=side, description=described)
-    return made
+    description = "Confusion matrix: predicted classes of the samples of each true class."
+    sized: AnyChart = chart.properties(width=side, height=side, description=description)
+    return sized
 
 
 def most_confused(measured: Confusion) -> list[tuple[int, int, int, float]]:
-    """(true, predicted, samples, share of the true class) of the most frequent mistakes."""
+    """Return (true, predicted, samples, share of the true class) of the most frequent mistakes."""
     mistakes = [
         (true, predicted, count, count / sum(row))
         for true, row in enumerate(measured.counts)
@@ -196,34 +210,40 @@ def most_confused(measured: Confusion) -> list[tuple[int, int, int, float]]:
 
 
 def same_clients(runs: Sequence[NamedRun]) -> bool:
-    """Whether a number means the same client in all of them."""
+    """Return whether a client's number means the same client in all of these runs."""
     return all(run.clients == runs[0].clients for run in runs)
 
 
 def client_name(client: ClientInfo) -> str:
-    """Number, network, classes: as much as an axis has room for."""
+    """Return number, network and classes of a client, short enough for an axis."""
     names = list(client.classes)
     more = f" … ({len(names)})" if len(names) > MAX_NAMES else ""
     classes = ", ".join(names[:MAX_NAMES]) + more
     return " · ".join(filter(None, (client.called, client.extractor, classes)))
 
 
-def _judged_on(on_all_classes: bool) -> str:
+def _test_data(on_all_classes: bool) -> str:
     return "test data of all classes" if on_all_classes else "the client's own test data"
 
 
 def _accuracy_by_network(runs: Sequence[NamedRun], on_all_classes: bool) -> AnyChart:
-    """Quantiles over the clients of each architecture."""
+    """Return a chart of quantiles of accuracy over the clients with each network."""
     rows: Rows = []
     for run in runs:
         scores: dict[str, list[float]] = {}
         for client, score in _last_scores(run, on_all_classes):
             scores.setdefault(client.extractor, []).append(score)
-        for network, known in scores.items():
-            cuts = quantiles(known, n=20, method="inclusive") if len(known) > 1 else known * 19
+        for network, accuracies in scores.items():
+            cuts = (
+                quantiles(accuracies, n=20, method="inclusive")
+                if len(accuracies) > 1
+                else accuracies * 19
+            )
             names = ("p5", "p25", "median", "p75", "p95")
             values = dict(zip(names, (cuts[0], cuts[4], cuts[9], cuts[14], cuts[18]), strict=True))
-            rows.append({"run": run.label, "network": network, "clients": len(known), **values})
+            rows.append(
+                {"run": run.label, "network": network, "clients": len(accuracies), **values}
+            )
     networks = list(dict.fromkeys(row["network"] for row in rows))
     base = alt.Chart({"values": rows}).encode(
         y=alt.Y("network:N", title=None, sort=networks, axis=_long_labels()),
@@ -237,17 +257,17 @@ def _accuracy_by_network(runs: Sequence[NamedRun], on_all_classes: bool) -> AnyC
     if len(runs) > 1:
         offset = alt.YOffset("run:N", sort=labels(runs))
         base = base.encode(yOffset=offset, color=run_colour(runs))
-    title = f"accuracy on {_judged_on(on_all_classes)}"
+    title = f"accuracy on {_test_data(on_all_classes)}"
     whiskers = base.mark_rule().encode(x=_share("p5", title), x2="p95:Q")
     boxes = base.mark_bar(size=9, opacity=0.6).encode(x=_share("p25", title), x2="p75:Q")
     medians = base.mark_tick(thickness=3, size=14).encode(x=_share("median", title))
     height = len(networks) * max(ROW, 18 * len(runs))
-    described = f"Accuracy on {_judged_on(on_all_classes)}, spread by architecture."
-    return wide(whiskers + boxes + medians, described, height)
+    description = f"Accuracy on {_test_data(on_all_classes)}, spread by architecture."
+    return wide(whiskers + boxes + medians, description, height)
 
 
 def _last_scores(run: NamedRun, on_all_classes: bool) -> list[tuple[ClientInfo, float]]:
-    """The clients that were judged, and how."""
+    """Return each evaluated client with its last accuracy."""
     scores = run.global_accuracies if on_all_classes else run.accuracies
     return [(c, scores[number]) for number, c in enumerate(run.clients) if number in scores]
 

@@ -1,4 +1,4 @@
-"""Who the clients of a run are, as a table: from the words in its folder, running none of them."""
+"""A table of the clients of a run, made from the text in its folder without running any code."""
 
 import math
 
@@ -22,7 +22,7 @@ COLUMNS = (
 
 
 def client_sheet(run: NamedRun) -> Sheet:
-    """A row for each client; what the folder does not say is a dash."""
+    """Return a table with a row for each client; a value missing in the folder is a dash."""
     shown = run.clients[:MAX_CLIENTS]
     sizes = {name: _parameters(run, name) for name in {client.extractor for client in shown}}
     last, scores, global_scores = _last_rounds(run), run.accuracies, run.global_accuracies
@@ -45,7 +45,7 @@ def client_sheet(run: NamedRun) -> Sheet:
 
 
 def _last_rounds(run: NamedRun) -> dict[int, int]:
-    """The last round in which each client took part and did not fail."""
+    """Return the last round in which each client took part and did not fail."""
     last: dict[int, int] = {}
     for round in run.rounds:
         failed = {problem.client for problem in round.failed}
@@ -54,7 +54,10 @@ def _last_rounds(run: NamedRun) -> dict[int, int]:
 
 
 def _parameters(run: NamedRun, name: str) -> int | None:
-    """How many a network has; known of fedgh's own, since others would have to be imported."""
+    """Return a network's number of parameters; None if it is not one of fedgh's networks.
+
+    Other networks would have to be imported, and the folder is untrusted.
+    """
     shape = run.identity.shape
     if not shape or math.prod(shape) <= 0:
         return None

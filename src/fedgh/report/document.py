@@ -1,4 +1,4 @@
-"""A result as files: Markdown to read, CSV to compute with."""
+"""The result of a study as files: Markdown, CSV tables, and a page."""
 
 import json
 from collections.abc import Sequence
@@ -12,7 +12,10 @@ from fedgh.studies.reproduce import Result
 
 
 def write(result: Result, folder: Path) -> list[Path]:
-    """The result as NAME.md, a CSV file for each table, and NAME.html where that can be made."""
+    """Write NAME.md, a CSV file for each table, and NAME.html; return the paths.
+
+    There is no page if the packages for reports are not installed.
+    """
     make_folder(folder)
     name = result.request.name
     text, page = folder / f"{name}.md", folder / f"{name}.html"
@@ -25,7 +28,7 @@ def write(result: Result, folder: Path) -> list[Path]:
 
 
 def _write_page(result: Result, path: Path) -> list[Path] | None:
-    """The page, and its pictures; None where the packages for them are not installed."""
+    """Write the page and its figures; return None if the packages for them are not installed."""
     try:
         need_report()
     except ConfigError:
@@ -37,25 +40,27 @@ def _write_page(result: Result, path: Path) -> list[Path] | None:
     return study.write(result, path, figures)
 
 
-def keep_reasons(path: Path, reasons: dict[str, str]) -> None:
-    """Remember why runs have no result: those that were tried now, and those tried before."""
-    known = {**kept_reasons(path), **reasons}
-    if known:
+def write_reasons(path: Path, reasons: dict[str, str]) -> None:
+    """Write the reasons why runs have no result: these, and those already in the file."""
+    all_reasons = {**read_reasons(path), **reasons}
+    if all_reasons:
         make_folder(path.parent)
-        write_atomic(path, json.dumps(known, indent=2).encode() + b"\n")
+        write_atomic(path, json.dumps(all_reasons, indent=2).encode() + b"\n")
 
 
-def kept_reasons(path: Path) -> dict[str, str]:
-    """Why runs had no result when they were last tried."""
+def read_reasons(path: Path) -> dict[str, str]:
+    """Return the reason, for each run, why it had no result when it was last tried."""
     try:
-        known = json.loads(read_bytes(path, MAX_JSON))
+        content = json.loads(read_bytes(path, MAX_JSON))
     except (OSError, ValueError, RecursionError):
         return {}
-    return {str(name): str(why) for name, why in known.items()} if isinstance(known, dict) else {}
+    if not isinstance(content, dict):
+        return {}
+    return {str(name): str(reason) for name, reason in content.items()}
 
 
 def markdown(result: Result, pictures: Sequence[Path] = ()) -> str:
-    """The whole result, for a reader who has not seen it run."""
+    """Return the complete result as Markdown, for a reader who has not seen it run."""
     parts = [f"# {result.study.title}", result.study.about.strip()]
     parts.append("\n".join(f"- {fact}" for fact in result.provenance()))
     first, *others = result.sheets
@@ -63,7 +68,7 @@ def markdown(result: Result, pictures: Sequence[Path] = ()) -> str:
     parts += [f"![{picture.stem}](figures/{picture.name})" for picture in pictures]
     parts += [f"## {sheet.title}\n\n{sheet.markdown()}".rstrip() for sheet in others]
     if result.reasons:
-        listed = "\n".join(f"- {run}: {why}" for run, why in result.reasons.items())
+        listed = "\n".join(f"- {run}: {reason}" for run, reason in result.reasons.items())
         parts.append(f"## Without a result\n\n{listed}")
     if result.not_run:
         parts.append("## Not run\n\n" + "\n".join(f"- {run}" for run in result.not_run))
@@ -71,9 +76,9 @@ def markdown(result: Result, pictures: Sequence[Path] = ()) -> str:
 
 
 def closing(result: Result, files: Sequence[Path]) -> str:
-    """What a user has to know who has seen the tables."""
+    """Return the lines below the tables: conditions, missing runs, and paths of the files."""
     lines = result.conditions()
-    lines += [f"no result: {run}: {why}" for run, why in result.reasons.items()]
+    lines += [f"no result: {run}: {reason}" for run, reason in result.reasons.items()]
     if result.not_run:
         lines.append(f"not run: {'; '.join(result.not_run)}")
     lines.append("written to " + ", ".join(map(str, files)))

@@ -11,14 +11,17 @@ from fedgh.report.page import Page
 from fedgh.report.vega import themes
 
 WIDTH = 640
-"""Of a chart that is as wide as the page it is on."""
+"""Pixels of a chart that fills its container on a page."""
 
 PADDING = 40
-"""Around a chart: the text of an .svg is drawn in its reader's font, which may be a wider one."""
+"""Pixels around a chart, because the font in which an .svg is displayed may be wider."""
 
 
 def save(chart: AnyChart, path: Path) -> None:
-    """Draw a chart on white into a file whose suffix says how: .svg, .png or .pdf."""
+    """Write a chart on white into a file; the suffix chooses the format: .svg, .png or .pdf.
+
+    Raise ConfigError for another suffix.
+    """
     spec = chart.to_dict()
     if spec.get("width") == "container":
         spec["width"] = WIDTH
@@ -30,14 +33,14 @@ def save(chart: AnyChart, path: Path) -> None:
     elif path.suffix == ".pdf":
         content = vl_convert.vegalite_to_pdf(spec, config=theme)
     else:
-        raise ConfigError(f"{path}: a figure is a .svg, .png or .pdf")
+        raise ConfigError(f"{path}: unknown figure format; use .svg, .png or .pdf")
     write_atomic(path, content)
 
 
 def save_all(page: Page, folder: Path, kind: str) -> list[Path]:
-    """Every chart of a page in a file of its own, called by its id; `kind` is svg, png or pdf.
+    """Write every chart of a page into a file named by its id; `kind` is svg, png or pdf.
 
-    Pictures made of pixels are always .png.
+    Images made of pixels are always .png. Return the paths.
     """
     make_folder(folder)
     paths = []

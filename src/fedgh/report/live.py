@@ -1,7 +1,7 @@
-"""The page of a run while it goes on: a small server for browsers on this machine alone.
+"""`fedgh watch`: the page of a run in progress, served to browsers on this machine only.
 
-It answers GET for two fixed paths, and only to those who call it by its own name: a page from
-elsewhere whose name was made to point here does not.
+The server answers GET for two fixed paths, and only if the Host header is its own address. This
+blocks pages of other sites whose name was made to resolve to this machine (DNS rebinding).
 """
 
 import hashlib
@@ -26,7 +26,7 @@ WATCHED = (
     "audit.json",
     "means/*.safetensors",
 )
-"""What a page is made from; while none of it changes, the page does not."""
+"""Files from which a page is made; the page is made again only when one of them changes."""
 
 
 class LivePage:
@@ -35,22 +35,22 @@ class LivePage:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._seen: list[tuple[str, int, int]] | None = None
+        self._files: list[tuple[str, int, int]] | None = None
         self._content = b""
         self._version = ""
 
     def content(self) -> tuple[bytes, str]:
-        """What the page's script shows, as JSON, and a version that changes with it."""
+        """Return the content that the page's script shows, as JSON, and its version."""
         with self._lock:
-            seen = self._look()
-            if seen != self._seen:
+            files = self._file_versions()
+            if files != self._files:
                 self._content = json.dumps(self._make(), allow_nan=False).encode()
                 self._version = f'"{hashlib.sha256(self._content).hexdigest()[:32]}"'
-                self._seen = seen
+                self._files = files
             return self._content, self._version
 
     def html(self) -> bytes:
-        """The frame, which then asks for the content."""
+        """Return the page without content; its script then requests the content."""
         frame = {"title": "fedgh", "main": "", "charts": {}}
         return fill(frame, connect="'self'", live=True).encode()
 
@@ -59,25 +59,25 @@ class LivePage:
             (run,) = name_runs([self._path])
             return {**run_page([run], read).content(), "status": f"{run.label}: {state_of(run)}"}
         except Exception as error:
-            # Somebody may be writing or have damaged it; it is looked at again when it changes.
-            words = str(error) if isinstance(error, FedghError) else one_line(error)
-            page = Page("fedgh", words, [])
+            # A file may be incomplete or damaged; the folder is read again when it changes.
+            message = str(error) if isinstance(error, FedghError) else one_line(error)
+            page = Page("fedgh", message, [])
             return {**page.content(), "status": "This run cannot be read."}
 
-    def _look(self) -> list[tuple[str, int, int]]:
+    def _file_versions(self) -> list[tuple[str, int, int]]:
         files = sorted(file for pattern in WATCHED for file in self._path.glob(pattern))
-        seen = []
+        versions = []
         for file in files:
             try:
                 status = file.stat()
-            except FileNotFoundError:  # it has just been replaced or forgotten
+            except FileNotFoundError:  # it was deleted after the listing
                 continue
-            seen.append((file.name, status.st_mtime_ns, status.st_size))
-        return seen
+            versions.append((file.name, status.st_mtime_ns, status.st_size))
+        return versions
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Serves one live page on this machine."""
+    """A server of one live page on this machine."""
 
     daemon_threads = True
 
@@ -92,11 +92,11 @@ class LiveServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where a browser finds it."""
+        """The address of the page."""
         return f"http://{ADDRESS}:{self.server_port}/"
 
     def names(self) -> set[str]:
-        """What a browser may call it."""
+        """Return the accepted values of the Host header."""
         return {f"{name}:{self.server_port}" for name in (ADDRESS, "localhost")}
 
 
@@ -105,9 +105,9 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 10  # seconds for a request to arrive
 
     def do_GET(self) -> None:
-        """Answer for the page, its content, or not at all."""
+        """Send the page or its content; any other path or host is an error."""
         if self.headers.get("Host") not in self.server.names():
-            self._answer(403, b"this server is for this machine alone\n", "text/plain")
+            self._answer(403, b"this server only serves this machine\n", "text/plain")
         elif self.path == "/":
             self._answer(200, self.server.page.html(), "text/html")
         elif self.path == "/content":
@@ -117,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._answer(200, content, "application/json", version)
         else:
-            self._answer(404, b"there is nothing here\n", "text/plain")
+            self._answer(404, b"not found\n", "text/plain")
 
     def _answer(self, status: int, body: bytes, kind: str, version: str | None = None) -> None:
         self.send_response(status)
@@ -136,4 +136,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing of requests."""
+        """Log no requests."""

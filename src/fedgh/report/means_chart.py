@@ -1,4 +1,4 @@
-"""Where the class means lie that clients send: a plane through them, at a few rounds."""
+"""A chart of the class means that clients send, projected to a plane, at a few rounds."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from fedgh.runs.read import NamedRun
 
 MAX_PANELS = 4
 MAX_POINTS = 800
-"""Means shown in a panel; more of them cover one another."""
+"""Class means in a panel; more of them would hide one another."""
 
 PAIRS = wire.Dim("pairs", MAX_PAIRS)
 SPEC = {
@@ -30,45 +30,48 @@ SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"
 
 @dataclass(frozen=True)
 class Projection:
-    """The class means of some rounds on the plane that shows most of the spread over all rounds."""
+    """The class means of some rounds, projected to the two principal components of all rounds."""
 
     rows: Rows
-    explained: float  # the share of the variance that the plane shows
-    left_out: int  # means that did not fit into the busiest panel
+    explained: float  # the share of the variance in the plane
+    left_out: int  # points that were omitted from the panel with the most points
 
 
 def project(run: NamedRun) -> Projection | None:
-    """Principal components of all class means that were kept; None when there are none."""
+    """Project the class means in the run folder to their principal components.
+
+    Return None if the folder has none. Raise RunError if they are not valid.
+    """
     try:
-        kept = {round: _checked(means, run) for round, means in run.folder.means().items()}
+        by_round = {round: _checked(means, run) for round, means in run.folder.means().items()}
     except WireError as error:
         raise RunError(f"{run.folder.path / 'means'} cannot be read ({error})") from None
-    if not kept:
+    if not by_round:
         return None
-    widths = {means["means"].shape[1] for means in kept.values()}
-    if len(widths) > 1:
-        raise RunError(f"{run.folder.path / 'means'} holds means of different widths")
-    plane, centre, explained = best_plane(torch.cat([means["means"] for means in kept.values()]))
+    all_means = [means["means"] for means in by_round.values()]
+    if len({means.shape[1] for means in all_means}) > 1:
+        raise RunError(f"{run.folder.path / 'means'} holds class means of different widths")
+    plane, centre, explained = best_plane(torch.cat(all_means))
     rows: Rows = []
-    most = 0
-    for round in _spread_out(list(kept)):
-        means = kept[round]
-        most = max(most, len(means["means"]))
-        some = torch.linspace(0, len(means["means"]) - 1, MAX_POINTS).round().long().unique()
-        places = (means["means"][some].double() - centre) @ plane
-        labels = zip(means["clients"][some].tolist(), means["classes"][some].tolist(), strict=True)
-        for (client, label), (x, y) in zip(labels, places.tolist(), strict=True):
+    max_points = 0
+    for round in _spread_out(list(by_round)):
+        means = by_round[round]
+        max_points = max(max_points, len(means["means"]))
+        shown = torch.linspace(0, len(means["means"]) - 1, MAX_POINTS).round().long().unique()
+        points = (means["means"][shown].double() - centre) @ plane
+        pairs = zip(means["clients"][shown].tolist(), means["classes"][shown].tolist(), strict=True)
+        for (client, label), (x, y) in zip(pairs, points.tolist(), strict=True):
             name = run.identity.classes[label]
             rows.append({"round": round, "client": client, "class": name, "x": x, "y": y})
-    return Projection(rows, explained, max(0, most - MAX_POINTS))
+    return Projection(rows, explained, max(0, max_points - MAX_POINTS))
 
 
 def means_chart(run: NamedRun, projection: Projection) -> alt.FacetChart:
-    """One panel for each round, all on the same plane and the same scale."""
+    """Return a panel for each round, all with the same plane and the same scale."""
     classes = run.identity.classes
     few = len(classes) <= MAX_IN_LEGEND
     legend = alt.Legend(orient="right", symbolLimit=0, labelLimit=120) if few else None
-    near = alt.selection_point(fields=["class"], on="pointerover", clear="pointerout")
+    hovered = alt.selection_point(fields=["class"], on="pointerover", clear="pointerout")
     axis = alt.Axis(labels=False, ticks=False, title=None, domain=False, tickCount=4)
     shapes = [SHAPES[label % len(SHAPES)] for label in range(len(classes))]
     points = (
@@ -81,10 +84,10 @@ def means_chart(run: NamedRun, projection: Projection) -> alt.FacetChart:
             shape=alt.Shape(
                 "class:N", scale=alt.Scale(domain=classes, range=shapes), legend=legend
             ),
-            opacity=alt.condition(near, alt.value(0.85), alt.value(0.12)),
+            opacity=alt.condition(hovered, alt.value(0.85), alt.value(0.12)),
             tooltip=["class:N", "client:Q", "round:Q"],
         )
-        .add_params(near)
+        .add_params(hovered)
         .properties(width=270, height=230)
     )
     header = alt.Header(labelExpr="'round ' + datum.value")
@@ -97,7 +100,7 @@ def means_chart(run: NamedRun, projection: Projection) -> alt.FacetChart:
 
 
 def _checked(means: Payload, run: NamedRun) -> Payload:
-    """Refuse what `core.means` would not have written."""
+    """Return the class means; raise WireError if fedgh could not have written them."""
     wire.check(means, SPEC)
     labels, classes = means["classes"], len(run.identity.classes)
     if not len(labels):
@@ -108,14 +111,14 @@ def _checked(means: Payload, run: NamedRun) -> Payload:
 
 
 def best_plane(means: Tensor) -> tuple[Tensor, Tensor, float]:
-    """The two directions of largest variance [width, 2], the mean, the share they explain."""
+    """Return the two principal components [width, 2], the mean, and the variance they explain."""
     means = means.double()
     centre = means.mean(0)
-    with one_thread():  # on a busy machine several wait for one another
-        spread = (means - centre).T @ (means - centre)
-        values, directions = torch.linalg.eigh(spread)  # ascending
+    with one_thread():  # on a busy machine several threads would wait for one another
+        scatter = (means - centre).T @ (means - centre)
+        values, directions = torch.linalg.eigh(scatter)  # ascending
     plane = directions[:, -2:].flip(1)
-    # A direction and its opposite serve equally well: choose one, so that pages are repeatable.
+    # The sign of an eigenvector is arbitrary: choose one, so that pages are repeatable.
     plane = plane * plane.gather(0, plane.abs().argmax(0, keepdim=True)).sign()
     if plane.shape[1] < 2:  # a representation of a single number
         plane = torch.cat([plane, torch.zeros_like(plane)], dim=1)
@@ -124,6 +127,6 @@ def best_plane(means: Tensor) -> tuple[Tensor, Tensor, float]:
 
 
 def _spread_out(rounds: list[int]) -> list[int]:
-    """The first, the last, and what lies evenly between."""
-    places = torch.linspace(0, len(rounds) - 1, min(MAX_PANELS, len(rounds))).round().long()
-    return [rounds[place] for place in places.unique().tolist()]
+    """Return at most `MAX_PANELS` of these rounds, evenly spaced from the first to the last."""
+    positions = torch.linspace(0, len(rounds) - 1, min(MAX_PANELS, len(rounds))).round().long()
+    return [rounds[position] for position in positions.unique().tolist()]

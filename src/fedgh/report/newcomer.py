@@ -1,4 +1,4 @@
-"""How a newcomer did, in words and as a table."""
+"""The accuracy of a newcomer as a table and as text."""
 
 from fedgh.formats import percent
 from fedgh.tables import Column, Sheet
@@ -7,28 +7,30 @@ from fedgh.trained.newcomer import NewcomerResult
 COLUMNS = (Column("epochs", digits=0), Column("with the header"), Column("without"))
 
 
-def curve(joined: NewcomerResult) -> Sheet:
-    """Accuracy after every round of the newcomer."""
-    curves = zip(joined.with_header, joined.without_header, strict=True)
+def curve(result: NewcomerResult) -> Sheet:
+    """Return a table of the newcomer's accuracy after each of its rounds."""
+    curves = zip(result.with_header, result.without_header, strict=True)
     return Sheet(
         "join",
-        "The newcomer on its own test data",
+        "Accuracy of the newcomer on its own test data",
         COLUMNS,
         [
-            [number * joined.epochs_per_round, percent(a), percent(b)]
-            for number, (a, b) in enumerate(curves)
+            [number * result.epochs_per_round, percent(with_header), percent(without_header)]
+            for number, (with_header, without_header) in enumerate(curves)
         ],
     )
 
 
-def verdict(joined: NewcomerResult) -> str:
-    """How soon it has reached the others."""
+def verdict(result: NewcomerResult) -> str:
+    """Return a sentence about how soon the newcomer reaches the accuracy of the other clients."""
     return (
-        f"The others are at {percent(joined.others)}, each on its own test data. The newcomer "
-        f"is there after {_epochs(joined.epochs_with)} with the global header, "
-        f"{_epochs(joined.epochs_without)} without."
+        f"The other clients have a mean accuracy of {percent(result.others)}, each on its own test "
+        f"data. With the global header, the newcomer {_epochs(result.epochs_with)}; without it, "
+        f"the newcomer {_epochs(result.epochs_without)}."
     )
 
 
 def _epochs(number: int | None) -> str:
-    return "no number of epochs tried" if number is None else f"{number} epochs"
+    if number is None:
+        return "does not reach it in the epochs tried"
+    return f"reaches it after {number} epochs"

@@ -1,7 +1,7 @@
-"""A page from sections of text, charts and tables: one file that needs nothing else.
+"""A page made of sections of text, charts and tables: one HTML file that needs no other file.
 
 Every string in a section is plain text and is escaped here. Scripts run only if their hash is in
-the page's policy, which also forbids the network.
+the page's content security policy, which also forbids connections.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from fedgh.tables import Sheet
 
 @dataclass(frozen=True)
 class Cell:
-    """A value that is sorted by something else than what is shown."""
+    """A table cell: the text that is shown, and the value by which rows are sorted."""
 
     text: str
     value: float | str | None
@@ -33,7 +33,7 @@ Value = Cell | str | int | float | None
 
 @dataclass(frozen=True)
 class Table:
-    """Rows that a reader may sort by any column."""
+    """A table that the reader can sort by any column."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[Value]]
@@ -47,23 +47,23 @@ class Figure:
     id: str
     caption: str
     chart: AnyChart
-    whole_width: bool = False  # else beside the next one, where there is room
+    whole_width: bool = False  # otherwise two figures may share the width of the page
 
 
 @dataclass(frozen=True)
 class Image:
-    """A PNG file with its caption, and words for those who do not see it; `id` as of a figure."""
+    """A PNG file with its caption; `id` has the same form as that of a figure."""
 
     id: str
     caption: str
-    words: str
+    alt_text: str  # read by screen readers
     png: bytes
     width: int  # pixels on the page
 
 
 @dataclass(frozen=True)
 class Fold:
-    """Text as it is, shown when asked for."""
+    """Preformatted text that the reader can unfold."""
 
     summary: str
     text: str
@@ -74,7 +74,7 @@ Part = Figure | Image | Table | Fold
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands below it."""
+    """A heading, a text, and the parts below it."""
 
     id: str
     heading: str
@@ -84,24 +84,24 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A title, a sentence that says it all, and the rest."""
+    """A title, a summary in one sentence, and sections."""
 
     title: str
     lead: str
     sections: Sequence[Section]
 
     def figures(self) -> Iterator[Figure]:
-        """All its charts, in order."""
+        """Yield all charts, in order."""
         for section in self.sections:
             yield from (part for part in section.parts if isinstance(part, Figure))
 
     def images(self) -> Iterator[Image]:
-        """All its pictures, in order."""
+        """Yield all images, in order."""
         for section in self.sections:
             yield from (part for part in section.parts if isinstance(part, Image))
 
     def content(self) -> dict[str, Any]:
-        """What the page's script shows: HTML, and the specification of every chart in it."""
+        """Return the content that the page's script shows: HTML and chart specifications."""
         return {
             "title": self.title,
             "main": _main(self),
@@ -109,8 +109,8 @@ class Page:
         }
 
 
-def of_sheet(sheet: Sheet) -> Table:
-    """A table of results."""
+def sheet_table(sheet: Sheet) -> Table:
+    """Return a sheet as a table of a page."""
     rows = [
         [Cell(column.show(cell), cell) for column, cell in zip(sheet.columns, row, strict=True)]
         for row in sheet.rows
@@ -119,17 +119,17 @@ def of_sheet(sheet: Sheet) -> Table:
 
 
 def write(page: Page, path: Path) -> None:
-    """Write a page into a file, complete or not at all."""
+    """Write a page into a file, atomically."""
     write_atomic(path, html(page).encode())
 
 
 def html(page: Page) -> str:
-    """One HTML file that opens offline."""
+    """Return the page as HTML that opens offline."""
     return fill(page.content(), connect="'none'")
 
 
 def fill(content: dict[str, Any], connect: str, live: bool = False) -> str:
-    """The frame of the page around some content; it may connect to what `connect` allows."""
+    """Return the HTML page around this content; `connect` lists the allowed connections."""
     scripts = [javascript(), asset("page.js")]
     hashes = " ".join(f"'sha256-{_hash(script)}'" for script in scripts)
     return Template(asset("page.html")).substitute(
@@ -177,7 +177,7 @@ def _part(part: Part) -> str:
     if isinstance(part, Image):
         source = f"data:image/png;base64,{b64encode(part.png).decode()}"
         return (
-            f'<figure class=whole><img alt="{escape(part.words)}" width={part.width} '
+            f'<figure class=whole><img alt="{escape(part.alt_text)}" width={part.width} '
             f'src="{source}"><figcaption>{escape(part.caption)}</figcaption></figure>'
         )
     kind = " class=whole" if part.whole_width else ""
@@ -208,7 +208,7 @@ def _cell(value: Value) -> str:
 
 
 def _embedded(value: object) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """Return JSON that cannot end the script element in which it is embedded."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))  # ASCII: \u2028 is escaped
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

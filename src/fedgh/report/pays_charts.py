@@ -1,4 +1,4 @@
-"""Charts of when federating pays: the gain over training alone, and what was sent for it."""
+"""Charts of studies on when federating pays: gains over training alone, and bytes sent."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,58 +13,67 @@ from fedgh.tables import Column
 
 CELL_WIDTH, CELL_HEIGHT = 58, 34
 STRONG = 0.72
-"""The share of the largest gain from which on a cell has a strong colour."""
+"""The share of the largest gain above which a cell is so dark that its text must be light."""
 
 PANEL = 190
+"""Pixels per side of a panel."""
+
 POINTS = Column("", digits=1, signed=True)
 
 
-def figures(name: str, methods: Sequence[str], found: Sequence[Entry]) -> list[Figure]:
-    """A map of gains on the own data, one over all classes, and gains against bytes.
+def figures(name: str, methods: Sequence[str], entries: Sequence[Entry]) -> list[Figure]:
+    """Return maps of gains on the clients' own data and on all classes, and gains over bytes.
 
-    `name` begins the ids; rows and colours have the order of `methods`.
+    `name` is the prefix of the ids; rows and colours are in the order of `methods`.
     """
-    words: dict[Where, str] = {"own": "on the clients' own test data", "all": "over all classes"}
-    made = []
-    for where, what in words.items():
-        rows = _cells(found, where)
+    test_data: dict[Where, str] = {
+        "own": "on the clients' own test data",
+        "all": "on test data of all classes",
+    }
+    figures = []
+    for where, which in test_data.items():
+        rows = _cells(entries, where)
         if any("gain" in row for row in rows):
-            caption = f"Gain over training alone {what}, in points ± its standard error; in the "
-            caption += "first row the accuracy of training alone. A dash: no result."
-            chart = _map(rows, methods, f"Gain over training alone {what}.")
-            made.append(Figure(f"{name}-{where}", caption, chart, whole_width=True))
-    if dots := _dots(found):
-        caption = "Gain over training alone on the own test data against what a client sends and "
-        caption += "receives over the whole run; at the left edge what sends nothing. Lines are a "
-        caption += "standard error long on either side."
-        panels = _against_bytes(dots, methods)
-        made.append(Figure(f"{name}-bytes", caption, panels, whole_width=True))
-    return made
+            caption = (
+                f"Gain over training alone {which}, in percentage points ± its standard error; the "
+                "first row is the accuracy of training alone. A dash means no result."
+            )
+            chart = _map(rows, methods, f"Gain over training alone {which}.")
+            figures.append(Figure(f"{name}-{where}", caption, chart, whole_width=True))
+    if points := _points(entries):
+        caption = (
+            "Gain over training alone on the clients' own test data, over the bytes that a client "
+            "sends and receives in the whole run. Methods at the left edge send nothing. Vertical "
+            "lines extend one standard error up and down."
+        )
+        panels = _over_bytes(points, methods)
+        figures.append(Figure(f"{name}-bytes", caption, panels, whole_width=True))
+    return figures
 
 
-def _map(rows: Rows, methods: Sequence[str], described: str) -> alt.VConcatChart:
-    """A map for each data set below one another: methods down, settings across in their groups."""
+def _map(rows: Rows, methods: Sequence[str], description: str) -> alt.VConcatChart:
+    """Return a map for each data set: a row for each method, a column for each setting."""
     largest = max(1.0, *(abs(row["gain"]) for row in rows if "gain" in row))
-    shown = _once(rows, "method")
+    shown = _unique(rows, "method")
     order = [method for method in methods if method in shown]
     maps = []
-    for data in _once(rows, "data"):
-        here = [row for row in rows if row["data"] == data]
+    for data in _unique(rows, "data"):
+        of_data = [row for row in rows if row["data"] == data]
         groups = [
-            _cells_of([row for row in here if row["group"] == group], group, order, largest)
-            for group in _once(here, "group")
+            _group_map([row for row in of_data if row["group"] == group], group, order, largest)
+            for group in _unique(of_data, "group")
         ]
         first, *others = groups
-        bare = [group.encode(y=_method_axis(order, labels=False)) for group in others]
+        unlabelled = [group.encode(y=_method_axis(order, labels=False)) for group in others]
         title = alt.TitleParams(data, anchor="middle")
-        maps.append(alt.hconcat(first, *bare, spacing=14, title=title))
-    chart: alt.VConcatChart = alt.vconcat(*maps, spacing=28).properties(description=described)
+        maps.append(alt.hconcat(first, *unlabelled, spacing=14, title=title))
+    chart: alt.VConcatChart = alt.vconcat(*maps, spacing=28).properties(description=description)
     return chart
 
 
-def _cells_of(rows: Rows, group: str, methods: Sequence[str], largest: float) -> alt.LayerChart:
-    """The settings of one group."""
-    settings = _once(rows, "setting")
+def _group_map(rows: Rows, group: str, methods: Sequence[str], largest: float) -> alt.LayerChart:
+    """Return the map of the settings of one group."""
+    settings = _unique(rows, "setting")
     base = alt.Chart().encode(
         x=alt.X(
             "setting:N",
@@ -113,15 +122,16 @@ def _method_axis(methods: Sequence[str], labels: bool) -> alt.Y:
     return alt.Y("method:N", title=None, scale=alt.Scale(domain=list(methods)), axis=axis)
 
 
-def _against_bytes(rows: Rows, methods: Sequence[str]) -> alt.FacetChart:
-    """A panel for each data set and number of samples."""
+def _over_bytes(rows: Rows, methods: Sequence[str]) -> alt.FacetChart:
+    """Return gains over bytes, in a panel for each data set and number of samples."""
     sent = [row["sent"] for row in rows if row["sent"]]
-    edge = 10.0 ** (len(str(int(min(sent, default=10)))) - 2)  # a power of ten left of all others
+    # A logarithmic axis has no 0: methods that send nothing are at a power of ten below all others.
+    edge = 10.0 ** (len(str(int(min(sent, default=10)))) - 2)
     ticks = [edge * 100**step for step in range(8)]
     for row in rows:
         row["x"] = row["sent"] or edge
-    shown, settings = _once(rows, "method"), _once(rows, "setting")
-    panels = [_panel(data, setting) for data in _once(rows, "data") for setting in settings]
+    shown, settings = _unique(rows, "method"), _unique(rows, "setting")
+    panels = [_panel(data, setting) for data in _unique(rows, "data") for setting in settings]
     base = alt.Chart().encode(
         x=alt.X(
             "x:Q",
@@ -145,15 +155,15 @@ def _against_bytes(rows: Rows, methods: Sequence[str]) -> alt.FacetChart:
         shape=alt.Shape(
             "group:N",
             title=None,
-            scale=alt.Scale(domain=_once(rows, "group")),
+            scale=alt.Scale(domain=_unique(rows, "group")),
             legend=alt.Legend(orient="bottom", columns=4),
         ),
         tooltip=["method:N", "title:N", "text:N", "error:N", "over:N", "sent:Q"],
     )
-    spreads = base.mark_rule().encode(y="low:Q", y2="high:Q")
+    errors = base.mark_rule().encode(y="low:Q", y2="high:Q")
     zero = alt.Chart().mark_rule(strokeDash=[4, 4], opacity=0.6).encode(y=alt.datum(0))
     chart: alt.FacetChart = (
-        alt.layer(zero, spreads, points, data={"values": rows})
+        alt.layer(zero, errors, points, data={"values": rows})
         .properties(width=PANEL, height=PANEL)
         .facet(
             facet=alt.Facet("panel:N", title=None, sort=panels),
@@ -164,13 +174,13 @@ def _against_bytes(rows: Rows, methods: Sequence[str]) -> alt.FacetChart:
     return chart
 
 
-def _cells(found: Sequence[Entry], where: Where) -> Rows:
-    """What the cells of a map print: a gain, the accuracy of training alone, or a dash."""
+def _cells(entries: Sequence[Entry], where: Where) -> Rows:
+    """Return the cells of a map: a gain, the accuracy of training alone, or a dash."""
     rows: Rows = []
-    for entry, gain in gains(found, where):
+    for entry, gain in gains(entries, where):
         row: dict[str, Any] = {
             "method": entry.method,
-            **_place(entry.setting),
+            **_title_parts(entry.setting),
             "error": "",
             "over": "",
         }
@@ -187,28 +197,28 @@ def _cells(found: Sequence[Entry], where: Where) -> Rows:
     return rows
 
 
-def _dots(found: Sequence[Entry]) -> Rows:
+def _points(entries: Sequence[Entry]) -> Rows:
     rows: Rows = []
-    cells = _cells(found, "own")
-    for (entry, gain), row in zip(gains(found, "own"), cells, strict=True):
+    cells = _cells(entries, "own")
+    for (entry, gain), row in zip(gains(entries, "own"), cells, strict=True):
         if gain is not None:
-            spread = 100 * (gain.error or 0.0)
-            ends = {"low": row["gain"] - spread, "high": row["gain"] + spread}
-            rows.append({**row, **ends, "sent": entry.sent})
+            error = 100 * (gain.error or 0.0)
+            interval = {"low": row["gain"] - error, "high": row["gain"] + error}
+            rows.append({**row, **interval, "sent": entry.sent})
     return rows
 
 
-def _place(case: Setting) -> dict[str, str]:
-    """Data, group and setting: the parts of a title."""
+def _title_parts(case: Setting) -> dict[str, str]:
+    """Return the parts of a setting's title (data, group and setting), and its panel."""
     data, group, setting = case.title.split(", ", 2)
-    place = {"data": data, "group": group, "setting": setting}
-    return {"title": case.title, **place, "panel": _panel(data, setting)}
+    parts = {"data": data, "group": group, "setting": setting}
+    return {"title": case.title, **parts, "panel": _panel(data, setting)}
 
 
 def _panel(data: str, setting: str) -> str:
     return f"{data}, {setting}"
 
 
-def _once(rows: Rows, field: str) -> list[str]:
-    """The values of a field in their order."""
+def _unique(rows: Rows, field: str) -> list[str]:
+    """Return the distinct values of a field, in order of first appearance."""
     return list(dict.fromkeys(row[field] for row in rows))

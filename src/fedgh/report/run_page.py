@@ -1,4 +1,4 @@
-"""The page about one run or several: what they are, what came out, what it cost, where it fails."""
+"""The page about one run or several: their results, problems, costs, data and configurations."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -19,11 +19,14 @@ from fedgh.trained.confusion import MAX_CLIENTS, Confusion
 MAX_PROBLEMS = 200
 
 Measure = Callable[[RunFolder], Confusion | None]
-"""From a run to its confusion; None, or a FedghError that says why there is none."""
+"""Function of a run folder that returns its confusion matrix, or None if it is not measured yet.
+
+It raises FedghError with the reason if the matrix cannot be measured.
+"""
 
 
 def run_page(runs: Sequence[NamedRun], measure: Measure) -> Page:
-    """Everything about these runs; `measure` finds out what their models confuse."""
+    """Return the page about these runs; `measure` returns their confusion matrices."""
     title = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
     sections = [
         _summary(runs),
@@ -42,7 +45,7 @@ def run_page(runs: Sequence[NamedRun], measure: Measure) -> Page:
 
 
 def state_of(run: NamedRun) -> str:
-    """How far a run has come, in a few words."""
+    """Return the progress of a run as text."""
     done, planned = len(run.rounds), run.settings.federation.rounds
     if run.finished:
         return f"finished after round {done}"
@@ -51,27 +54,31 @@ def state_of(run: NamedRun) -> str:
 
 def _lead(runs: Sequence[NamedRun]) -> str:
     if len(runs) > 1:
-        open_ones = sum(not run.finished for run in runs)
-        unfinished = f" {open_ones} of them not finished." if open_ones else ""
-        return f"Side by side, each judged after its last round.{unfinished}"
+        unfinished = sum(not run.finished for run in runs)
+        note = f" {unfinished} of them are not finished." if unfinished else ""
+        return f"A comparison of runs, each evaluated after its last round.{note}"
     run = runs[0]
-    what = (
+    description = (
         f"{run.settings.method.name} on {run.identity.name}: {run.settings.federation.clients} "
         f"clients, seed {run.settings.federation.seed}; {state_of(run)}."
     )
     if run.result.accuracy is None:
-        return what
-    everywhere = run.result.final.get("global_accuracy")
-    beside = "" if everywhere is None else f", and {percent(everywhere)} of all classes alike"
+        return description
+    global_accuracy = run.result.final.get("global_accuracy")
+    on_all = (
+        ""
+        if global_accuracy is None
+        else f", and {percent(global_accuracy)} on test data of all classes"
+    )
     return (
-        f"{what} The clients' models get {percent(run.result.accuracy)} right on average, "
-        f"each on its own test data{beside}."
+        f"{description} The mean accuracy of the clients is {percent(run.result.accuracy)}, each "
+        f"on its own test data{on_all}."
     )
 
 
 def _summary(runs: Sequence[NamedRun]) -> Section:
     header = ["run", "method", "data", "seed", "rounds", "accuracy", "on all classes"]
-    header += ["rounds to target", "bytes to target", "sent in all", "per client and round"]
+    header += ["rounds to target", "bytes to target", "bytes sent", "per client and round"]
     header += ["seconds"]
     rows: list[list[Value]] = []
     for run in runs:
@@ -96,19 +103,20 @@ def _summary(runs: Sequence[NamedRun]) -> Section:
             ]
         )
     targets = {run.settings.federation.target for run in runs} - {None}
-    goal = f" The target is {', '.join(percent(t) for t in sorted(targets, key=str))}."
+    target = f" The target is {', '.join(percent(t) for t in sorted(targets, key=str))}."
     text = (
         "Accuracy is the mean over the clients after the last evaluated round, never the best "
-        "round, each on its own test data; on all classes: on test data of all clients, every "
-        "class alike, over the clients that have trained. Bytes are those of the tensors that "
-        "crossed, up and down (1 KB = 1024 B)."
+        "round, each client on its own test data. The accuracy on all classes is measured on test "
+        "samples of all clients, with the same number of samples per class, and is the mean over "
+        "the clients that have trained. Bytes are those of the tensors in uploads and downloads "
+        "(1 KB = 1024 B)."
     )
     tables = [Table(header, rows), *_metrics(runs)]
-    return Section("summary", "Summary", text + (goal if targets else ""), tables)
+    return Section("summary", "Summary", text + (target if targets else ""), tables)
 
 
 def _metrics(runs: Sequence[NamedRun]) -> list[Table]:
-    """All metrics of the last evaluated round, where a run has more than accuracy."""
+    """Return a table of all metrics of the last evaluated round; none if only accuracy is known."""
     names = [name for name in RECORDED if any(name in run.result.final for run in runs)]
     if not set(names) - {"accuracy", "validation_accuracy", "global_accuracy"}:
         return []
@@ -128,10 +136,13 @@ def _problems(runs: Sequence[NamedRun]) -> Section | None:
     ]
     if not rows:
         return None
-    text = "A client that failed is as it was before; a rejected upload was not used."
+    text = (
+        "A client that failed keeps its state from before the round; the server did not use a "
+        "rejected upload."
+    )
     if len(rows) > MAX_PROBLEMS:
-        text += f" The first {MAX_PROBLEMS} of {len(rows)}."
-    table = Table(["run", "round", "client", "what", "reason"], rows[:MAX_PROBLEMS])
+        text += f" The table shows the first {MAX_PROBLEMS} of {len(rows)} problems."
+    table = Table(["run", "round", "client", "problem", "reason"], rows[:MAX_PROBLEMS])
     return Section("problems", "Failed clients and rejected uploads", text, [table])
 
 
@@ -141,21 +152,22 @@ def _problems_of(round: Round) -> Iterator[list[Value]]:
     if round.discarded is not None:
         yield ["server", "round discarded", round.discarded]
     for problem in round.rejected:
-        aside = "; set aside" if problem.client in round.excluded else ""
-        yield [problem.client, "upload rejected", problem.reason + aside]
-    for out in round.dropped:
-        labels = ", ".join(map(str, out.classes))
-        yield [out.client, "class means left out", f"classes {labels} disagree with the others'"]
+        excluded = "; client excluded" if problem.client in round.excluded else ""
+        yield [problem.client, "upload rejected", problem.reason + excluded]
+    for dropped in round.dropped:
+        labels = ", ".join(map(str, dropped.classes))
+        reason = f"classes {labels} differ from those of other clients"
+        yield [dropped.client, "class means dropped", reason]
 
 
 def _learning(runs: Sequence[NamedRun]) -> Section:
     parts: list[Figure] = []
     if any(run.evaluated for run in runs):
-        caption = "Mean accuracy of the clients on their own test data. " + _dashes(runs)
+        caption = "Mean accuracy of the clients on their own test data. " + _target_lines(runs)
         chart = charts.accuracy_over_rounds(runs)
         parts.append(Figure("accuracy-over-rounds", caption, chart, whole_width=True))
         if any(run.result.bytes_total for run in runs):
-            caption = "The same over everything sent until then, up and down, by all clients."
+            caption = "The same accuracy over the bytes that all clients have sent and received."
             parts.append(Figure("accuracy-over-bytes", caption, charts.accuracy_over_bytes(runs)))
     if any(round.train_loss is not None for run in runs for round in run.rounds):
         caption = "Mean training loss of each round's participants, over all batches of the round."
@@ -164,70 +176,75 @@ def _learning(runs: Sequence[NamedRun]) -> Section:
     return Section("learning", "Learning", text, parts)
 
 
-def _dashes(runs: Sequence[NamedRun]) -> str:
+def _target_lines(runs: Sequence[NamedRun]) -> str:
     targets = {run.settings.federation.target for run in runs} - {None}
     lines = "line is the target" if len(targets) == 1 else "lines are the targets"
     return f"The dashed {lines}." if targets else ""
 
 
 def _clients(runs: Sequence[NamedRun]) -> Section | None:
-    judged = [run for run in runs if run.evaluated]
-    if not judged:
+    evaluated = [run for run in runs if run.evaluated]
+    if not evaluated:
         return None
-    many = max(len(run.clients) for run in judged) > client_charts.MAX_ROWS
+    many = max(len(run.clients) for run in evaluated) > client_charts.MAX_ROWS
     caption = (
-        "Clients by architecture: the tick is the median, the bar the middle half, the line the "
-        "middle 90 per cent."
+        "Accuracy of clients by network: the tick is the median, the bar the middle half, the line "
+        "the middle 90 per cent."
         if many
-        else f"{_who(judged)} of each client, and its accuracy on its own test data after the "
-        "last evaluated round."
+        else f"{_client_labels(evaluated)} of each client, and its accuracy on its own test data "
+        "after the last evaluated round."
     )
-    parts = [Figure("accuracy-by-client", caption, client_charts.accuracy_by_client(judged))]
-    everywhere = [run for run in judged if run.global_accuracies]
-    if everywhere:
-        caption = "The same on test data of all clients, every class alike."
-        chart = client_charts.accuracy_by_client(everywhere, on_all_classes=True)
+    parts = [Figure("accuracy-by-client", caption, client_charts.accuracy_by_client(evaluated))]
+    with_global = [run for run in evaluated if run.global_accuracies]
+    if with_global:
+        caption = (
+            "The same on test samples of all clients, with the same number of samples per class."
+        )
+        chart = client_charts.accuracy_by_client(with_global, on_all_classes=True)
         parts.append(Figure("global-accuracy-by-client", caption, chart))
     missing = [
-        f"{run.label}: {run.result.evaluated_clients} of {len(run.clients)} clients were judged."
-        for run in judged
+        f"{run.label}: {run.result.evaluated_clients} of {len(run.clients)} clients were evaluated."
+        for run in evaluated
         if run.result.evaluated_clients < len(run.clients)
     ]
     return Section("clients", "Clients", "\n".join(missing), parts)
 
 
-def _who(runs: Sequence[NamedRun]) -> str:
-    alike = client_charts.same_clients(runs)
-    return "Number, architecture and classes" if alike else "The number"
+def _client_labels(runs: Sequence[NamedRun]) -> str:
+    same = client_charts.same_clients(runs)
+    return "Number, network and classes" if same else "The number"
 
 
 def _classes(runs: Sequence[NamedRun], measure: Measure) -> Section:
-    """Which classes are recognised and which are confused; without a measurement, why not."""
+    """Return accuracies by class and confusion matrices, or the reasons why there are none."""
     measured: dict[str, Confusion] = {}
     reasons: list[str] = []
     for run in runs:
         try:
-            found = measure(run.folder)
+            confusion = measure(run.folder)
         except FedghError as error:
             reasons.append(f"{run.label}: {error}.")
         except Exception as error:  # a user's own network may raise anything
             reasons.append(f"{run.label}: {one_line(error)}.")
         else:
-            if found is None:
+            if confusion is None:
                 reasons.append(f"{run.label}: not measured yet.")
             else:
-                measured[run.label] = found
-    text = "Final models on their clients' own test data."
-    for label, found in measured.items():
-        if len(found.clients) < found.took_part:
-            text += f"\n{label}: a random {MAX_CLIENTS} of {found.took_part} that took part."
+                measured[run.label] = confusion
+    text = "Final models, each on its client's own test data."
+    for label, confusion in measured.items():
+        if len(confusion.clients) < confusion.took_part:
+            text += (
+                f"\n{label}: {MAX_CLIENTS} random clients of the {confusion.took_part} that took "
+                "part."
+            )
     text += "".join(f"\nNot shown for {reason}" for reason in reasons)
     parts: list[Part] = []
     for number, group in enumerate(_by_classes([r for r in runs if r.label in measured]), 1):
-        caption = "Share of each class that is recognised, over all clients that hold it."
+        caption = "Accuracy on each class, over all clients that have it."
         classes = group[0].identity.classes
         if len(classes) > client_charts.MANY_CLASSES:
-            caption += " Classes are sorted by it; hover to see which is which."
+            caption += " Classes are sorted by accuracy; hover over a bar to see its class."
         chart = client_charts.accuracy_by_class(group, measured, classes)
         parts.append(Figure(f"accuracy-by-class-{number}", caption, chart, whole_width=True))
     for number, run in enumerate(runs, 1):
@@ -239,20 +256,20 @@ def _classes(runs: Sequence[NamedRun], measure: Measure) -> Section:
 
 
 def _by_classes(runs: Sequence[NamedRun]) -> list[list[NamedRun]]:
-    """Runs with the same classes together."""
+    """Return the runs in groups with the same classes."""
     groups: dict[tuple[str, ...], list[NamedRun]] = {}
     for run in runs:
         groups.setdefault(tuple(run.identity.classes), []).append(run)
     return list(groups.values())
 
 
-def _confusion(run: NamedRun, found: Confusion, number: int) -> Figure:
+def _confusion(run: NamedRun, confusion: Confusion, number: int) -> Figure:
     classes = run.identity.classes
     caption = (
-        f"{run.label}: the share of each true class (row) that is taken for a class (column), in "
-        "per cent. Models of clients that hold few classes only ever meet those."
+        f"{run.label}: the share of each true class (row) that is predicted as a class (column), "
+        "in per cent. The model of a client is tested only on the classes that the client has."
     )
-    return Figure(f"confusion-{number}", caption, client_charts.confusion_map(found, classes))
+    return Figure(f"confusion-{number}", caption, client_charts.confusion_map(confusion, classes))
 
 
 def _mistakes(runs: Sequence[NamedRun], measured: dict[str, Confusion]) -> Table:
@@ -261,49 +278,51 @@ def _mistakes(runs: Sequence[NamedRun], measured: dict[str, Confusion]) -> Table
         if run.label in measured:
             classes = run.identity.classes
             rows += [
-                [run.label, classes[true], classes[said], samples, _cell(share, percent)]
-                for true, said, samples, share in client_charts.most_confused(measured[run.label])
+                [run.label, classes[true], classes[predicted], samples, _cell(share, percent)]
+                for true, predicted, samples, share in client_charts.most_confused(
+                    measured[run.label]
+                )
             ]
-    header = ["run", "true class", "taken for", "samples", "share of the class"]
+    header = ["run", "true class", "predicted class", "samples", "share of the class"]
     return Table(header, rows, "The most frequent mistakes")
 
 
 def _means(runs: Sequence[NamedRun]) -> Section:
     parts: list[Figure] = []
-    words: list[str] = []
+    notes: list[str] = []
     for number, run in enumerate(runs, 1):
         try:
             projection = project(run)
         except RunError as error:
-            words.append(f"{run.label}: {error}.")
+            notes.append(f"{run.label}: {error}.")
             continue
         if projection is None:
-            words.append(f"{run.label}: there are none in its folder.")
+            notes.append(f"{run.label}: its folder has no class means.")
             continue
         caption = (
             f"{run.label}: one point per client and class, coloured by class, on the two principal "
-            f"components of all class means kept during the run ({percent(projection.explained)} "
-            "of their variance); the same plane and scale in every panel."
+            f"components of all class means stored during the run ({percent(projection.explained)} "
+            "of their variance). All panels have the same plane and scale."
         )
         if projection.left_out:
-            caption += f" Up to {projection.left_out} points of a panel are left out."
+            caption += f" Up to {projection.left_out} points of a panel are omitted."
         parts.append(Figure(f"means-{number}", caption, means_chart(run, projection)))
     text = (
-        "Where the class means lie that clients send to the server, if the method sends any and "
-        "the run keeps them; FedGH's are the paper's LARs."
+        "The class means that clients send to the server, if the method sends any and the run "
+        "stores them. The FedGH paper calls them local averaged representations (LAR)."
     )
-    return Section("means", "Class means", "\n".join([text, *words]), parts)
+    return Section("means", "Class means", "\n".join([text, *notes]), parts)
 
 
 def _costs(runs: Sequence[NamedRun]) -> Section | None:
     if not any(run.rounds for run in runs):
         return None
-    wrapped = any(round.wire_bytes for run in runs for round in run.rounds)
-    around = " Wrapping is what the messages of Flower add." if wrapped else ""
-    sent = "Tensors sent by the clients (up) and by the server (down)." + around
+    has_overhead = any(round.wire_bytes for run in runs for round in run.rounds)
+    overhead = " Overhead is what the messages of Flower add." if has_overhead else ""
+    sent = "Tensors sent by the clients (up) and by the server (down)." + overhead
     time = (
-        "Clients' phases are added up over all clients, which may work at the same time; server "
-        "is the server's own computation; wall clock is how long the rounds took altogether."
+        "The phases of clients are summed over all clients, which may work at the same time. "
+        "Server is the server's own computation. Wall clock is the duration of all rounds."
     )
     parts = [Figure("seconds-by-phase", time, charts.seconds_by_phase(runs))]
     text = _public_bytes(runs)
@@ -322,25 +341,26 @@ def _public_bytes(runs: Sequence[NamedRun]) -> str:
 
 
 def _privacy(runs: Sequence[NamedRun]) -> Section | None:
-    """What uploads may tell of the clients' data, at most, and what that number covers."""
-    header = ["run", "protects", "ε so far", "ε asked for", "δ", "clip", "counts"]
+    """Return the ε that the runs have spent, and what it covers."""
+    header = ["run", "protects", "ε so far", "limit of ε", "δ", "clip", "counts"]
     rows: list[list[Value]] = []
     for run in runs:
         spent = [round.epsilon for round in run.rounds if round.epsilon is not None]
-        asked = run.settings.privacy
-        if spent and asked.protects != "nothing":
-            counts = asked.counts if asked.protects == "sample" else "not told"
-            shown = [PROTECTED[asked.protects], _cell(spent[-1], "{:.2f}".format), asked.epsilon]
-            rows.append([run.label, *shown, f"{asked.delta:g}", asked.clip, counts])
+        privacy = run.settings.privacy
+        if spent and privacy.protects != "nothing":
+            counts = privacy.counts if privacy.protects == "sample" else "not revealed"
+            epsilon = _cell(spent[-1], "{:.2f}".format)
+            values = [PROTECTED[privacy.protects], epsilon, privacy.epsilon]
+            rows.append([run.label, *values, f"{privacy.delta:g}", privacy.clip, counts])
     if not rows:
         return None
     text = (
-        "Clients send class means of clipped vectors, with Gaussian noise. ε is that of the "
-        "client that was asked most often, over all rounds so far; summary.json has everybody's. "
-        "It covers uploads, not the accuracies that clients report, the list of their classes, or "
-        "how long they take. For one sample it takes the extractor as given: what an extractor "
-        "tells because it was trained on the sample is not covered. For all data of a client "
-        "nothing is assumed."
+        "Clients send class means of clipped vectors, with Gaussian noise. ε is the highest of all "
+        "clients, over all rounds so far; summary.json has the ε of every client. It covers "
+        "uploads. It does not cover the accuracies that clients report, the list of their classes, "
+        "or their computing times. The ε of one sample assumes a fixed extractor: it does not "
+        "cover what the extractor reveals because it was trained on the sample. The ε of all data "
+        "of a client has no such assumption."
     )
     return Section("privacy", "Privacy", text, [Table(header, rows)])
 
@@ -353,27 +373,26 @@ def _same_data(one: NamedRun, other: NamedRun) -> bool:
 def _partition(runs: Sequence[NamedRun]) -> Section:
     groups: list[list[NamedRun]] = []
     for run in runs:
-        alike = (g for g in groups if _same_data(g[0], run))
-        same = next(alike, None)
-        if same is None:
+        group = next((group for group in groups if _same_data(group[0], run)), None)
+        if group is None:
             groups.append([run])
         else:
-            same.append(run)
+            group.append(run)
     parts: list[Figure] = []
-    words: list[str] = []
+    notes: list[str] = []
     for number, group in enumerate(groups, 1):
         run = group[0]
-        whose = ", ".join(r.label for r in group) if len(groups) > 1 else ""
+        names = ", ".join(r.label for r in group) if len(groups) > 1 else ""
         if not any(client.classes for client in run.clients):
-            words.append(f"{whose or run.label}: what a client holds is known to its owner alone.")
+            notes.append(f"{names or run.label}: the server does not know the clients' samples.")
             continue
         shown, clients = client_charts.shown_clients(run), len(run.clients)
-        caption = "Samples that each client holds, train, validation and test together."
+        caption = "Samples of each client: training, validation and test splits together."
         if shown < clients:
             caption += f" The first {shown} of {clients} clients."
-        caption = f"{whose}: {caption}" if whose else caption
+        caption = f"{names}: {caption}" if names else caption
         parts.append(Figure(f"samples-{number}", caption, client_charts.samples_by_class(run)))
-    return Section("data", "Who holds what", "\n".join(words), parts)
+    return Section("data", "Samples of the clients", "\n".join(notes), parts)
 
 
 def _configurations(runs: Sequence[NamedRun]) -> Section:
@@ -388,7 +407,7 @@ def _configurations(runs: Sequence[NamedRun]) -> Section:
         ]
         header = ["setting", *(run.label for run in runs)]
         if rows:
-            parts.append(Table(header, rows, "What differs between the runs"))
+            parts.append(Table(header, rows, "Settings that differ between the runs"))
     parts += [Fold(f"{run.label}: config.toml", run.config_text) for run in runs]
     return Section("configuration", "Configuration", "", parts)
 

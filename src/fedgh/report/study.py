@@ -1,4 +1,4 @@
-"""A study as a page: its tables, the paper's numbers beside ours, and the curves."""
+"""The page of a study: tables, comparisons with the paper's numbers, and accuracy over rounds."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import altair as alt
 from fedgh.core.records import Round
 from fedgh.report import pays_charts
 from fedgh.report.charts import AnyChart, accuracy_over_rounds, mean_over_rounds
-from fedgh.report.page import Figure, Page, Part, Section, Table, of_sheet
+from fedgh.report.page import Figure, Page, Part, Section, Table, sheet_table
 from fedgh.runs.folder import RunFolder
 from fedgh.runs.read import NamedRun
 from fedgh.studies import convergence, pays
@@ -19,51 +19,51 @@ from fedgh.studies.sweep import Trial
 
 
 def page(result: Result) -> Page:
-    """The whole result, with every chart."""
+    """Return the page of a study's result, with every table and chart."""
     lead = " ".join(result.study.about.split())
     sections = [Section("about", "What was run", "\n".join(result.provenance()))]
     figures = _overview(result)
     for number, sheet in enumerate(result.sheets):
-        table = of_sheet(sheet)
+        table = sheet_table(sheet)
         parts: list[Part] = [table] if number else [*figures, table]
         sections.append(Section(f"sheet-{number}", sheet.title, parts=parts))
     sections += _curves(result)
-    missing = [[name, why] for name, why in result.outcome.missing.items()]
+    missing = [[name, reason] for name, reason in result.outcome.missing.items()]
     if missing:
-        table = Table(["run", "why"], missing)
+        table = Table(["run", "reason"], missing)
         sections.append(Section("missing", "Without a result", parts=[table]))
     return Page(result.study.title, lead, sections)
 
 
 def _overview(result: Result) -> list[Figure]:
-    """The pictures that answer the study's question."""
+    """Return the charts that answer the study's question."""
     if result.study.kind == "convergence":
         return [_gradient(trial, run.records()) for trial, run in result.outcome.runs]
     if result.study.kind == "pays":
-        found = pays.entries(result.study, result.outcome)
-        return pays_charts.figures(result.request.name, result.study.methods, found)
+        entries = pays.entries(result.study, result.outcome)
+        return pays_charts.figures(result.request.name, result.study.methods, entries)
     if not any(line.accuracy is not None for line in result.lines):
         return []
     name = f"{result.request.name}-accuracy"
     if result.study.axis is not None:
         caption = f"Accuracy over the {result.study.axis}."
         if not result.study.source.startswith("beyond"):
-            caption += " The paper shows this without numbers."
+            caption += " The paper has a figure of this, but no numbers."
         return [Figure(name, caption, _over_axis(result, result.study.axis), whole_width=True)]
-    caption = "Accuracy of each method: ours after the last round, and what the paper prints."
-    return [Figure(name, caption, _beside_paper(result), whole_width=True)]
+    caption = "Accuracy of each method: ours after the last round, and the paper's."
+    return [Figure(name, caption, _compared_with_paper(result), whole_width=True)]
 
 
-def _beside_paper(result: Result) -> alt.FacetChart:
-    """A row per method, a panel per setting."""
+def _compared_with_paper(result: Result) -> alt.FacetChart:
+    """Return a chart with a panel for each setting and a row for each method."""
     rows: list[dict[str, Any]] = []
     for line in result.lines:
-        place = {"setting": line.setting.title, "method": line.method}
+        key = {"setting": line.setting.title, "method": line.method}
         if line.ours is not None and line.accuracy is not None:
             ours = {"whose": "ours", "accuracy": line.accuracy}
-            rows.append({**place, **ours, **_spread(line)})
+            rows.append({**key, **ours, **_interval(line)})
         if line.paper.accuracy is not None:
-            rows.append({**place, "whose": "the paper's", "accuracy": line.paper.accuracy})
+            rows.append({**key, "whose": "the paper's", "accuracy": line.paper.accuracy})
     scale = alt.Scale(zero=False, padding=12)
     title = "accuracy, %"
     base = alt.Chart().encode(
@@ -75,10 +75,10 @@ def _beside_paper(result: Result) -> alt.FacetChart:
         shape=alt.Shape("whose:N", title=None),
         tooltip=["method:N", "whose:N", alt.Tooltip("accuracy:Q", format=".2f")],
     )
-    spreads = base.mark_rule().encode(x=alt.X("low:Q", scale=scale, title=title), x2="high:Q")
+    intervals = base.mark_rule().encode(x=alt.X("low:Q", scale=scale, title=title), x2="high:Q")
     titles = [case.title for case in result.study.settings]
     facets: alt.FacetChart = (
-        alt.layer(spreads, points, data={"values": rows})
+        alt.layer(intervals, points, data={"values": rows})
         .properties(width=520)
         .facet(facet=alt.Facet("setting:N", title=None, sort=titles), columns=1)
         .resolve_scale(x="independent")
@@ -88,7 +88,10 @@ def _beside_paper(result: Result) -> alt.FacetChart:
 
 
 def _over_axis(result: Result, axis: str) -> alt.FacetChart:
-    """A line per method, a panel per data set; what has no place on the axis goes across all."""
+    """Return a chart with a panel for each data set and a line for each method.
+
+    A setting without a value on the axis is a dashed line across all panels.
+    """
     placed = [case for case in result.study.settings if case.x is not None]
     panels = list(dict.fromkeys(_panel(case) for case in placed))
     rows = [
@@ -96,14 +99,14 @@ def _over_axis(result: Result, axis: str) -> alt.FacetChart:
             "data": panel,
             "x": line.setting.x,
             "accuracy": line.accuracy,
-            **_spread(line),
+            **_interval(line),
             "method": line.method if line.setting in placed else line.setting.title,
         }
         for line in result.lines
         for panel in ([_panel(line.setting)] if line.setting in placed else panels)
         if line.accuracy is not None
     ]
-    same_data = len({case.experiment for case in placed}) == 1  # then heights can be compared
+    same_data = len({case.experiment for case in placed}) == 1  # so accuracies are comparable
     base = alt.Chart().encode(
         y=_accuracy("accuracy"),
         color=alt.Color("method:N", title=None, sort=result.study.methods),
@@ -116,7 +119,7 @@ def _over_axis(result: Result, axis: str) -> alt.FacetChart:
         )
         .transform_filter("isValid(datum.x)")
     )
-    spreads = (
+    intervals = (
         base.mark_rule()
         .encode(x=_axis(result.study, axis), y=_accuracy("low"), y2="high:Q")
         .transform_filter("isValid(datum.x)")
@@ -127,7 +130,7 @@ def _over_axis(result: Result, axis: str) -> alt.FacetChart:
         .transform_filter("!isValid(datum.x)")
     )
     facets: alt.FacetChart = (
-        alt.layer(spreads, lines, across, data={"values": rows})
+        alt.layer(intervals, lines, across, data={"values": rows})
         .properties(width=320, height=260)
         .facet(column=alt.Column("data:N", title=None, sort=panels))
         .resolve_scale(x="independent", y="shared" if same_data else "independent")
@@ -136,11 +139,11 @@ def _over_axis(result: Result, axis: str) -> alt.FacetChart:
     return facets
 
 
-def _spread(line: Line) -> dict[str, float]:
-    """A standard deviation over seeds around our accuracy."""
-    spread = 100 * (line.ours.accuracy_std or 0.0) if line.ours else 0.0
-    middle = line.accuracy or 0.0
-    return {"low": middle - spread, "high": middle + spread}
+def _interval(line: Line) -> dict[str, float]:
+    """Return our accuracy minus and plus its standard deviation over seeds."""
+    std = 100 * (line.ours.accuracy_std or 0.0) if line.ours else 0.0
+    mean = line.accuracy or 0.0
+    return {"low": mean - std, "high": mean + std}
 
 
 def _accuracy(field: str) -> alt.Y:
@@ -148,12 +151,12 @@ def _accuracy(field: str) -> alt.Y:
 
 
 def _axis(study: Study, title: str) -> alt.X:
-    """A logarithmic axis names the places of the cases: its own numbers are far apart."""
     if study.scale == "linear":
         return alt.X("x:Q", title=title)
-    places = sorted({case.x for case in study.settings if case.x is not None})
+    # Ticks at the values of the settings: the default ticks of a logarithmic axis are far apart.
+    values = sorted({case.x for case in study.settings if case.x is not None})
     scale = alt.Scale(type="log", nice=False, padding=12)
-    return alt.X("x:Q", title=title, scale=scale, axis=alt.Axis(values=places, format="~g"))
+    return alt.X("x:Q", title=title, scale=scale, axis=alt.Axis(values=values, format="~g"))
 
 
 def _panel(case: Setting) -> str:
@@ -161,15 +164,15 @@ def _panel(case: Setting) -> str:
 
 
 def _gradient(trial: Trial, records: list[Round]) -> Figure:
-    """The squared gradient norm, its running mean, and the fit."""
-    found = convergence.analyse(records, trial.config.local.lr)
+    """Return a chart of the squared gradient norm, its running mean, and the fit."""
+    analysis = convergence.analyse(records, trial.config.local.lr)
     rows = [
-        {"round": number, "what": what, "value": value}
-        for number in range(1, found.rounds + 1)
-        for what, value in (
-            ("each round", found.gradient[number - 1]),
-            ("mean so far", found.running_mean[number - 1]),
-            ("a / T + b", found.fit.a / number + found.fit.b),
+        {"round": number, "series": series, "value": value}
+        for number in range(1, analysis.rounds + 1)
+        for series, value in (
+            ("each round", analysis.gradient[number - 1]),
+            ("running mean", analysis.running_mean[number - 1]),
+            ("fit a / T + b", analysis.fit.a / number + analysis.fit.b),
         )
     ]
     chart = (
@@ -178,8 +181,8 @@ def _gradient(trial: Trial, records: list[Round]) -> Figure:
         .encode(
             x=alt.X("round:Q", title="rounds T"),
             y=alt.Y("value:Q", title="squared gradient norm"),
-            color=alt.Color("what:N", title=None),
-            tooltip=["what:N", "round:Q", alt.Tooltip("value:Q", format=".4f")],
+            color=alt.Color("series:N", title=None),
+            tooltip=["series:N", "round:Q", alt.Tooltip("value:Q", format=".4f")],
         )
         .properties(
             width="container",
@@ -192,17 +195,17 @@ def _gradient(trial: Trial, records: list[Round]) -> Figure:
 
 
 def _curves(result: Result) -> list[Section]:
-    """Accuracy over rounds: a picture for each setting, or one in which they are compared."""
+    """Return charts of accuracy over rounds: of each setting, or one if there is one method."""
     if result.study.kind != "accuracy":
         return []
     (first, *others), name = result.study.methods, result.request.name
     if others:
-        pictures = {
+        charts = {
             f"{name}-{case.name}-rounds": (case.title, result.outcome.of_setting(case.name).runs)
             for case in result.study.settings
         }
     else:
-        pictures = {f"{name}-rounds": (first, result.outcome.runs)}
+        charts = {f"{name}-rounds": (first, result.outcome.runs)}
     titles = {case.name: case.title for case in result.study.settings}
 
     def chart(runs: list[tuple[Trial, RunFolder]]) -> AnyChart:
@@ -216,9 +219,12 @@ def _curves(result: Result) -> list[Section]:
 
     figures = [
         Figure(
-            _id(picture), f"{title}: mean accuracy over all clients.", chart(runs), whole_width=True
+            _id(chart_name),
+            f"{title}: mean accuracy over all clients.",
+            chart(runs),
+            whole_width=True,
         )
-        for picture, (title, runs) in pictures.items()
+        for chart_name, (title, runs) in charts.items()
         if runs
     ]
     return [Section("rounds", "Over rounds", parts=figures)] if figures else []
@@ -228,11 +234,11 @@ def _id(name: str) -> str:
     return name.replace(".", "-")
 
 
-def write(result: Result, path: Path, pictures: Path) -> list[Path]:
-    """The page, and its pictures as SVG for documents."""
+def write(result: Result, path: Path, figure_folder: Path) -> list[Path]:
+    """Write the page, and its charts as SVG files; return the paths of the charts."""
     from fedgh.report import figures
     from fedgh.report.page import write as write_page
 
-    made = page(result)
-    write_page(made, path)
-    return figures.save_all(made, pictures, "svg")
+    study_page = page(result)
+    write_page(study_page, path)
+    return figures.save_all(study_page, figure_folder, "svg")

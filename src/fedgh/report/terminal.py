@@ -1,4 +1,4 @@
-"""Tables and pictures of runs in the terminal."""
+"""Tables and texts about runs in the terminal."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ from fedgh.tables import Sheet
 from fedgh.training.experiment import Experiment
 
 MAX_CLIENTS = 40
-"""Rows of a client table or picture; more of them nobody reads in a terminal."""
+"""Rows of a table of clients; more would not be readable in a terminal."""
 
 MAX_ROWS = 200
 """Rows of any other table that may be long."""
@@ -34,12 +34,12 @@ SHADES = " ░▒▓█"
 
 
 def say(console: Console, text: str) -> None:
-    """Text as it is: not coloured, not broken, no markup seen in it."""
+    """Print text unchanged: without colours, line breaks or interpretation of markup."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def result(run: RunFolder) -> Table:
-    """Every client of a finished run, and the mean."""
+    """Return a table of the clients of a finished run, with the mean."""
     summary = run.summary()
     last = [record for record in run.records() if record.accuracy is not None][-1]
     columns = {"accuracy": "accuracy", "global_accuracy": "on all classes"}
@@ -62,15 +62,15 @@ def result(run: RunFolder) -> Table:
             *(percent((last.per_client[key] or [])[client.client]) for key in columns),
         )
     if len(clients) > MAX_CLIENTS:
-        table.caption = f"{len(clients) - MAX_CLIENTS} more clients in clients.json"
+        table.caption = f"{len(clients) - MAX_CLIENTS} more clients are in clients.json"
     return table
 
 
 def closing_lines(run: RunFolder) -> str:
-    """Accuracy, bytes, target, and where to look further."""
+    """Return the lines below the table of clients: accuracy, bytes, target, privacy, folder."""
     summary = run.summary()
-    judged, clients = summary.evaluated_clients, summary.clients
-    whose = "all clients" if judged == clients else f"{judged} of {clients} clients"
+    evaluated, clients = summary.evaluated_clients, summary.clients
+    whose = "all clients" if evaluated == clients else f"{evaluated} of {clients} clients"
     lines = [
         f"accuracy   {percent(summary.accuracy)} after round {summary.rounds}, "
         f"mean over {whose}, each on its own test data",
@@ -80,11 +80,11 @@ def closing_lines(run: RunFolder) -> str:
         f"{human_bytes(summary.bytes_per_client_round or 0)} per client and round",
     ]
     if summary.paper_bytes_per_client_round is not None:
-        reckoned = human_bytes(summary.paper_bytes_per_client_round)
-        lines[-1] += f" (by the paper's reckoning {reckoned})"
+        paper_bytes = human_bytes(summary.paper_bytes_per_client_round)
+        lines[-1] += f" ({paper_bytes} as the paper counts)"
     if summary.wire_bytes_total:
         wire = human_bytes(summary.wire_bytes_total)
-        lines.append(f"messages   {wire}: the tensors above and what Flower wraps them in")
+        lines.append(f"messages   {wire}: the tensors above and the overhead of Flower's messages")
     if summary.public_bytes_per_client is not None:
         lines.append(f"public     {public_line(summary.public_bytes_per_client)}")
     if summary.target is not None:
@@ -101,7 +101,7 @@ def closing_lines(run: RunFolder) -> str:
 
 
 def _spread_lines(summary: Summary) -> list[str]:
-    """How clients differ, and metrics that count every class alike, where they were measured."""
+    """Return the spread over clients and the class-balanced metrics, if they were measured."""
     lines = []
     std, p10, worst = (summary.final.get(f"accuracy_{name}") for name in SPREADS)
     if worst is not None:
@@ -111,22 +111,22 @@ def _spread_lines(summary: Summary) -> list[str]:
     names = ("balanced_accuracy", "macro_f1", "loss")
     balanced, f1, loss = (summary.final.get(name) for name in names)
     if balanced is not None:
-        known = "" if loss is None else f", loss {loss:.3f}"
-        lines.append(f"balanced   accuracy {percent(balanced)}, macro-F1 {percent(f1)}{known}")
+        with_loss = "" if loss is None else f", loss {loss:.3f}"
+        lines.append(f"balanced   accuracy {percent(balanced)}, macro-F1 {percent(f1)}{with_loss}")
     return lines
 
 
 def _global_line(run: RunFolder, summary: Summary) -> list[str]:
-    """The accuracy on all classes, where it was measured."""
+    """Return the line about the accuracy on all classes, if it was measured."""
     score = summary.final.get("global_accuracy")
     if score is None:
         return []
     measured = run.records()[-1].per_client.get("global_accuracy") or []
-    judged, clients = sum(score is not None for score in measured), summary.clients
-    whose = "all clients" if judged == clients else f"the {judged} clients that have trained"
+    evaluated, clients = sum(score is not None for score in measured), summary.clients
+    whose = "all clients" if evaluated == clients else f"the {evaluated} clients that have trained"
     return [
-        f"global     {percent(score)}, mean over {whose}, each on test data of all clients, every "
-        "class alike"
+        f"global     {percent(score)}, mean over {whose}, each on test samples of all clients, the "
+        "same number per class"
     ]
 
 
@@ -134,11 +134,11 @@ PROTECTED = {
     "sample": "one sample, the extractor taken as given",
     "client": "all data of a client",
 }
-"""What ε is about."""
+"""The data that ε protects, by the value of privacy.protects."""
 
 
 def privacy_line(privacy: PrivacySpending) -> str:
-    """What the uploads of a run may tell, at most."""
+    """Return a line about the ε that a run has spent."""
     return (
         f"ε = {privacy.epsilon:.2f} at δ = {privacy.delta:g}, for "
         f"{PROTECTED[privacy.protects]}; the highest of all clients, over all rounds"
@@ -146,22 +146,22 @@ def privacy_line(privacy: PrivacySpending) -> str:
 
 
 def public_line(size: int) -> str:
-    """The cost of public data that every client must have."""
-    return f"data, once: {human_bytes(size)} per client, beside what is sent in rounds"
+    """Return a line about the size of the public data that every client must have."""
+    return f"data, once: {human_bytes(size)} per client, in addition to the bytes of the rounds"
 
 
 def comparison(table: list[Row], missing: dict[str, str], target: float | None) -> Table:
-    """Methods side by side; below each mean its standard deviation over seeds."""
-    goal = "" if target is None else f"to {percent(target)}"
+    """Return a table of methods; below each mean is its standard deviation over seeds."""
+    to_target = "" if target is None else f"to {percent(target)}"
     out = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    titles = ["method", "accuracy %", "diff", "p", "bal. %", "worst %", "global %", goal]
+    titles = ["method", "accuracy %", "diff", "p", "bal. %", "worst %", "global %", to_target]
     titles += ["bytes", "B/c/r"]
     for title in (*titles, "paper's", "s"):
         out.add_column(title, justify="left" if title == "method" else "right", no_wrap=True)
     for row in table:
         rounds = [row.rounds_to_target, row.rounds_to_target_std]
         sent = [row.bytes_to_target, row.bytes_to_target_std]
-        some = f"\nin {row.reached} of {row.seeds}" if 0 < row.reached < row.seeds else ""
+        reached = f"\nin {row.reached} of {row.seeds}" if 0 < row.reached < row.seeds else ""
         out.add_row(
             Text(row.label),
             _spread([row.accuracy, row.accuracy_std], _percentage),
@@ -170,8 +170,8 @@ def comparison(table: list[Row], missing: dict[str, str], target: float | None) 
             _spread([row.final["balanced_accuracy"], None], _percentage),
             _spread([row.final["accuracy_worst"], None], _percentage),
             _spread([row.global_accuracy, row.global_accuracy_std], _percentage),
-            _spread(rounds, "{:.3g} r".format) + some if goal else "",
-            _spread(sent, human_bytes) if goal else "",
+            _spread(rounds, "{:.3g} r".format) + reached if to_target else "",
+            _spread(sent, human_bytes) if to_target else "",
             _spread([row.bytes_per_client_round, row.bytes_per_client_round_std], human_bytes),
             _spread([row.paper_bytes_per_client_round, None], human_bytes),
             _spread([row.seconds, row.seconds_std], "{:.0f}".format),
@@ -182,16 +182,16 @@ def comparison(table: list[Row], missing: dict[str, str], target: float | None) 
 
 
 def search(table: list[Row]) -> Table:
-    """Points of a grid, best first, judged on the validation split."""
+    """Return a table of the points of a grid, with their accuracy on the validation split."""
     out = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     out.add_column("settings", no_wrap=True)
     for title in ("validation accuracy %", "B/c/r", "s"):
         out.add_column(title, justify="right", no_wrap=True)
     for row in table:
-        judged = [row.validation_accuracy, row.validation_accuracy_std]
+        accuracy = [row.validation_accuracy, row.validation_accuracy_std]
         out.add_row(
             Text(row.label),
-            _spread(judged, _percentage),
+            _spread(accuracy, _percentage),
             _spread([row.bytes_per_client_round, None], human_bytes),
             _spread([row.seconds, None], "{:.0f}".format),
         )
@@ -199,7 +199,7 @@ def search(table: list[Row]) -> Table:
 
 
 def sheet(table: Sheet) -> Table:
-    """A table of a study."""
+    """Return a sheet as a table for the terminal."""
     title = escape(printable(table.title))
     out = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in table.columns:
@@ -211,25 +211,28 @@ def sheet(table: Sheet) -> Table:
 
 
 def print_whole(console: Console, table: Table) -> None:
-    """Print a table with every number whole, wider than the console if need be."""
+    """Print a table without truncation, wider than the console if necessary."""
     options = console.options.update(max_width=1000)
     console.width = max(console.width, console.measure(table, options=options).maximum)
     console.print(table)
 
 
 def partition_picture(experiment: Experiment, console: Console) -> None:
-    """Clients down, classes across; the darker a cell, the more samples."""
+    """Print a map of samples: a row for each client, a column for each class.
+
+    The more samples, the darker the cell. Numbers are shown if they fit.
+    """
     source = experiment.source
     counts = experiment.counts()
-    most = int(counts.max())
+    max_count = int(counts.max())
     clients = experiment.clients()
-    cell = len(str(most)) + 2  # a number, a shade and a gap
-    room = max(10, console.width - 24)
-    with_numbers = cell * source.num_classes <= room
+    cell = len(str(max_count)) + 2  # a number, a shade and a gap
+    columns = max(10, console.width - 24)
+    with_numbers = cell * source.num_classes <= columns
     if with_numbers:
         names = "".join(f"{name[: cell - 1]:>{cell}}" for name in source.class_names)
         console.print(f"{'':16}{names}   total", highlight=False, markup=False)
-    step = source.num_classes if with_numbers else room
+    step = source.num_classes if with_numbers else columns
     for first in range(0, source.num_classes, step):
         if not with_numbers:
             last = min(first + step, source.num_classes) - 1
@@ -237,7 +240,7 @@ def partition_picture(experiment: Experiment, console: Console) -> None:
         for client, row in list(zip(clients, counts.tolist(), strict=True))[:MAX_CLIENTS]:
             line = Text(f"{client.client:>4} {client.extractor[-10:]:<10} ")
             for count in row[first : first + step]:
-                shade = SHADES[-(-count * (len(SHADES) - 1) // most)]
+                shade = SHADES[-(-count * (len(SHADES) - 1) // max_count)]
                 number = f"{count or '':>{cell - 1}}" if with_numbers else ""
                 line.append(number + shade, style="cyan")
             line.append(f"{sum(row):>8}")
@@ -245,7 +248,7 @@ def partition_picture(experiment: Experiment, console: Console) -> None:
     if len(clients) > MAX_CLIENTS:
         console.print(f"... and {len(clients) - MAX_CLIENTS} more clients")
     if experiment.public is not None:
-        console.print(f"{len(experiment.public)} samples are public, and no client's own")
+        console.print(f"{len(experiment.public)} more samples are public and belong to no client")
     sizes = experiment.partition.bounds.diff(dim=1).sum(0).tolist()
     held = counts.gt(0).sum(0)
     console.print(
@@ -256,7 +259,7 @@ def partition_picture(experiment: Experiment, console: Console) -> None:
 
 
 class DownloadBar:
-    """A bar for a download, in the form that pooch asks for."""
+    """A progress bar of a download, with the interface that pooch requires."""
 
     def __init__(self, console: Console, name: str) -> None:
         self._bar = Progress(
@@ -266,36 +269,36 @@ class DownloadBar:
         self.total: float = 0
 
     def update(self, count: int) -> None:
-        """So many bytes more."""
+        """Advance the bar by `count` bytes."""
         self._bar.start()
         self._bar.update(self._task, advance=count, total=self.total or None)
 
     def reset(self) -> None:
-        """Nothing yet."""
+        """Set the bar back to the start."""
         self._bar.reset(self._task)
 
     def close(self) -> None:
-        """It is done."""
+        """Stop the bar."""
         self._bar.stop()
 
 
 def listing(rows: dict[str, str]) -> Table:
-    """Names and what they are."""
+    """Return a table of names and their descriptions."""
     table = Table(box=None, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    for name, what in rows.items():
-        table.add_row(Text(name), Text(what))
+    for name, description in rows.items():
+        table.add_row(Text(name), Text(description))
     return table
 
 
 def _percentage(share: float) -> str:
-    """0.5 -> '50.00', under a title that has the sign."""
+    """Return 0.5 as '50.00'; the title of the column has the percent sign."""
     return f"{100 * share:.2f}"
 
 
 def _spread(mean_and_std: list[float | None], show: Callable[[float], str]) -> str:
-    """A mean, and its standard deviation below it where there is one that shows."""
+    """Return a mean with its standard deviation below it, if that is known and not 0."""
     mean, std = mean_and_std
     if mean is None:
         return "-"

@@ -1,4 +1,4 @@
-"""The JavaScript that draws charts, and how they look: both are put into every page."""
+"""The JavaScript that draws charts, and their themes; every page contains both."""
 
 import json
 from contextlib import suppress
@@ -14,33 +14,33 @@ import vl_convert
 from fedgh.files import make_folder, read_bytes, write_atomic
 
 MAX_SCRIPT = 2**25
-"""Bytes of the script; it has one million."""
+"""Size limit of the cached script in bytes; the script has one million."""
 
 
 @cache
 def javascript() -> str:
-    """Vega, Vega-Lite and Vega-Embed in one script without further needs.
+    """Return Vega, Vega-Lite and Vega-Embed as one script that loads no other file.
 
-    Putting it together takes seconds, so it is kept in the user's cache.
+    Bundling takes seconds, so the script is stored in the user's cache.
     """
-    kept = Path(pooch.os_cache("fedgh")) / f"vega-{version('vl-convert-python')}.js"
+    cached = Path(pooch.os_cache("fedgh")) / f"vega-{version('vl-convert-python')}.js"
     with suppress(OSError, UnicodeDecodeError):
-        return read_bytes(kept, MAX_SCRIPT).decode()
-    made = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    with suppress(OSError):  # a cache that cannot be written costs time, nothing else
-        make_folder(kept.parent)
-        write_atomic(kept, made.encode())
-    return made
+        return read_bytes(cached, MAX_SCRIPT).decode()
+    script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    with suppress(OSError):  # without a cache the next call only takes longer
+        make_folder(cached.parent)
+        write_atomic(cached, script.encode())
+    return script
 
 
 @cache
 def themes() -> dict[str, Any]:
-    """Vega configurations, `light` and `dark`."""
-    found: dict[str, Any] = json.loads(asset("theme.json"))
-    return found
+    """Return the Vega configurations `light` and `dark`."""
+    configurations: dict[str, Any] = json.loads(asset("theme.json"))
+    return configurations
 
 
 @cache
 def asset(name: str) -> str:
-    """A file of the page."""
+    """Return the text of a file in assets/."""
     return (resources.files("fedgh") / "report" / "assets" / name).read_text(encoding="utf-8")

@@ -13,14 +13,14 @@
     views.forEach((view) => view.finalize());
     views = [];
     const shade = dark.matches ? "dark" : "light";
-    for (const place of main.querySelectorAll("[data-chart]")) {
+    for (const element of main.querySelectorAll("[data-chart]")) {
       const options = { config: themes[shade], renderer: "svg", actions: false, ast: true, tooltip: { theme: shade } };
-      views.push(await vegaEmbed(place, charts[place.dataset.chart], options));
+      views.push(await vegaEmbed(element, charts[element.dataset.chart], options));
     }
     document.body.dataset.drawn = shade;
   }
 
-  // One drawing after the other, and of those that wait only the last.
+  // Drawings run one after the other; at most one is waiting, and it draws the latest charts.
   let drawing = Promise.resolve();
   let waiting = false;
   function redraw() {
@@ -54,16 +54,16 @@
     sort(header, header.getAttribute("aria-sort") === "ascending" ? "descending" : "ascending");
   });
 
-  // A live page keeps what its reader has done: open texts, sorted tables, the place on the page.
+  // A live page keeps the reader's state: unfolded texts, sorted tables, the scroll position.
   function replace(content) {
     const open = [...main.querySelectorAll("details")].map((item) => item.open);
     const sorted = [...main.querySelectorAll("th")].map((item) => item.getAttribute("aria-sort"));
     const old = new Map([...main.querySelectorAll("[data-chart]")].map((item) => [item.dataset.chart, item]));
     const next = document.createElement("template");
     next.innerHTML = content.main;
-    for (const place of next.content.querySelectorAll("[data-chart]")) {
-      const before = old.get(place.dataset.chart);
-      if (before) place.append(...before.childNodes); // until the new chart is drawn
+    for (const element of next.content.querySelectorAll("[data-chart]")) {
+      const before = old.get(element.dataset.chart);
+      if (before) element.append(...before.childNodes); // until the new chart is drawn
     }
     main.replaceChildren(next.content);
     main.querySelectorAll("details").forEach((item, at) => { item.open = Boolean(open[at]); });
@@ -89,7 +89,7 @@
         }
       } catch (problem) {
         version = null;
-        status.textContent = "No connection to fedgh watch; this is the last that it has shown.";
+        status.textContent = "No connection to fedgh watch; the page shows the last state received.";
       }
       await new Promise((resolve) => setTimeout(resolve, 1000));
     }
