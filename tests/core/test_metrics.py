@@ -42,7 +42,7 @@ def test_a_rare_class_counts_as_much_as_a_frequent_one() -> None:
     assert macro_f1(judged) == pytest.approx((18 / 19 + 0) / 2)
 
 
-def test_what_a_client_says_is_counted_and_its_loss_is_the_cross_entropy() -> None:
+def test_predictions_are_counted_and_the_loss_is_the_cross_entropy() -> None:
     client = quick().blueprint().make(0)
     judged = evaluate(client, Standalone().logits, client.data.test)
     test = client.data.test
