@@ -83,15 +83,15 @@ def test_metrics_of_a_rejected_client_are_ignored() -> None:
         usual = Scripted.usual(job)
         if job.client_id != 2:
             return replace(usual, metrics=usual.metrics | {"train_loss": 1.0})
-        boasts = dict.fromkeys((*METRICS, "train_loss", "anything"), 1e9)
-        return replace(usual, up=b"garbage", metrics=boasts, seconds={"train": 1e9})
+        false_metrics = dict.fromkeys((*METRICS, "train_loss", "anything"), 1e9)
+        return replace(usual, up=b"garbage", metrics=false_metrics, seconds={"train": 1e9})
 
     fed = federation(Scripted(answer))
     record = fed.round(1)
     assert (record.accuracy, record.train_loss, record.method_metrics) == (0.5, 1.0, {})
     assert record.per_client["accuracy"] == [0.5, 0.5, None, 0.5]
     assert record.seconds["train"] == 0
-    assert fed.state()["trained"].tolist() == [1, 1, 0, 1], "as if it had been absent"
+    assert fed.state()["trained"].tolist() == [1, 1, 0, 1], "as if it had not been selected"
 
 
 def test_each_invalid_upload_is_a_strike_and_does_not_count_as_training() -> None:
@@ -136,7 +136,7 @@ def test_a_client_is_excluded_after_three_rejected_uploads() -> None:
     assert [record.participants for record in records] == 3 * [[0, 1, 2, 3]] + 2 * [[0, 1, 3]]
     assert [record.excluded for record in records] == [[], [], [2], [2], [2]]
     assert [len(record.rejected) for record in records] == [1, 1, 1, 0, 0]
-    # What it said of itself does not count any more, and nobody looks at it.
+    # Its metrics do not count any more, and it is not evaluated.
     assert records[2].per_client["accuracy"] == [0.5, 0.5, None, 0.5]
     assert {job.client_id for job in engine.jobs if job.round > 3} == {0, 1, 3}
 
@@ -215,7 +215,7 @@ def test_metrics_of_the_method_are_averaged_over_the_clients_that_report_them() 
 def test_server_seconds_do_not_include_the_engine() -> None:
     class Slow(Scripted):
         def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
-            time.sleep(0.3)  # before the first reply can be asked for
+            time.sleep(0.3)  # before the first reply can be evaluated for
             return super().run(jobs)
 
     seconds = federation(Slow()).round(1).seconds
@@ -273,7 +273,7 @@ def test_participants_are_a_new_random_sample_in_client_order() -> None:
     assert all(len(set(s)) == 10 and s == sorted(s) for s in samples)
     assert samples[0] != samples[1]
     counts = torch.tensor([c for s in samples for c in s]).bincount(minlength=100)
-    assert counts.min() > 5  # everybody's turn comes
+    assert counts.min() > 5  # every client is selected sometimes
     assert federation(Scripted(), clients=3, participation=0.01).participants(1) != []
 
 
@@ -281,7 +281,7 @@ def test_clients_that_are_not_selected_keep_their_scores() -> None:
     engine = Scripted()
     fed = federation(engine, clients=10, participation=0.3)
     fed.round(1)
-    # The first evaluation looks at everybody once; training is for the participants alone.
+    # The first evaluation includes all clients; only participants train.
     assert sorted(job.client_id for job in engine.jobs) == list(range(10))
     assert [job.client_id for job in engine.jobs if job.down is not None] == fed.participants(1)
     record = fed.round(2)
@@ -322,8 +322,8 @@ def test_a_server_restored_from_its_state_continues_equally() -> None:
 
 def test_global_accuracy_is_that_of_the_current_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five clients, three rounds; client 4 never takes part, client 3 only in the first."""
-    taking_part = {1: [0, 3], 2: [0, 1], 3: [1, 2]}
-    monkeypatch.setattr(Server, "participants", lambda _, number: taking_part[number])
+    participants_of = {1: [0, 3], 2: [0, 1], 3: [1, 2]}
+    monkeypatch.setattr(Server, "participants", lambda _, number: participants_of[number])
 
     def answer(job: Job) -> Reply:
         score = {"global_accuracy": job.round / 10} if job.evaluate_globally else {}
@@ -331,21 +331,21 @@ def test_global_accuracy_is_that_of_the_current_models(monkeypatch: pytest.Monke
         return replace(usual, metrics=usual.metrics | score)
 
     def run_rounds(when: GlobalRounds) -> tuple[list[Round], list[list[int]]]:
-        engine, records, asked = Scripted(answer), [], []
+        engine, records, evaluated = Scripted(answer), [], []
         task = Task(2, 2, 5, rounds=3, seed=0)
         state = Server.initial_state(task, {"total": torch.zeros(1)})
-        for number in (1, 2, 3):  # each in a federation that goes on from the last one's state
+        for number in (1, 2, 3):  # each with a new server that continues from the last state
             fed = Server(task, Sum(), engine, state, global_rounds=when)
             records.append(fed.round(number))
-            asked.append([job.client_id for job in engine.jobs if job.evaluate_globally])
+            evaluated.append([job.client_id for job in engine.jobs if job.evaluate_globally])
             state = fed.state()
-        return records, asked
+        return records, evaluated
 
     def scores(records: list[Round]) -> list[list[float | None] | None]:
         return [record.per_client["global_accuracy"] for record in records]
 
-    records, asked = run_rounds("last")
-    assert asked == [[], [], [1, 2, 0, 3]]
+    records, evaluated = run_rounds("last")
+    assert evaluated == [[], [], [1, 2, 0, 3]]
     assert scores(records) == [None, None, [0.3, 0.3, 0.3, 0.3, None]]
     assert [record.scores["global_accuracy"] for record in records] == [
         None,
@@ -353,8 +353,10 @@ def test_global_accuracy_is_that_of_the_current_models(monkeypatch: pytest.Monke
         pytest.approx(0.3),
     ]
 
-    records, asked = run_rounds("every")
-    assert asked == [[0, 3], [0, 1], [1, 2]], "whose model is as it was is not judged again"
+    records, evaluated = run_rounds("every")
+    assert evaluated == [[0, 3], [0, 1], [1, 2]], (
+        "a client with an unchanged model is not evaluated again"
+    )
     assert scores(records) == [
         [0.1, None, None, 0.1, None],
         [0.2, 0.2, None, 0.1, None],
@@ -362,8 +364,8 @@ def test_global_accuracy_is_that_of_the_current_models(monkeypatch: pytest.Monke
     ]
     assert records[2].scores["global_accuracy"] == pytest.approx(0.9 / 4)
 
-    records, asked = run_rounds("never")
-    assert asked == [[], [], []]
+    records, evaluated = run_rounds("never")
+    assert evaluated == [[], [], []]
     assert not any("global" in key for record in records for key in record)
 
 
@@ -382,7 +384,9 @@ def test_a_new_upload_invalidates_the_global_accuracy() -> None:
     assert fed.round(1).per_client["global_accuracy"] == [0.5, 0.5, 0.5, None]
     record = fed.round(2)
     assert record.per_client["global_accuracy"] == [0.5, None, None, None]
-    assert record.per_client["accuracy"] == [0.5, 0.5, 0.5, None], "there the last score counts"
+    assert record.per_client["accuracy"] == [0.5, 0.5, 0.5, None], (
+        "own accuracy keeps the last value"
+    )
     assert record.method_metrics == {}
 
 
@@ -398,7 +402,7 @@ def test_excluded_clients_have_no_global_accuracy() -> None:
     assert fed.round(3).per_client["global_accuracy"] == [0.5, None, 0.5, 0.5]
 
 
-def test_a_state_without_global_accuracy_is_evaluated_again() -> None:
+def test_global_accuracies_of_an_old_state_are_not_used() -> None:
     engine = Scripted()
     fed = federation(engine, global_rounds="last")
     fed.round(1)

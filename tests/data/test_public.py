@@ -205,11 +205,11 @@ def test_the_private_data_set_cannot_be_public(tmp_path: Path) -> None:
 def test_labels_count_as_bytes_only_if_they_are_read() -> None:
     source = SOURCES["digits"](DataLocation())
     hidden = publish(source, torch.arange(7), "p", labels=False)
-    told = publish(source, torch.arange(7), "p", labels=True)
+    labelled = publish(source, torch.arange(7), "p", labels=True)
     assert hidden.nbytes == 7 * 1024
-    assert told.nbytes == 7 * (1024 + 8)
-    assert hidden.digest != told.digest
-    assert isinstance(told, PublicData)
+    assert labelled.nbytes == 7 * (1024 + 8)
+    assert hidden.digest != labelled.digest
+    assert isinstance(labelled, PublicData)
 
 
 def test_labels_are_hidden_from_methods_that_do_not_declare_them(tmp_path: Path) -> None:

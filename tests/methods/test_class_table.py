@@ -131,22 +131,22 @@ def test_training_moves_a_client_towards_its_targets(method: FD | FedProto) -> N
     x, y = torch.randn(60, 6), torch.arange(60) % 3
     width = 3 if isinstance(method, FD) else 4
     rows = torch.tensor([[0.2, 0.3, 0.5]] * 3) if isinstance(method, FD) else torch.ones(3, 4)
-    told = {"classes": torch.arange(3).int(), "means": rows}
-    silent = {"classes": torch.zeros(0, dtype=torch.int32), "means": torch.zeros(0, width)}
+    targets = {"classes": torch.arange(3).int(), "means": rows}
+    no_targets = {"classes": torch.zeros(0, dtype=torch.int32), "means": torch.zeros(0, width)}
     far = {}
-    for name, down in (("told", told), ("silent", silent)):
+    for name, down in (("targets", targets), ("no_targets", no_targets)):
         torch.manual_seed(0)
         client = a_client(x, y, epochs=20, lr=0.05)
         up = method.client_update(client, down)
         far[name] = float((up["means"] - rows).square().mean())
-    assert far["told"] < 0.5 * far["silent"]
+    assert far["targets"] < 0.5 * far["no_targets"]
 
 
 def test_fd_uploads_mean_softmax_outputs() -> None:
     x, y = torch.randn(50, 6), torch.arange(50) % 2
     client = a_client(x, y)
-    silent = {"classes": torch.zeros(0, dtype=torch.int32), "means": torch.zeros(0, 3)}
-    up = FD().client_update(client, silent)
+    no_targets = {"classes": torch.zeros(0, dtype=torch.int32), "means": torch.zeros(0, 3)}
+    up = FD().client_update(client, no_targets)
     with torch.inference_mode():
         outputs = client.model(x).softmax(1)
     assert up["classes"].tolist() == [0, 1]
@@ -158,8 +158,8 @@ def test_fd_uploads_mean_softmax_outputs() -> None:
 def test_fedproto_uploads_counts() -> None:
     y = torch.tensor([0] * 7 + [2] * 5)
     client = a_client(torch.randn(12, 6), y)
-    silent = {"classes": torch.zeros(0, dtype=torch.int32), "means": torch.zeros(0, 4)}
-    up = FedProto().client_update(client, silent)
+    no_targets = {"classes": torch.zeros(0, dtype=torch.int32), "means": torch.zeros(0, 4)}
+    up = FedProto().client_update(client, no_targets)
     assert up["counts"].tolist() == [7, 5]
 
 

@@ -115,8 +115,8 @@ def test_numbers_of_samples_are_sent_only_if_the_method_weights_by_them(
 
     monkeypatch.setattr(type(prepared.config.method), "server_update", spy)
     loop.run(prepared, tmp_path / "run")
-    told = name.endswith(("avg", "fml", "fedkd", ":Distils"))
-    assert seen == ([client.train for client in prepared.clients()] if told else [0] * 5)
+    weighted = name.endswith(("avg", "fml", "fedkd", ":Distils"))
+    assert seen == ([client.train for client in prepared.clients()] if weighted else [0] * 5)
 
 
 PAPER_BYTES = {  # as the paper counts: CIFAR-10 with 2 classes, CIFAR-100 with 10
