@@ -11,19 +11,21 @@ from fedgh.methods.standalone import Standalone
 
 
 @pytest.mark.parametrize("name", config.experiments())
-def test_every_named_experiment_survives_a_round_trip(name: str, tmp_path: Path) -> None:
+def test_named_experiments_are_unchanged_after_writing_and_reading(
+    name: str, tmp_path: Path
+) -> None:
     first = config.load(name)
     (tmp_path / "copy.toml").write_text(first.to_toml())
     assert config.load(tmp_path / "copy.toml") == first
 
 
-def test_the_named_experiments() -> None:
+def test_named_experiments_are_listed() -> None:
     names = ["demo", "cifar10-hetero", "cifar10-homo", "cifar100-hetero", "cifar100-homo"]
     assert list(config.experiments()) == names
     assert config.load("cifar100-hetero").data.classes_per_client == 10
 
 
-def test_overrides() -> None:
+def test_overrides_replace_values() -> None:
     settings = config.load(
         "demo",
         [
@@ -50,7 +52,7 @@ def test_overrides() -> None:
     assert settings.public.dir == Path.cwd() / "there"
 
 
-def test_a_setting_that_is_not_used_is_in_no_fingerprint() -> None:
+def test_unused_settings_do_not_change_the_fingerprint() -> None:
     assert "samples" not in config.load("demo").portable()["data"]
     assert config.load("demo", ["data.samples=9"]).portable()["data"]["samples"] == 9
 
@@ -63,7 +65,7 @@ def test_the_order_of_overrides_does_not_matter(tmp_path: Path) -> None:
     assert settings.method == FedGH(server_lr=0.5)
 
 
-def test_a_data_dir_may_have_any_name() -> None:
+def test_a_data_dir_may_contain_special_characters() -> None:
     odd = Path("/a b/'\"\\\t")
     assert config.load("demo", data_dir=odd).data.dir == odd
 
@@ -106,14 +108,14 @@ def test_another_method_starts_from_its_own_defaults() -> None:
         ("local.epochs", "expected section.key=value"),
     ],
 )
-def test_a_mistake_is_one_line_that_helps(override: str, says: str) -> None:
+def test_a_mistake_is_reported_in_one_line_with_a_suggestion(override: str, says: str) -> None:
     with pytest.raises(ConfigError) as error:
         config.load("demo", [override])
     assert says in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_every_mistake_is_named() -> None:
+def test_all_mistakes_are_reported_together() -> None:
     with pytest.raises(ConfigError) as error:
         config.load("demo", ["local.lr=-1", "method.x=1", "run.y=2"])
     assert len(str(error.value).splitlines()) == 3
@@ -122,16 +124,16 @@ def test_every_mistake_is_named() -> None:
 @pytest.mark.parametrize(
     "table", [{"federation": 5}, {"method": "fedgh"}, {"method": {"name": ["a"]}}, {"local": []}]
 )
-def test_odd_tables(table: dict[str, Any]) -> None:
+def test_tables_of_wrong_types_are_rejected(table: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         config.parse(table)
 
 
 class Unfinished(Method):
-    """Somebody's method that is not quite there."""
+    """A method without updates."""
 
 
-def test_methods_of_ones_own_that_are_none() -> None:
+def test_objects_that_are_not_methods_are_rejected() -> None:
     for name, says in (
         (
             "tests.test_config:Unfinished",
@@ -145,7 +147,7 @@ def test_methods_of_ones_own_that_are_none() -> None:
             config.load("demo", [f"method.name={name}"])
 
 
-def test_files_that_are_no_experiment(tmp_path: Path) -> None:
+def test_files_that_are_not_experiments_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'demo'"):
         config.load("dmeo")
     with pytest.raises(ConfigError, match="no experiment or file"):
@@ -167,12 +169,12 @@ def test_old_key_names_are_accepted_with_a_warning(tmp_path: Path) -> None:
         assert config.load("demo", ["run.largest_norm=7"]).run.max_norm == 7
 
 
-def test_a_key_with_its_old_and_its_new_name_is_refused() -> None:
+def test_a_key_with_its_old_and_its_new_name_is_rejected() -> None:
     with pytest.raises(ConfigError, match="no key 'zoo'"):
         config.parse({"model": {"zoo": ["cnn5"], "extractors": ["cnn1"]}})
 
 
-def test_the_rename_of_extractors_left_fingerprints_unchanged() -> None:
+def test_the_rename_of_extractors_does_not_change_fingerprints() -> None:
     demo = config.load("demo")
     assert set(demo.hashed()["model"]) == {"zoo", "rep_dim"}
     assert set(demo.portable()["model"]) == {"extractors", "rep_dim"}

@@ -1,4 +1,4 @@
-"""A federation as a Python object: any networks, any data, the same engine underneath."""
+"""The Python interface `Federation`: any networks, any data, all engines."""
 
 import gc
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def same_results(a: RunFolder, b: RunFolder) -> bool:
     return numbers(a) == numbers(b) and states(a) == states(b)
 
 
-def test_participants_with_nothing_in_common_learn_together() -> None:
+def test_clients_with_different_inputs_and_networks_learn_together() -> None:
     federation = Federation(three(), lr=0.1)
     assert federation.classes == CLASSES
     assert federation.config.model.rep_dim == 8, "the smallest width; the others are projected"
@@ -46,7 +46,7 @@ def test_participants_with_nothing_in_common_learn_together() -> None:
         north.predict(points(6)[0])
 
 
-def test_the_same_twice_and_on_every_engine(tmp_path: Path) -> None:
+def test_a_run_is_reproducible_on_every_engine(tmp_path: Path) -> None:
     one = Federation(three()).run(2, out=tmp_path / "one", progress=False)
     again = Federation(three()).run(2, out=tmp_path / "again", progress=False)
     workers = Federation(three(), engine="workers").run(2, out=tmp_path / "w", progress=False)
@@ -54,7 +54,7 @@ def test_the_same_twice_and_on_every_engine(tmp_path: Path) -> None:
     assert same_results(one.folder, workers.folder)
 
 
-def test_a_program_that_was_stopped_goes_on(tmp_path: Path) -> None:
+def test_a_stopped_program_resumes_its_run(tmp_path: Path) -> None:
     def stop(record: Round) -> None:
         if record.round == 2:
             raise KeyboardInterrupt
@@ -68,14 +68,14 @@ def test_a_program_that_was_stopped_goes_on(tmp_path: Path) -> None:
     )
     assert rounds == [2, 3, 4]
     assert same_results(straight.folder, resumed.folder)
-    # Once more: it is all there.
+    # A second start finds a finished run.
     assert Federation(three()).run(4, out=tmp_path / "run", progress=False).history.shape[0] == 4
     for other in (Federation(three(), lr=0.5), Federation([replace(three()[0], network=net(4))])):
         with pytest.raises(RunError, match="holds another run: its data, settings"):
             other.run(4, out=tmp_path / "run", progress=False)
 
 
-def test_the_models_are_used_again_without_the_data(tmp_path: Path) -> None:
+def test_models_are_loaded_without_data(tmp_path: Path) -> None:
     trained = Federation(three(), lr=0.1).run(2, out=tmp_path / "run", progress=False)
     networks = [replace(one, data=None) for one in three()]
     again = TrainedFederation.load(tmp_path / "run", clients=networks)
@@ -95,33 +95,33 @@ def test_the_models_are_used_again_without_the_data(tmp_path: Path) -> None:
         _ = TrainedFederation.load(tmp_path / "run", clients=other).clients[0].model
 
 
-def test_a_callback_may_say_that_it_is_enough(tmp_path: Path) -> None:
+def test_a_callback_can_stop_the_run(tmp_path: Path) -> None:
     federation = Federation(three())
     out = tmp_path / "run"
     trained = federation.run(9, out=out, callbacks=[lambda r: r.round == 2], progress=False)
     assert list(trained.history["round"]) == [1, 2]
     assert trained.clients[0].predict(points(4)[0][:1])[0] in CLASSES
-    # The same program again is stopped where it was; without the callback it goes on.
+    # The same program stops at the same round; without the callback it continues.
     again = federation.run(9, out=out, callbacks=[lambda r: r.round == 2], progress=False)
     assert list(again.history["round"]) == [1, 2]
     assert list(federation.run(9, out=out, progress=False).history["round"]) == list(range(1, 10))
 
 
-def test_what_was_seen_is_kept_also_between_checkpoints() -> None:
+def test_a_stop_between_checkpoints_keeps_the_last_round() -> None:
     rare = Federation(three(), settings={"run.checkpoint_every": 5})
     trained = rare.run(9, callbacks=[lambda r: r.round == 4], progress=False)
     assert trained.checkpoint.round == 4
     assert list(trained.history["round"]) == [1, 2, 3, 4]
 
 
-def test_it_says_what_it_found() -> None:
+def test_repr_shows_the_representation_of_each_network() -> None:
     words = repr(Federation(three())).splitlines()
     assert words[0] == "fedgh, 3 classes, representations of 8"
     assert words[1] == "  0 north: Sequential, the input of '1'"
     assert words[2] == "  1 south: Sequential, its output, projected from 12"
 
 
-def test_pictures_are_predicted_as_they_were_given() -> None:
+def test_images_are_predicted_in_the_form_of_the_training_data() -> None:
     x, names = pictures()
     last = x.permute(0, 2, 3, 1).contiguous()
     west = replace(three()[2], data=(last, names))
@@ -129,7 +129,7 @@ def test_pictures_are_predicted_as_they_were_given() -> None:
     assert trained.clients["west"].predict(last[:2]) == ["a", "c"]
 
 
-def test_without_a_place_nothing_is_left() -> None:
+def test_without_out_no_files_remain() -> None:
     trained = Federation(three()).run(1, progress=False)
     path = trained.folder.path
     assert path.exists()
@@ -141,7 +141,7 @@ def test_without_a_place_nothing_is_left() -> None:
     assert not path.exists()
 
 
-def test_only_a_place_that_stays_is_named(
+def test_a_temporary_run_folder_is_not_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Federation(three()).run(1)
@@ -150,7 +150,7 @@ def test_only_a_place_that_stays_is_named(
     assert "seed 0 -> " in capsys.readouterr().out
 
 
-def test_all_that_a_configuration_can_say() -> None:
+def test_settings_set_any_key_of_the_configuration() -> None:
     federation = Federation(
         three(),
         FedGH(server_lr=0.5),
@@ -173,7 +173,7 @@ def test_all_that_a_configuration_can_say() -> None:
 
 
 @pytest.mark.parametrize("method", ["standalone", "lg_fedavg", "fd", "fedproto"])
-def test_other_methods(method: str) -> None:
+def test_federations_run_other_methods(method: str) -> None:
     assert len(Federation(three(), method).run(2, progress=False).history) == 2
 
 
@@ -185,7 +185,7 @@ def test_one_shared_network_needs_inputs_of_one_shape() -> None:
     assert len(federation.run(1, progress=False).history) == 1
 
 
-def test_a_frozen_network_is_left_as_it_is() -> None:
+def test_a_frozen_network_does_not_change() -> None:
     network = net(4)
     frozen = [replace(three()[0], network=network, frozen=True), three()[1]]
     trained = Federation(frozen, rep_dim=6, lr=0.1).run(2, progress=False)
@@ -195,7 +195,7 @@ def test_a_frozen_network_is_left_as_it_is() -> None:
     assert "projection.weight" in state
 
 
-def test_a_report_and_an_export(tmp_path: Path) -> None:
+def test_a_report_is_written_and_a_model_exported(tmp_path: Path) -> None:
     trained = Federation(three()).run(2, out=tmp_path / "run", progress=False)
     page = write_report(trained)
     assert page == tmp_path / "run" / "report.html"
@@ -211,7 +211,7 @@ def test_a_report_and_an_export(tmp_path: Path) -> None:
     [
         (lambda: Federation([]), "at least one client"),
         (lambda: Federation(three()[0]), "needs a list"),  # type: ignore[arg-type]
-        (lambda: Federation([(net(4), points(4))]), "client 0 is a tuple; say Cli"),  # type: ignore[list-item]
+        (lambda: Federation([(net(4), points(4))]), "client 0 is a tuple; write Cli"),  # type: ignore[list-item]
         (lambda: Federation(three(), FedGH), "expected a name or a method, e.g. FedGH"),  # type: ignore[arg-type]
         (lambda: ClientSpec(nn.Linear, points(4)), "expected a torch.nn.Module, got <class"),  # type: ignore[arg-type]
         (
@@ -233,12 +233,12 @@ def test_a_report_and_an_export(tmp_path: Path) -> None:
         (lambda: Federation(three(), settings={"local.augment": ["flip"]}).run(1), "is for images"),
     ],
 )
-def test_mistakes(make: Callable[[], Any], problem: str) -> None:
+def test_mistakes_are_reported_with_the_client(make: Callable[[], Any], problem: str) -> None:
     with pytest.raises(FedghError, match=problem):
         make()
 
 
-def test_the_type_of_an_error_stays() -> None:
+def test_the_type_of_an_error_is_kept() -> None:
     with pytest.raises(ConfigError):
         Federation([ClientSpec(net(5), points(4))])
     with pytest.raises(DataError):
@@ -259,7 +259,7 @@ def two() -> list[ClientSpec]:
     return [ClientSpec(net(4, seed=seed), points(4, seed=seed)) for seed in (1, 2)]
 
 
-def test_public_data_are_given_like_those_of_a_participant(tmp_path: Path) -> None:
+def test_public_data_are_given_like_those_of_a_client(tmp_path: Path) -> None:
     x, y = points(4, seed=9, n=30)
     federation = Federation(two(), Labelled(), public=(x, y))
     assert federation.config.public.name == "own"
@@ -276,7 +276,7 @@ def test_public_data_are_given_like_those_of_a_participant(tmp_path: Path) -> No
     assert fewer.experiment().task.public_size == 7
 
 
-def test_public_data_that_do_not_fit_are_refused() -> None:
+def test_unsuitable_public_data_are_rejected() -> None:
     x, y = points(4, seed=9, n=30)
     for public, says in (
         (None, "chorus needs public data"),

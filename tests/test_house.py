@@ -1,4 +1,4 @@
-"""The layout of the source: one class for each name, and no test that imports a test."""
+"""Rules of the source: unique class names, no imports between tests, form of docstrings."""
 
 import ast
 import re

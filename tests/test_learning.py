@@ -1,4 +1,4 @@
-"""It really learns: on the embedded digits always, on CIFAR-10 where the data are there."""
+"""Methods learn: on the embedded digits, and on CIFAR-10 if the data are on this machine."""
 
 from pathlib import Path
 
@@ -23,8 +23,8 @@ def test_the_demo_learns(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(METHODS.keys() - {"fedgh"}))
 def test_every_method_learns_with_the_settings_of_the_demo(name: str, tmp_path: Path) -> None:
-    zoo = ["model.extractors=cnn1"] if name == "fedavg" else []  # one architecture for all
-    settings = config.load("demo", [f"method.name={name}", "run.engine=serial", *zoo])
+    architecture = ["model.extractors=cnn1"] if name == "fedavg" else []  # one architecture for all
+    settings = config.load("demo", [f"method.name={name}", "run.engine=serial", *architecture])
     run = loop.run(prepare(settings), tmp_path / "run")
     assert (run.records()[-1].accuracy or 0) > 0.85
 
@@ -39,7 +39,7 @@ def test_global_accuracy_shows_what_a_client_knows_of_other_classes(tmp_path: Pa
     )
     run = loop.run(prepare(settings), tmp_path / "run")
     last = run.records()[-1]
-    # Alone, a client knows at best the two of ten classes it has seen.
+    # A client that trains alone knows at best two of ten classes.
     assert (last.accuracy or 0) > 0.8
     assert 0.1 < (last.scores["global_accuracy"] or 0) <= 0.21
     assert len(last.per_client["global_accuracy"] or []) == 10

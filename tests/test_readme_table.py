@@ -8,7 +8,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def paper_table() -> str:
-    """The accuracies of table-hetero, a row per method, as docs/reproduce.md shows them."""
+    """Return the accuracies of table-hetero, a row per method, as in docs/reproduce.md."""
     with (ROOT / "docs/results/quick/table-hetero.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     cells: dict[str, list[str]] = {}
@@ -30,7 +30,7 @@ def test_the_table_beside_the_paper_comes_from_the_results() -> None:
 
 
 def pays_table() -> str:
-    """What joining gained, a row per setting in which FedGH+ was run with several seeds."""
+    """Return the gains of FedGH+, a row per setting with several seeds."""
     with (ROOT / "docs/results/quick/pays.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     columns = {
@@ -55,7 +55,7 @@ def pays_table() -> str:
 
 
 def gain_shown(row: dict[str, str]) -> str:
-    """A gain over several seeds with its standard error."""
+    """Return a gain over several seeds with its standard error."""
     if not row["s.e. over"].endswith("seeds"):
         return "-"
     return f"{float(row['gain, own data']):+.1f} ± {float(row['± s.e., own data']):.1f}"

@@ -1,4 +1,4 @@
-"""Tables for spreadsheet programs, which compute what looks like a formula."""
+"""Tables for spreadsheet programs, which evaluate text that looks like a formula."""
 
 import csv
 import io
@@ -31,28 +31,28 @@ def written(*cells: str | float | None) -> list[str]:
         "-1e",
     ],
 )
-def test_no_text_is_a_formula(cell: str) -> None:
+def test_text_that_looks_like_a_formula_is_escaped(cell: str) -> None:
     assert written(cell, "cat") == [f"'{cell}", "cat"]
 
 
 @pytest.mark.parametrize("cell", ["cat", "a=b", "1-2", "", " dog", "'=1", "-1", "+2.5", "-1e-9"])
-def test_other_texts_stay_as_they_are(cell: str) -> None:
+def test_other_texts_are_unchanged(cell: str) -> None:
     assert written(cell, "cat") == [cell, "cat"]
 
 
 @pytest.mark.parametrize("cell", ["a\n=1", "a\r=1", 'a"\n=1', "a,=1"])
-def test_a_text_is_one_cell(cell: str) -> None:
+def test_a_text_with_separators_is_one_cell(cell: str) -> None:
     assert written(cell, "cat") == [cell, "cat"]
     assert f'"{cell.replace(chr(34), 2 * chr(34))}"' in Sheet("", "", [Column("")], [[cell]]).csv()
 
 
-def test_numbers_stay_as_they_are() -> None:
+def test_numbers_are_unchanged() -> None:
     assert written(-1, -0.5, 1e-9, None) == ["-1", "-0.5", "1e-09", ""]
 
 
-def test_what_is_no_text_can_be_written() -> None:
+def test_cells_that_are_not_text_are_written() -> None:
     assert written("caf\udce9.png") == ["caf?.png"]
 
 
-def test_a_heading_is_no_formula_either() -> None:
+def test_headings_that_look_like_formulas_are_escaped() -> None:
     assert Sheet("", "", [Column("=1")], []).csv() == "'=1\n"

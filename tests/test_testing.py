@@ -1,4 +1,4 @@
-"""The contract for authors' tests finds what breaks it."""
+"""`check_method` detects methods that break the contract."""
 
 import random
 
@@ -84,7 +84,7 @@ class ClientIsRandom(LGFedAvg):
 
 
 class Forgetful(LGFedAvg):
-    """Keeps what a client must remember where no checkpoint finds it."""
+    """A method that keeps a client's state outside its checkpoint."""
 
     def client_update(self, client: Client, down: Payload) -> Payload:
         seen = getattr(client, "seen", 0) + 1
@@ -94,7 +94,7 @@ class Forgetful(LGFedAvg):
 
 
 class OtherNetwork(LGFedAvg):
-    """The client widens its own network, so that the server cannot know its shapes."""
+    """A method that widens the client's network, so that the server does not know its shapes."""
 
     up = api.Network("own", "extractor")  # type: ignore[assignment]
 
@@ -127,17 +127,17 @@ class OtherNetwork(LGFedAvg):
         (OtherNetwork, "the server expects other uploads than the client declares"),
     ],
 )
-def test_what_breaks_the_contract_is_found(method: type[LGFedAvg], why: str) -> None:
+def test_a_broken_contract_is_detected(method: type[LGFedAvg], why: str) -> None:
     with pytest.raises(AssertionError, match=why):
         check_method(method())
 
 
-def test_a_server_that_needs_uploads_fails() -> None:
+def test_a_method_that_needs_uploads_in_each_round_fails() -> None:
     with pytest.raises(StopIteration):
         check_method(NeedsUploads())
 
 
-def test_settings_change_the_federation() -> None:
+def test_settings_change_the_tiny_federation() -> None:
     with pytest.raises(MethodError, match="all clients need one architecture"):
         check_method(Phases())
     check_method(Phases(), ["model.extractors=mlp"])

@@ -1,4 +1,4 @@
-"""What `make check` says about the packages we depend on."""
+"""The checks of `make check` on the packages that fedgh depends on."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from tools.vulnerabilities import Findings
 NAMES = locked(LOCK.read_text())
 
 
-def test_a_lock_file_names_packages_in_one_way() -> None:
+def test_package_names_of_a_lock_file_are_normalised() -> None:
     assert locked("# exact\nPySocks==1.7\n\nboolean.py==5.0\npip_api==0.1\n") == [
         "boolean-py",
         "pip-api",
@@ -38,7 +38,7 @@ def test_a_licence_is_read_from_the_metadata(
     assert licences.licence("made-up", expression, classifiers, stated) == expected
 
 
-def test_what_the_metadata_do_not_say_somebody_has_read() -> None:
+def test_a_licence_missing_in_the_metadata_comes_from_the_reviewed_list() -> None:
     assert licences.licence("ray", "", [], "Apache 2.0") == "Apache-2.0"
     assert set(licences.REVIEWED) <= set(NAMES)
 
@@ -50,16 +50,16 @@ def test_what_the_metadata_do_not_say_somebody_has_read() -> None:
         ("GPL-3.0-only OR MIT", True),
         ("MIT AND GPL-3.0-only", False),
         ("GPL-3.0-only", False),
-        ("MIT AND (BSD-3-Clause OR GPL-3.0-only)", False),  # nobody has thought about it
+        ("MIT AND (BSD-3-Clause OR GPL-3.0-only)", False),  # not reviewed
         ("unknown", False),
         ("", False),
     ],
 )
-def test_a_licence_is_accepted_or_not(expression: str, fine: bool) -> None:
+def test_licence_expressions_are_accepted_or_rejected(expression: str, fine: bool) -> None:
     assert licences.accepted(expression) == fine
 
 
-def test_the_page_has_to_be_true() -> None:
+def test_an_outdated_page_of_licences_is_reported() -> None:
     names, found = ["a", "b", "c"], {"a": "MIT", "c": "ISC"}
     written = licences.page(names, found)
     assert licences.problems(names, found, written) == []
@@ -88,13 +88,13 @@ FLAWED: dict[str, object] = {
 UNKNOWN: dict[str, object] = {"name": "unknown", "skip_reason": "not found"}
 
 
-def test_a_vulnerability_fails() -> None:
+def test_a_known_vulnerability_fails_the_check() -> None:
     good, words = vulnerabilities.read(report(FINE, FLAWED, UNKNOWN)).verdict(3)
     assert not good
     assert "flawed: PYSEC-1 (mended in 2, 3), PYSEC-2 (mended in no version)" in words
 
 
-def test_what_was_not_checked_is_not_claimed() -> None:
+def test_unchecked_packages_are_listed() -> None:
     good, words = vulnerabilities.read(report(FINE, UNKNOWN)).verdict(2)
     assert good
     assert words == "vulnerabilities: none known in 1 of 2 packages; not checked: unknown"
@@ -103,7 +103,7 @@ def test_what_was_not_checked_is_not_claimed() -> None:
     assert "NOT CHECKED" in words
 
 
-def test_no_answer_is_said(
+def test_an_unreachable_registry_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(vulnerabilities, "ask", lambda: "")
@@ -112,7 +112,7 @@ def test_no_answer_is_said(
 
 
 @pytest.mark.parametrize("text", ["Traceback", "{}", "[]", '{"dependencies": [1]}'])
-def test_an_answer_that_is_none_fails(
+def test_an_invalid_answer_fails_the_check(
     text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(vulnerabilities, "ask", lambda: text)
@@ -120,12 +120,12 @@ def test_an_answer_that_is_none_fails(
     assert "the check failed" in capsys.readouterr().out
 
 
-def test_a_check_that_does_not_work_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_audit_tool_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert vulnerabilities.main() == 1
 
 
-def test_a_registry_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_registry_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def hang(*_: object, timeout: float, **__: object) -> None:
         raise subprocess.TimeoutExpired("pip-audit", timeout)
 

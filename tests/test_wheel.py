@@ -1,4 +1,4 @@
-"""What is built is what people install: it must run far from the checkout."""
+"""The built wheel runs outside the checkout."""
 
 import os
 import subprocess

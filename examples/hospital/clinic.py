@@ -1,4 +1,4 @@
-"""A small clinic in the same federation: other patients, and quite another network."""
+"""A clinic in the same federation, with other patients and another network."""
 
 from hospital import patients
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from fedgh.flower import ClientSpec, NodeConfig, client_app
 
 
 class Wide(nn.Module):
-    """One wide layer, whose halves gate each other."""
+    """One wide layer with a gated linear unit."""
 
     def __init__(self, inputs: int, rep_dim: int) -> None:
         super().__init__()
@@ -16,13 +16,13 @@ class Wide(nn.Module):
         self.gate = nn.GLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, inputs] -> [batch, rep_dim]."""
+        """Map [batch, inputs] to [batch, rep_dim]."""
         out: Tensor = self.gate(self.mix(x))
         return out
 
 
 def make_client(task: Task, node_config: NodeConfig) -> ClientSpec:
-    """The clinic's patients and network."""
+    """Return the clinic's patients and network."""
     x, y = patients(int(node_config["client"]), task.num_clients)
     return ClientSpec(Wide(x.shape[1], task.rep_dim), (x, y))
 

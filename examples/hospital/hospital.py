@@ -1,7 +1,7 @@
 """A hospital takes part in a federation with its own network and its own patients.
 
-Nothing here leaves the hospital: it sends one mean representation per diagnosis, and gets the
-shared header back.
+Patients, network and weights never leave the hospital: it sends one class mean per diagnosis, and
+receives the global header.
 """
 
 import torch
@@ -13,7 +13,7 @@ from fedgh.flower import ClientSpec, NodeConfig, client_app
 
 
 def make_client(task: Task, node_config: NodeConfig) -> ClientSpec:
-    """The patients of this site, and a network of three layers."""
+    """Return the patients of this hospital and a network of three layers."""
     x, y = patients(int(node_config["client"]), task.num_clients)
     network = nn.Sequential(
         nn.Linear(x.shape[1], 64),
@@ -27,7 +27,7 @@ def make_client(task: Task, node_config: NodeConfig) -> ClientSpec:
 
 
 def patients(site: int, sites: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stands in for the hospital's own database: every site has other people of a public set."""
+    """Return a part of a public data set, in place of the hospital's own database."""
     measured, diagnoses = load_breast_cancer(return_X_y=True)
     x, y = torch.from_numpy(measured).float(), torch.from_numpy(diagnoses)
     own = torch.arange(site, len(y), sites)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Both sites and the server on this machine, with TLS and keys as for real: rehearse.sh [FOLDER]
+# Start both clients and the server on this machine, with TLS and keys: rehearse.sh [FOLDER]
 set -eu
 cd "$(dirname "$0")"
 folder="${1:-federation}"

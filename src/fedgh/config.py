@@ -141,7 +141,7 @@ class PrivacySection(_SectionModel):
 
 
 class RunSection(_SectionModel):
-    """How the run is executed, evaluated and stored; it does not change what honest clients learn.
+    """Settings of execution, evaluation and storage; they do not change what honest clients learn.
 
     There are exceptions. Another device rounds differently and draws its own dropout masks. With
     `strikes` and `max_norm` the server rejects uploads and excludes clients, and a client that

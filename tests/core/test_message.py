@@ -71,7 +71,7 @@ def test_tensors_follow_from_the_declaration(
     assert sizes(message) == [tensors]
 
 
-def test_the_own_network_has_the_shapes_of_each_client() -> None:
+def test_messages_with_the_own_network_have_the_shapes_of_each_client() -> None:
     for width in (4, 7):
         (spec,) = sizes(api.Network("own"), shapes_of(TASK, network(width)))
         assert spec["extractor.0.weight"] == (width, 6)
@@ -79,7 +79,7 @@ def test_the_own_network_has_the_shapes_of_each_client() -> None:
         assert "extractor.1.num_batches_tracked" not in spec
 
 
-def test_several_forms_and_several_parts() -> None:
+def test_specs_of_combined_messages_and_of_alternatives() -> None:
     assert sizes(api.OneOf(api.NOTHING, api.HEADER)) == [{}, *sizes(api.HEADER)]
     both = api.PerClass("representation") + api.HEADER
     assert sizes(both) == [sizes(api.PerClass("representation"))[0] | sizes(api.HEADER)[0]]
@@ -105,7 +105,7 @@ def test_what_is_shared_follows_from_the_declaration(message: Message, shares: S
     assert message.shares == shares
 
 
-def test_the_methods_share_what_they_did() -> None:
+def test_what_each_built_in_method_shares() -> None:
     shared = {name: kind().shares for name, kind in METHODS.items()}
     assert shared == {
         "standalone": "nothing",
@@ -133,13 +133,13 @@ def test_rows_of_probabilities_add_up_to_one(message: Message) -> None:
 
 
 @pytest.mark.parametrize(("name", "now"), [("predict", "logits"), ("summarised", "averaged")])
-def test_hooks_of_earlier_versions_are_refused(name: str, now: str) -> None:
+def test_hooks_of_earlier_versions_are_rejected(name: str, now: str) -> None:
     with pytest.raises(TypeError, match=f"Old.{name} was renamed to {now}"):
         type("Old", (Teacher,), {name: lambda *_: None, "__module__": __name__})
 
 
 @pytest.mark.parametrize("name", ["shares", "upload_specs", "download_specs"])
-def test_what_follows_from_a_declaration_cannot_be_defined_beside_it(name: str) -> None:
+def test_a_method_cannot_define_what_follows_from_its_declaration(name: str) -> None:
     with pytest.raises(TypeError, match=f"Sly.{name} follows from the declarations"):
         type("Sly", (Teacher,), {name: None, "__module__": __name__})
 
@@ -166,7 +166,7 @@ def test_each_form_of_a_message_is_checked() -> None:
         sizes(alike)
 
 
-def test_an_own_spec_looks_at_the_network_only_if_it_declares_that() -> None:
+def test_an_own_spec_may_use_the_network_only_if_it_declares_that() -> None:
     def spec(method: api.Method, shapes: Shapes) -> api.Spec:
         return api.network_spec(api.network_state(shapes.network()))
 
@@ -178,12 +178,12 @@ def test_an_own_spec_looks_at_the_network_only_if_it_declares_that() -> None:
 
 
 @pytest.mark.parametrize("kind", [api.PerClass, api.PublicOutputs])
-def test_a_misspelt_declaration_is_refused(kind: Callable[[str], Message]) -> None:
+def test_a_misspelt_declaration_is_rejected(kind: Callable[[str], Message]) -> None:
     with pytest.raises(TypeError, match="'outputs': expected one of"):
         kind("outputs")
 
 
-def test_outputs_of_public_samples_need_such_samples() -> None:
+def test_outputs_of_public_samples_need_public_data() -> None:
     for task in (replace(TASK, public_size=0), replace(TASK, public_size=1)):
         message = api.PublicOutputs(samples="samples")
         with pytest.raises(MethodError, match="sends outputs of 2 public samples, but"):

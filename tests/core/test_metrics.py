@@ -36,25 +36,25 @@ def test_metrics_are_those_of_scikit_learn(pairs: list[tuple[int, int]]) -> None
 
 
 def test_a_rare_class_counts_as_much_as_a_frequent_one() -> None:
-    judged = counted([(0, 0)] * 9 + [(1, 0)])
-    assert METRICS["accuracy"].of(judged) == 0.9
-    assert balanced_accuracy(judged) == 0.5
-    assert macro_f1(judged) == pytest.approx((18 / 19 + 0) / 2)
+    evaluation = counted([(0, 0)] * 9 + [(1, 0)])
+    assert METRICS["accuracy"].of(evaluation) == 0.9
+    assert balanced_accuracy(evaluation) == 0.5
+    assert macro_f1(evaluation) == pytest.approx((18 / 19 + 0) / 2)
 
 
-def test_what_a_client_says_is_counted_and_its_loss_is_the_cross_entropy() -> None:
+def test_predictions_are_counted_and_the_loss_is_the_cross_entropy() -> None:
     client = quick().blueprint().make(0)
-    judged = evaluate(client, Standalone().logits, client.data.test)
+    evaluation = evaluate(client, Standalone().logits, client.data.test)
     test = client.data.test
-    assert int(judged.counts.sum()) == len(test)
-    assert judged.counts.sum(1).tolist() == test.labels.bincount(minlength=10).tolist()
+    assert int(evaluation.counts.sum()) == len(test)
+    assert evaluation.counts.sum(1).tolist() == test.labels.bincount(minlength=10).tolist()
     from fedgh.core.batches import to_input
 
     client.model.eval()
     with torch.inference_mode():
         shares = client.model(to_input(test.x[test.index])).double().softmax(1)
     wanted = log_loss(test.labels.numpy(), shares.numpy(), labels=list(range(10)))
-    assert judged.loss == pytest.approx(wanted, rel=1e-6)
+    assert evaluation.loss == pytest.approx(wanted, rel=1e-6)
 
 
 def test_the_spread_over_clients_worked_by_hand() -> None:

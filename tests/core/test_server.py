@@ -1,4 +1,4 @@
-"""The round, played with an engine that does exactly what a test wants."""
+"""Rounds of the server with an engine whose replies the test defines."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from tests.support.scripted import METRICS, Scripted
 
 
 class Sum(Method):
-    """The server adds up what it gets."""
+    """A method whose server adds up the uploads."""
 
     up = Own(lambda *_: {"value": wire.Field(torch.float32, (1,))})
     down = Own(lambda *_: {"total": wire.Field(torch.float32, (1,))})
@@ -31,10 +31,10 @@ class Sum(Method):
         return {"total": server["total"] + sum(upload.payload["value"] for upload in uploads)}
 
 
-def federation(engine: Scripted, clients: int = 4, **how: float | str) -> Server:
+def federation(engine: Scripted, clients: int = 4, **settings: float | str) -> Server:
     task = Task(2, 2, clients, rounds=10, seed=0)
     state = Server.initial_state(task, {"total": torch.zeros(1)})
-    return Server(task, Sum(), engine, state, **how)  # type: ignore[arg-type]
+    return Server(task, Sum(), engine, state, **settings)  # type: ignore[arg-type]
 
 
 def test_uploads_reach_the_server_and_bytes_add_up() -> None:
@@ -61,7 +61,7 @@ def test_a_failed_client_is_recorded_and_the_round_goes_on() -> None:
     assert record.accuracy == 0.5
 
 
-def test_a_bad_upload_is_rejected_and_never_seen_by_the_method() -> None:
+def test_an_upload_that_is_not_as_declared_never_reaches_the_method() -> None:
     def answer(job: Job) -> Reply:
         if job.client_id == 2:
             return Scripted.usual(job, value=float("nan"))
@@ -78,23 +78,23 @@ def test_a_bad_upload_is_rejected_and_never_seen_by_the_method() -> None:
     assert fed.server["total"].item() == 2
 
 
-def test_what_a_rejected_client_says_of_itself_does_not_count() -> None:
+def test_metrics_of_a_rejected_client_are_ignored() -> None:
     def answer(job: Job) -> Reply:
         usual = Scripted.usual(job)
         if job.client_id != 2:
             return replace(usual, metrics=usual.metrics | {"train_loss": 1.0})
-        boasts = dict.fromkeys((*METRICS, "train_loss", "anything"), 1e9)
-        return replace(usual, up=b"garbage", metrics=boasts, seconds={"train": 1e9})
+        false_metrics = dict.fromkeys((*METRICS, "train_loss", "anything"), 1e9)
+        return replace(usual, up=b"garbage", metrics=false_metrics, seconds={"train": 1e9})
 
     fed = federation(Scripted(answer))
     record = fed.round(1)
     assert (record.accuracy, record.train_loss, record.method_metrics) == (0.5, 1.0, {})
     assert record.per_client["accuracy"] == [0.5, 0.5, None, 0.5]
     assert record.seconds["train"] == 0
-    assert fed.state()["trained"].tolist() == [1, 1, 0, 1], "as if it had been absent"
+    assert fed.state()["trained"].tolist() == [1, 1, 0, 1], "as if it had not been selected"
 
 
-def test_garbage_is_a_strike_every_time_and_never_a_state_to_start_from() -> None:
+def test_each_invalid_upload_is_a_strike_and_does_not_count_as_training() -> None:
     def answer(job: Job) -> Reply:
         usual = Scripted.usual(job)
         if job.client_id != 2 or job.down is None:
@@ -110,7 +110,7 @@ def test_garbage_is_a_strike_every_time_and_never_a_state_to_start_from() -> Non
     assert [record.excluded for record in records] == [[], [], [2], [2], [2]]
 
 
-def test_a_round_after_which_nobody_would_accept_the_server_changes_nothing() -> None:
+def test_a_round_that_makes_the_server_state_too_large_is_discarded() -> None:
     def answer(job: Job) -> Reply:
         return Scripted.usual(job, value=3.0 if job.round in (2, 4, 5, 6) else 1.0)
 
@@ -124,7 +124,7 @@ def test_a_round_after_which_nobody_would_accept_the_server_changes_nothing() ->
         fed.round(6)
 
 
-def test_three_strikes_and_a_client_is_set_aside() -> None:
+def test_a_client_is_excluded_after_three_rejected_uploads() -> None:
     def answer(job: Job) -> Reply:
         if job.client_id == 2:
             return Scripted.usual(job, value=float("inf"))
@@ -136,7 +136,7 @@ def test_three_strikes_and_a_client_is_set_aside() -> None:
     assert [record.participants for record in records] == 3 * [[0, 1, 2, 3]] + 2 * [[0, 1, 3]]
     assert [record.excluded for record in records] == [[], [], [2], [2], [2]]
     assert [len(record.rejected) for record in records] == [1, 1, 1, 0, 0]
-    # What it said of itself does not count any more, and nobody looks at it.
+    # Its metrics do not count any more, and it is not evaluated.
     assert records[2].per_client["accuracy"] == [0.5, 0.5, None, 0.5]
     assert {job.client_id for job in engine.jobs if job.round > 3} == {0, 1, 3}
 
@@ -146,7 +146,7 @@ def test_three_strikes_and_a_client_is_set_aside() -> None:
     assert pardoned.participants(6) == [0, 1, 2, 3]
 
 
-def test_another_takes_the_place_of_one_who_is_set_aside() -> None:
+def test_another_client_is_selected_instead_of_an_excluded_one() -> None:
     fed = federation(Scripted(), clients=10, participation=0.3, strikes=1)
     before = [fed.participants(number) for number in range(1, 50)]
     fed.strikes[4] = 1
@@ -157,14 +157,14 @@ def test_another_takes_the_place_of_one_who_is_set_aside() -> None:
         assert set(old) - {4} <= set(new)
 
 
-def test_when_all_are_set_aside_the_run_ends() -> None:
+def test_a_run_with_all_clients_excluded_ends() -> None:
     fed = federation(Scripted(), strikes=1)
     fed.strikes[:] = 1
     with pytest.raises(RunError, match="no client is left to select"):
         fed.round(1)
 
 
-def test_answers_that_are_none_count_as_rejected() -> None:
+def test_invalid_replies_count_as_rejected() -> None:
     def answer(job: Job) -> Reply:
         if job.client_id == 1:
             return Reply(1, job.round, invalid="an answer of client 0 in round 1")
@@ -176,21 +176,21 @@ def test_answers_that_are_none_count_as_rejected() -> None:
     assert record.excluded == [1]
 
 
-def test_a_weight_of_nothing_is_rejected() -> None:
-    class Weighed(Sum):
+def test_a_weight_without_samples_is_rejected() -> None:
+    class WeightedSum(Sum):
         weighs_by_examples = True
 
     def answer(job: Job) -> Reply:
         return replace(Scripted.usual(job), num_examples=-5 if job.client_id == 1 else 3)
 
     fed = federation(Scripted(answer))
-    fed.method = Weighed()
+    fed.method = WeightedSum()
     assert fed.round(1).rejected == [
         Problem(client=1, reason="the upload has a weight of -5 samples")
     ]
 
 
-def test_the_norm_of_what_is_sent_has_a_bound() -> None:
+def test_an_upload_with_a_large_norm_is_rejected() -> None:
     fed = federation(
         Scripted(lambda job: Scripted.usual(job, value=(1.0, 2.0, 3.0, 101.0)[job.client_id])),
         max_norm=100,
@@ -200,7 +200,7 @@ def test_the_norm_of_what_is_sent_has_a_bound() -> None:
     assert fed.server["total"].item() == 6
 
 
-def test_a_methods_own_numbers_are_averaged_over_those_who_report_them() -> None:
+def test_metrics_of_the_method_are_averaged_over_the_clients_that_report_them() -> None:
     def answer(job: Job) -> Reply:
         own = {0: {"depth": 1.0, "train_loss": 5.0}, 2: {"width": 7.0, "depth": 4.0}}
         usual = Scripted.usual(job)
@@ -212,10 +212,10 @@ def test_a_methods_own_numbers_are_averaged_over_those_who_report_them() -> None
     assert federation(Scripted()).round(1).method_metrics == {}
 
 
-def test_the_time_of_the_engine_is_not_the_servers() -> None:
+def test_server_seconds_do_not_include_the_engine() -> None:
     class Slow(Scripted):
         def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
-            time.sleep(0.3)  # before the first reply can be asked for
+            time.sleep(0.3)  # before the first reply can be evaluated for
             return super().run(jobs)
 
     seconds = federation(Slow()).round(1).seconds
@@ -223,13 +223,13 @@ def test_the_time_of_the_engine_is_not_the_servers() -> None:
     assert seconds["total"] > 0.3
 
 
-def test_when_everybody_fails_the_run_ends() -> None:
+def test_the_run_ends_if_all_clients_fail() -> None:
     fed = federation(Scripted(lambda job: Reply(job.client_id, job.round, error="down")))
     with pytest.raises(RunError, match="all 4 participants failed; client 0: down"):
         fed.round(1)
 
 
-def test_a_bad_day_of_a_few_does_not_end_the_run() -> None:
+def test_the_run_continues_if_all_of_a_few_participants_fail_once() -> None:
     def answer(job: Job) -> Reply:
         if job.down is not None:
             return Reply(job.client_id, job.round, error="down")
@@ -243,7 +243,7 @@ def test_a_bad_day_of_a_few_does_not_end_the_run() -> None:
         restored.round(3)
 
 
-def test_a_run_in_which_nobody_can_be_judged_ends() -> None:
+def test_the_run_ends_if_no_client_can_be_evaluated() -> None:
     def answer(job: Job) -> Reply:
         return replace(Scripted.usual(job), metrics={}, error="ValueError: no logits")
 
@@ -251,13 +251,13 @@ def test_a_run_in_which_nobody_can_be_judged_ends() -> None:
         federation(Scripted(answer)).round(1)
 
 
-def test_a_server_that_is_not_finite_any_more_is_not_committed() -> None:
+def test_the_run_ends_if_the_server_state_is_not_finite() -> None:
     fed = federation(Scripted(lambda job: Scripted.usual(job, value=3e38)))
     with pytest.raises(RunError, match="'total' is no longer finite"):
         fed.round(1)
 
 
-def test_the_last_round_of_training_is_known_for_each_client() -> None:
+def test_the_server_stores_the_last_training_round_of_each_client() -> None:
     fed = federation(Scripted(), clients=10, participation=0.2)
     fed.round(1)
     fed.round(2)
@@ -267,21 +267,21 @@ def test_the_last_round_of_training_is_known_for_each_client() -> None:
         assert trained[client] == expected
 
 
-def test_participants_are_a_fresh_sample_in_client_order() -> None:
+def test_participants_are_a_new_random_sample_in_client_order() -> None:
     fed = federation(Scripted(), clients=100, participation=0.1)
     samples = [fed.participants(number) for number in range(1, 200)]
     assert all(len(set(s)) == 10 and s == sorted(s) for s in samples)
     assert samples[0] != samples[1]
     counts = torch.tensor([c for s in samples for c in s]).bincount(minlength=100)
-    assert counts.min() > 5  # everybody's turn comes
+    assert counts.min() > 5  # every client is selected sometimes
     assert federation(Scripted(), clients=3, participation=0.01).participants(1) != []
 
 
-def test_only_participants_are_sent_to_and_those_who_sit_out_keep_their_score() -> None:
+def test_clients_that_are_not_selected_keep_their_scores() -> None:
     engine = Scripted()
     fed = federation(engine, clients=10, participation=0.3)
     fed.round(1)
-    # The first evaluation looks at everybody once; training is for the participants alone.
+    # The first evaluation includes all clients; only participants train.
     assert sorted(job.client_id for job in engine.jobs) == list(range(10))
     assert [job.client_id for job in engine.jobs if job.down is not None] == fed.participants(1)
     record = fed.round(2)
@@ -289,7 +289,7 @@ def test_only_participants_are_sent_to_and_those_who_sit_out_keep_their_score() 
     assert record.per_client["accuracy"] == [0.5] * 10
 
 
-def test_between_evaluations_changed_clients_are_remembered() -> None:
+def test_clients_that_trained_between_evaluations_are_evaluated_later() -> None:
     engine = Scripted()
     fed = federation(engine, clients=10, participation=0.2, eval_every=3)
     trained = set()
@@ -311,7 +311,7 @@ def test_the_last_round_is_always_evaluated() -> None:
     assert fed.round(10).accuracy == 0.5
 
 
-def test_a_restored_federation_is_the_same() -> None:
+def test_a_server_restored_from_its_state_continues_equally() -> None:
     first = federation(Scripted(), participation=0.5, eval_every=2)
     first.round(1)
     second = Server(first.task, Sum(), Scripted(), first.state(), participation=0.5, eval_every=2)
@@ -320,32 +320,32 @@ def test_a_restored_federation_is_the_same() -> None:
     assert first.server["total"].equal(second.server["total"])
 
 
-def test_all_classes_are_asked_about_by_the_models_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_global_accuracy_is_that_of_the_current_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five clients, three rounds; client 4 never takes part, client 3 only in the first."""
-    taking_part = {1: [0, 3], 2: [0, 1], 3: [1, 2]}
-    monkeypatch.setattr(Server, "participants", lambda _, number: taking_part[number])
+    participants_of = {1: [0, 3], 2: [0, 1], 3: [1, 2]}
+    monkeypatch.setattr(Server, "participants", lambda _, number: participants_of[number])
 
     def answer(job: Job) -> Reply:
         score = {"global_accuracy": job.round / 10} if job.evaluate_globally else {}
         usual = Scripted.usual(job)
         return replace(usual, metrics=usual.metrics | score)
 
-    def play(when: GlobalRounds) -> tuple[list[Round], list[list[int]]]:
-        engine, records, asked = Scripted(answer), [], []
+    def run_rounds(when: GlobalRounds) -> tuple[list[Round], list[list[int]]]:
+        engine, records, evaluated = Scripted(answer), [], []
         task = Task(2, 2, 5, rounds=3, seed=0)
         state = Server.initial_state(task, {"total": torch.zeros(1)})
-        for number in (1, 2, 3):  # each in a federation that goes on from the last one's state
+        for number in (1, 2, 3):  # each with a new server that continues from the last state
             fed = Server(task, Sum(), engine, state, global_rounds=when)
             records.append(fed.round(number))
-            asked.append([job.client_id for job in engine.jobs if job.evaluate_globally])
+            evaluated.append([job.client_id for job in engine.jobs if job.evaluate_globally])
             state = fed.state()
-        return records, asked
+        return records, evaluated
 
     def scores(records: list[Round]) -> list[list[float | None] | None]:
         return [record.per_client["global_accuracy"] for record in records]
 
-    records, asked = play("last")
-    assert asked == [[], [], [1, 2, 0, 3]]
+    records, evaluated = run_rounds("last")
+    assert evaluated == [[], [], [1, 2, 0, 3]]
     assert scores(records) == [None, None, [0.3, 0.3, 0.3, 0.3, None]]
     assert [record.scores["global_accuracy"] for record in records] == [
         None,
@@ -353,8 +353,10 @@ def test_all_classes_are_asked_about_by_the_models_of_now(monkeypatch: pytest.Mo
         pytest.approx(0.3),
     ]
 
-    records, asked = play("every")
-    assert asked == [[0, 3], [0, 1], [1, 2]], "whose model is as it was is not judged again"
+    records, evaluated = run_rounds("every")
+    assert evaluated == [[0, 3], [0, 1], [1, 2]], (
+        "a client with an unchanged model is not evaluated again"
+    )
     assert scores(records) == [
         [0.1, None, None, 0.1, None],
         [0.2, 0.2, None, 0.1, None],
@@ -362,15 +364,15 @@ def test_all_classes_are_asked_about_by_the_models_of_now(monkeypatch: pytest.Mo
     ]
     assert records[2].scores["global_accuracy"] == pytest.approx(0.9 / 4)
 
-    records, asked = play("never")
-    assert asked == [[], [], []]
+    records, evaluated = run_rounds("never")
+    assert evaluated == [[], [], []]
     assert not any("global" in key for record in records for key in record)
 
 
-def test_an_old_score_on_all_classes_is_not_that_of_a_new_model() -> None:
+def test_a_new_upload_invalidates_the_global_accuracy() -> None:
     def answer(job: Job) -> Reply:
         usual = Scripted.usual(job)
-        if job.client_id == 1 and job.round == 2:  # it trains, but its models cannot be judged
+        if job.client_id == 1 and job.round == 2:  # it trains, but cannot be evaluated
             return replace(usual, metrics={}, error="ValueError: no")
         if job.client_id == 2 and job.round == 2:
             return replace(usual, up=b"garbage", metrics={"global_accuracy": 0.9})
@@ -382,11 +384,13 @@ def test_an_old_score_on_all_classes_is_not_that_of_a_new_model() -> None:
     assert fed.round(1).per_client["global_accuracy"] == [0.5, 0.5, 0.5, None]
     record = fed.round(2)
     assert record.per_client["global_accuracy"] == [0.5, None, None, None]
-    assert record.per_client["accuracy"] == [0.5, 0.5, 0.5, None], "there the last score counts"
+    assert record.per_client["accuracy"] == [0.5, 0.5, 0.5, None], (
+        "own accuracy keeps the last value"
+    )
     assert record.method_metrics == {}
 
 
-def test_who_is_set_aside_is_not_judged_on_all_classes() -> None:
+def test_excluded_clients_have_no_global_accuracy() -> None:
     def answer(job: Job) -> Reply:
         usual = Scripted.usual(job)
         scored = replace(usual, metrics=usual.metrics | {"global_accuracy": 0.5})
@@ -398,7 +402,7 @@ def test_who_is_set_aside_is_not_judged_on_all_classes() -> None:
     assert fed.round(3).per_client["global_accuracy"] == [0.5, None, 0.5, 0.5]
 
 
-def test_scores_of_all_classes_from_before_they_were_kept_apart_are_taken_anew() -> None:
+def test_global_accuracies_of_an_old_state_are_not_used() -> None:
     engine = Scripted()
     fed = federation(engine, global_rounds="last")
     fed.round(1)

@@ -13,29 +13,29 @@ SPEC = {
 }
 
 
-def good() -> Payload:
+def valid_payload() -> Payload:
     return {"classes": torch.tensor([4, 0], dtype=torch.int32), "means": torch.ones(2, 3)}
 
 
-def test_a_message_survives_the_journey() -> None:
-    sent = good() | {"transposed": torch.arange(6.0).view(2, 3).T}
+def test_a_payload_is_unchanged_after_serialisation() -> None:
+    sent = valid_payload() | {"transposed": torch.arange(6.0).view(2, 3).T}
     assert_close(wire.from_bytes(wire.to_bytes(sent)), sent)
     assert wire.from_bytes(wire.to_bytes({})) == {}
 
 
-def test_what_arrives_is_not_shared_with_the_sender() -> None:
-    sent = good()
+def test_a_received_payload_shares_no_memory_with_the_sender() -> None:
+    sent = valid_payload()
     wire.from_bytes(wire.to_bytes(sent))["means"].zero_()
     assert sent["means"].eq(1).all()
 
 
-def test_bytes_are_those_of_the_tensors() -> None:
-    assert wire.nbytes(good()) == 2 * 4 + 2 * 3 * 4
+def test_nbytes_counts_the_tensors_alone() -> None:
+    assert wire.nbytes(valid_payload()) == 2 * 4 + 2 * 3 * 4
     assert wire.nbytes({}) == 0
 
 
-def test_what_was_declared_is_accepted() -> None:
-    wire.check(good(), SPEC)
+def test_a_payload_as_declared_is_accepted() -> None:
+    wire.check(valid_payload(), SPEC)
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_what_was_declared_is_accepted() -> None:
         ({"classes": torch.tensor([2, 2], dtype=torch.int32)}, "twice"),
     ],
 )
-def test_anything_else_is_refused(change: Payload, reason: str) -> None:
+def test_a_payload_that_is_not_as_declared_is_rejected(change: Payload, reason: str) -> None:
     with pytest.raises(WireError, match=reason):
-        wire.check(good() | change, SPEC)
+        wire.check(valid_payload() | change, SPEC)
 
 
 def test_sizes_that_the_sender_chooses_have_a_bound() -> None:
@@ -68,11 +68,11 @@ def test_sizes_that_the_sender_chooses_have_a_bound() -> None:
 
 def test_values_and_norms_have_bounds() -> None:
     means = torch.tensor([[3.0, 0, 4], [0, 0, 0]])
-    wire.check(good() | {"means": means}, SPEC, max_norm=5)
+    wire.check(valid_payload() | {"means": means}, SPEC, max_norm=5)
     with pytest.raises(WireError, match=r"norm 5, above 4\.9"):
-        wire.check(good() | {"means": means}, SPEC, max_norm=4.9)
+        wire.check(valid_payload() | {"means": means}, SPEC, max_norm=4.9)
     with pytest.raises(WireError, match=r"norm 5.196e\+38"):  # the largest floats do not overflow
-        wire.check(good() | {"means": torch.full((2, 3), 3e38)}, SPEC, max_norm=1e6)
+        wire.check(valid_payload() | {"means": torch.full((2, 3), 3e38)}, SPEC, max_norm=1e6)
     within = {"x": wire.Field(torch.float32, (2,), at_least=0, at_most=1)}
     wire.check({"x": torch.tensor([0.0, 1])}, within)
     for bad, reason in ((-0.1, "below 0"), (1.1, "above 1")):
@@ -80,7 +80,7 @@ def test_values_and_norms_have_bounds() -> None:
             wire.check({"x": torch.tensor([0.5, bad])}, within)
 
 
-def test_a_long_message_is_refused_before_it_is_parsed() -> None:
+def test_a_message_that_is_too_long_is_rejected_before_it_is_parsed() -> None:
     longest = {"classes": torch.arange(5).int(), "means": torch.ones(5, 3)}
     message = wire.to_bytes(longest)
     assert wire.read(message, [SPEC])["means"].shape == (5, 3)
@@ -88,15 +88,15 @@ def test_a_long_message_is_refused_before_it_is_parsed() -> None:
         wire.read(b"garbage" * 1000, [SPEC])
 
 
-def test_one_of_several_kinds_of_message() -> None:
+def test_a_message_may_match_one_of_several_specs() -> None:
     kinds: list[wire.Spec] = [{}, SPEC, {"total": wire.Field(torch.float32, (1,))}]
-    for sent in ({}, good(), {"total": torch.ones(1)}):
+    for sent in ({}, valid_payload(), {"total": torch.ones(1)}):
         assert wire.read(wire.to_bytes(sent), kinds).keys() == sent.keys()
     with pytest.raises(WireError, match="expected tensors"):
         wire.read(wire.to_bytes({"other": torch.ones(1)}), kinds)
 
 
-def test_a_strangers_words_are_harmless() -> None:
+def test_remote_text_in_errors_is_printable_and_short() -> None:
     name = "\x1b[31m../../etc\n" + "x" * 5000
     with pytest.raises(WireError) as caught:
         wire.check({name: torch.ones(1)}, SPEC)
@@ -104,12 +104,14 @@ def test_a_strangers_words_are_harmless() -> None:
     assert len(str(caught.value)) <= 500
 
 
-def test_a_missing_tensor_is_refused() -> None:
+def test_a_missing_tensor_is_rejected() -> None:
     with pytest.raises(WireError, match="expected tensors"):
-        wire.check({"classes": good()["classes"]}, SPEC)
+        wire.check({"classes": valid_payload()["classes"]}, SPEC)
 
 
-@pytest.mark.parametrize("message", [b"", b"garbage", b"\xff" * 100, wire.to_bytes(good())[:-5]])
-def test_garbage_is_refused(message: bytes) -> None:
+@pytest.mark.parametrize(
+    "message", [b"", b"garbage", b"\xff" * 100, wire.to_bytes(valid_payload())[:-5]]
+)
+def test_bytes_that_are_no_message_are_rejected(message: bytes) -> None:
     with pytest.raises(WireError, match="not a readable message"):
         wire.from_bytes(message)

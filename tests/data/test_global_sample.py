@@ -1,4 +1,4 @@
-"""Which test samples clients are judged on over all classes, against counts made by hand."""
+"""Test samples of global accuracy, against counts made by hand."""
 
 from collections import Counter
 
@@ -15,12 +15,12 @@ def task(classes: int, clients: int, seed: int = 0) -> Task:
     return Task(classes, rep_dim=2, num_clients=clients, rounds=1, seed=seed)
 
 
-def dealt(classes: int, per_class: int, clients: int) -> tuple[Partition, torch.Tensor]:
+def partitioned(classes: int, per_class: int, clients: int) -> tuple[Partition, torch.Tensor]:
     y = np.repeat(np.arange(classes), per_class)
     return assemble(iid(y, clients, seed=0), y, seed=0), torch.from_numpy(y)
 
 
-def test_clients_take_their_samples_one_after_the_other_and_begin_again_at_the_end() -> None:
+def test_samples_are_assigned_to_clients_cyclically() -> None:
     sample = GlobalSample(torch.tensor([5, 3, 9, 1, 7, 2]), size=4)
     assert [sample.indices(k).tolist() for k in range(4)] == [
         [1, 3, 5, 9],
@@ -33,17 +33,17 @@ def test_clients_take_their_samples_one_after_the_other_and_begin_again_at_the_e
 @pytest.mark.parametrize(
     ("classes", "per_class", "clients", "size"),
     [
-        (10, 6000, 10, 1000),  # the most
-        (10, 6000, 1000, 200),  # 200,000 for all
+        (10, 6000, 10, 1000),  # the limit of one client
+        (10, 6000, 1000, 200),  # the limit of all clients, 200,000
         (7, 6000, 10, 994),  # 142 of each class
         (100, 600, 10_000, 100),  # one of each class at least
-        (10, 300, 10, None),  # there are no more
+        (10, 300, 10, None),  # all samples that exist
     ],
 )
-def test_a_client_is_judged_on_so_many(
+def test_the_number_of_samples_per_client_is_bounded(
     classes: int, per_class: int, clients: int, size: int | None
 ) -> None:
-    partition, y = dealt(classes, per_class, clients)
+    partition, y = partitioned(classes, per_class, clients)
     test = torch.cat([partition.indices(k)[2] for k in range(clients)])
     assert partition.all_test().equal(test)
     sample = balanced(partition, y, task(classes, clients))
@@ -57,8 +57,8 @@ def test_a_client_is_judged_on_so_many(
         assert set(y[index].bincount(minlength=classes).tolist()) == {sample.size // classes}
 
 
-def test_all_clients_together_are_judged_on_all_of_the_sample() -> None:
-    partition, y = dealt(10, 6000, 20)
+def test_all_clients_together_use_the_whole_sample() -> None:
+    partition, y = partitioned(10, 6000, 20)
     sample = balanced(partition, y, task(10, 20))
     times = Counter(i for k in range(20) for i in sample.indices(k).tolist())
     assert set(times) == set(sample.order.tolist())
@@ -68,8 +68,8 @@ def test_all_clients_together_are_judged_on_all_of_the_sample() -> None:
     assert not balanced(partition, y, task(10, 20, seed=1)).order.equal(sample.order)
 
 
-def test_more_classes_than_samples_take_turns() -> None:
-    partition, y = dealt(1500, 20, 3)
+def test_with_more_classes_than_samples_classes_alternate() -> None:
+    partition, y = partitioned(1500, 20, 3)
     sample = balanced(partition, y, task(1500, 3))
     assert sample.size == 1000
     for client in range(3):

@@ -1,4 +1,4 @@
-"""Data files made to fill the memory, to take minutes or to never end: refused in one line."""
+"""Data files made to fill the memory, to take minutes or never to end are rejected in one line."""
 
 import gzip
 import io
@@ -30,9 +30,9 @@ from tests.support import hostile
 from tests.support.hostile import MIB, Entry, by_hand, cheap, npy_header, stored, zeros, zip_of
 
 
-def refused(do: Callable[[], object], says: str, kind: type[FedghError] = DataError) -> None:
-    """Make sure that something is refused at once, in one line with these words."""
-    with cheap(), pytest.raises(kind, match=says) as caught:
+def refused(do: Callable[[], object], message: str, kind: type[FedghError] = DataError) -> None:
+    """Assert that `do` is rejected quickly, with a message of one line."""
+    with cheap(), pytest.raises(kind, match=message) as caught:
         do()
     assert "\n" not in str(caught.value)
 
@@ -46,14 +46,14 @@ def npy(array: Any) -> bytes:
 X = stored(b"x.npy", npy(np.zeros((4, 3), np.float32)))
 Y = stored(b"y.npy", npy(np.arange(4)))
 VAST = npy_header("|u1", (2**59, 2)) + bytes(2**15)
-TAKES = "does not match its size of .* bytes"
+WRONG_SIZE = "does not match its size of .* bytes"
 
 
-# What is no file
+# Special files
 
 
 def special_files(folder: Path, ending: str) -> list[Path]:
-    """A pipe, and links to a pipe, a device and a folder."""
+    """Create a pipe, and links to a pipe, a device and a folder."""
     pipe = folder / f"pipe{ending}"
     os.mkfifo(pipe)
     links = []
@@ -124,7 +124,7 @@ def test_images_in_a_folder_may_be_links_to_images(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", fetch.OFFICIAL)
-def test_a_pipe_in_the_place_of_a_download_is_not_opened(
+def test_a_pipe_with_the_name_of_a_download_is_not_opened(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_network(*_: object, **__: object) -> None:
@@ -168,15 +168,15 @@ NPZ: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "too large a shape": (
         lambda: zip_of(stored(b"x.npy", npy_header("<f8", (10**15, 3)) + bytes(96)), Y),
-        TAKES,
+        WRONG_SIZE,
     ),
     "too small a shape": (
         lambda: zip_of(stored(b"x.npy", npy_header("<f8", (4, 2)) + bytes(96)), Y),
-        TAKES,
+        WRONG_SIZE,
     ),
     "a negative shape": (
         lambda: zip_of(stored(b"x.npy", npy_header("<f8", (-4, -3)) + bytes(96)), Y),
-        TAKES,
+        WRONG_SIZE,
     ),
     "a long header": (
         lambda: zip_of(zeros(b"x.npy", b"\x93NUMPY\x02\x00\xff\xff\xff\xff", 1100), Y),
@@ -201,30 +201,30 @@ NPZ: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: zip_of(X, Y, stored(b"more/", b"")),
         "there is a folder in it; save it again",
     ),
-    "a size of zip64": (lambda: zip_of(Entry(b"x.npy", VAST, 2**60, method=0), Y), TAKES),
+    "a size of zip64": (lambda: zip_of(Entry(b"x.npy", VAST, 2**60, method=0), Y), WRONG_SIZE),
     "a fitting size of zip64": (
         lambda: zip_of(Entry(b"x.npy", VAST, 2**60 + len(VAST) - 2**15, method=0), Y),
         "would take",
     ),
-    "less than it says": (
+    "less than it message": (
         lambda: zip_of(replace(X, size=2 * X.size), Y),
-        TAKES,
+        WRONG_SIZE,
     ),
     "no x": (lambda: zip_of(Y), r"must contain x and y; it has y\.npy; save it again"),
 }
 
 
 @pytest.mark.parametrize("name", NPZ)
-def test_a_hostile_npz_file(name: str, tmp_path: Path) -> None:
-    make, says = NPZ[name]
+def test_a_hostile_npz_file_is_rejected_cheaply(name: str, tmp_path: Path) -> None:
+    make, message = NPZ[name]
     path = at(tmp_path / "mine.npz", make())
     refused(
-        lambda: SOURCES["npz"](DataLocation(path=path)), rf"mine\.npz is not a readable.*{says}"
+        lambda: SOURCES["npz"](DataLocation(path=path)), rf"mine\.npz is not a readable.*{message}"
     )
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
-def test_only_the_compression_of_numpy_is_unpacked(method: int, tmp_path: Path) -> None:
+def test_only_compression_methods_of_numpy_are_accepted(method: int, tmp_path: Path) -> None:
     path = tmp_path / "mine.npz"
     with zipfile.ZipFile(path, "w", method) as archive:
         archive.writestr("x.npy", npy_header("|u1", (64, 1, 1024, 1024)) + bytes(64 * MIB))
@@ -232,7 +232,7 @@ def test_only_the_compression_of_numpy_is_unpacked(method: int, tmp_path: Path) 
     refused(lambda: SOURCES["npz"](DataLocation(path=path)), "in a way that numpy does not use")
 
 
-def test_what_is_not_asked_for_is_not_unpacked(tmp_path: Path) -> None:
+def test_entries_that_are_not_requested_are_not_unpacked(tmp_path: Path) -> None:
     bomb = zeros(b"z.npy", npy_header("|u1", (1100 * MIB,)), 1100)
     path = at(tmp_path / "mine.npz", zip_of(X, Y, bomb))
     with cheap():
@@ -242,7 +242,7 @@ def test_what_is_not_asked_for_is_not_unpacked(tmp_path: Path) -> None:
         assert len(read_npz(path, "x")[0]) == 4
 
 
-def test_the_largest_that_a_small_file_may_unpack_to_is_cheap(tmp_path: Path) -> None:
+def test_the_largest_arrays_of_a_small_file_are_cheap(tmp_path: Path) -> None:
     mebibytes = 50
     x = zeros(b"x.npy", npy_header("|b1", (mebibytes * 1024, 32, 8, 4)), mebibytes)
     y = stored(b"y.npy", npy(np.zeros(mebibytes * 1024, np.int8)))
@@ -268,22 +268,24 @@ def test_large_data_are_read_if_their_file_is_large(
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
-        (npy_header("<f8", (10**15, 3)) + bytes(96), TAKES),
-        (npy_header("<f4", (2**36,)), TAKES),
-        (npy_header("<f8", (-1,)) + bytes(96), TAKES),
+        (npy_header("<f8", (10**15, 3)) + bytes(96), WRONG_SIZE),
+        (npy_header("<f4", (2**36,)), WRONG_SIZE),
+        (npy_header("<f8", (-1,)) + bytes(96), WRONG_SIZE),
         (npy_header("|O", (4,)) + bytes(32), "Object arrays"),
-        (npy_header("<f8", (4, 3)) + bytes(97), TAKES),
+        (npy_header("<f8", (4, 3)) + bytes(97), WRONG_SIZE),
         (b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(MIB), "array header"),
     ],
 )
-def test_a_hostile_npy_file(content: bytes, says: str, tmp_path: Path) -> None:
+def test_a_hostile_npy_file_is_rejected_cheaply(
+    content: bytes, message: str, tmp_path: Path
+) -> None:
     path = at(tmp_path / "mine.npy", content)
-    refused(lambda: read_npy(path), rf"mine\.npy is not a readable .*{says}.*; save it again")
+    refused(lambda: read_npy(path), rf"mine\.npy is not a readable .*{message}.*; save it again")
 
 
-def test_so_many_rows_are_not_predicted_at_once(
+def test_too_many_rows_for_one_prediction_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(predict, "MAX_ROWS", 3)
@@ -347,30 +349,32 @@ IMAGES: dict[str, tuple[Callable[[], bytes], str]] = {
 
 @pytest.mark.parametrize("name", IMAGES)
 @pytest.mark.filterwarnings("error")
-def test_a_hostile_image(name: str, tmp_path: Path) -> None:
-    make, says = IMAGES[name]
+def test_a_hostile_image_is_rejected_cheaply(name: str, tmp_path: Path) -> None:
+    make, message = IMAGES[name]
     path = at(tmp_path / "one.png", make())
     refused(
         lambda: read_image(path, (3, 8, 8)),
-        rf"one\.png is not a readable image: .*{says}.*; replace it by a PNG",
+        rf"one\.png is not a readable image: .*{message}.*; replace it by a PNG",
     )
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM", "TIFF"])
-def test_usual_images_are_read_whatever_their_ending(kind: str, tmp_path: Path) -> None:
+def test_usual_images_are_read_with_any_file_ending(kind: str, tmp_path: Path) -> None:
     path = at(tmp_path / "one.png", saved(kind))
     assert read_image(path, (3, 8, 8)).shape == (3, 8, 8)
 
 
-def test_usual_scans_are_read_and_what_follows_an_image_is_not_counted(tmp_path: Path) -> None:
+def test_usual_numbers_of_scans_are_accepted_and_bytes_after_the_image_ignored(
+    tmp_path: Path,
+) -> None:
     whole = progressive(64)
-    path = at(tmp_path / "one.jpg", whole + 10_000 * b"\xff\xda")  # as a film after a photo
+    path = at(tmp_path / "one.jpg", whole + 10_000 * b"\xff\xda")  # like a video after a photo
     assert read_image(path, (1, 8, 8)).shape == (1, 8, 8)
     kinds = images.jpeg_markers(hostile.jpeg_of_scans(whole, 7) + whole)
     assert kinds.count(0xDA) == whole.count(b"\xff\xda") + 7
 
 
-def test_tags_are_found_in_both_orders_and_both_kinds_of_tiff() -> None:
+def test_tags_are_found_in_both_byte_orders_and_in_bigtiff() -> None:
     for order in "<>":
         mark = b"II" if order == "<" else b"MM"
         old = mark + struct.pack(f"{order}HIHH10xH10x", 42, 8, 2, 322, 256)
@@ -387,7 +391,7 @@ def test_the_largest_image_is_cheap(tmp_path: Path) -> None:
         assert read_image(path, (3, 32, 32)).shape == (3, 32, 32)
 
 
-def test_of_several_frames_the_first_is_taken(tmp_path: Path) -> None:
+def test_the_first_of_several_frames_is_read(tmp_path: Path) -> None:
     frames = [Image.new("L", (8, 8), shade) for shade in (200, 0, 100)]
     for ending in ("gif", "png", "tif"):
         path = tmp_path / f"one.{ending}"
@@ -398,16 +402,18 @@ def test_of_several_frames_the_first_is_taken(tmp_path: Path) -> None:
 # Official files
 
 
-def test_official_files_are_read_up_to_their_size(tmp_path: Path) -> None:
+def test_official_files_larger_than_expected_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with path.open("wb") as file:
-        file.truncate(2**36)  # takes no room on the disk
+        file.truncate(2**36)  # a sparse file
     refused(lambda: sources.read_cifar([path], [3], 1, classes=10), "more than 9,219 bytes")
     refused(lambda: sources.read_idx(path, (3, 4)), "more than 65,560 bytes")
     refused(lambda: read_names(path), "more than 65,536 bytes.*download it again")
 
 
-def test_the_list_of_class_names_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_list_of_class_names_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sources, "locate", lambda *_: tmp_path)
     some = (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.zeros(2))
     monkeypatch.setattr(sources, "read_cifar", lambda *_, **__: some)
@@ -416,6 +422,6 @@ def test_the_list_of_class_names_is_short(tmp_path: Path, monkeypatch: pytest.Mo
     refused(lambda: SOURCES["cifar100"](DataLocation()), "fine_label_names.txt cannot be read")
 
 
-def test_an_idx_file_is_unpacked_as_far_as_it_should_go(tmp_path: Path) -> None:
+def test_an_idx_file_is_unpacked_only_to_its_expected_size(tmp_path: Path) -> None:
     path = at(tmp_path / "bomb.gz", 60 * gzip.compress(bytes(MIB)))
     refused(lambda: sources.read_idx(path, (3, 4)), "is not an idx file")

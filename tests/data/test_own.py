@@ -1,4 +1,4 @@
-"""Whatever people have becomes the same tensors."""
+"""Users' data in all supported forms become the same tensors."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ IMAGES = np.arange(6 * 5 * 4 * 3, dtype=np.uint8).reshape(6, 5, 4, 3)  # [n, h, 
 
 
 class Pairs(Dataset[Any]):
-    """A data set that knows the names of its classes, as torchvision's do."""
+    """A data set with class names, like those of torchvision."""
 
     classes = ("ant", "bee", "cat")
 
@@ -47,14 +47,16 @@ class Pairs(Dataset[Any]):
         (Source("mine", torch.from_numpy(X), torch.from_numpy(Y), tuple("012")), "012"),
     ],
 )
-def test_the_same_samples_in_many_forms(data: Any, names: str | tuple[str, ...]) -> None:
+def test_all_forms_of_the_same_samples_give_equal_sources(
+    data: Any, names: str | tuple[str, ...]
+) -> None:
     source = source_of(data)
     assert source.x.equal(torch.from_numpy(X))
     assert source.y.equal(torch.from_numpy(Y))
     assert source.class_names == tuple(names)
 
 
-def test_a_table_of_pandas() -> None:
+def test_columns_of_a_pandas_table_are_inputs_and_labels() -> None:
     pd = pytest.importorskip("pandas")
     table = pd.DataFrame({"a": [1.5, 2, 3], "b": [4, 5, 6], "kind": ["x", "y", "x"]})
     source = source_of((table[["a", "b"]], table["kind"]))
@@ -65,13 +67,13 @@ def test_a_table_of_pandas() -> None:
 
 
 @pytest.mark.parametrize("images", [IMAGES, torch.from_numpy(IMAGES)])
-def test_images_may_have_their_channels_last(images: Any) -> None:
+def test_images_with_channels_last_are_transposed(images: Any) -> None:
     source = source_of((images, Y))
     assert source.images
     assert source.x.equal(torch.from_numpy(IMAGES).permute(0, 3, 1, 2))
 
 
-def test_a_picture_of_sixteen_bits_is_not_cut_off(tmp_path: Path) -> None:
+def test_sixteen_bit_images_keep_their_upper_eight_bits(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     deep = image.fromarray(np.full((4, 4), 0x4080, np.uint16))
     assert deep.mode.startswith("I;16")
@@ -80,16 +82,16 @@ def test_a_picture_of_sixteen_bits_is_not_cut_off(tmp_path: Path) -> None:
         source_of([(image.new("F", (4, 4)), "a")], image_size=4)
 
 
-def test_a_part_of_a_data_set_has_the_names_of_the_whole() -> None:
+def test_a_subset_has_the_class_names_of_its_data_set() -> None:
     assert source_of(Subset(Pairs(), [1, 2])).class_names == Pairs.classes
 
 
-def test_numbers_in_a_file_are_places_among_the_names(tmp_path: Path) -> None:
+def test_numeric_labels_in_a_file_are_positions_in_the_names(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", x=X, y=Y)
     assert source_of(tmp_path / "mine.npz", ["no", "yes", "maybe"]).y.tolist() == Y.tolist()
 
 
-def test_pictures_of_any_size_are_scaled() -> None:
+def test_images_of_any_size_are_scaled() -> None:
     image = pytest.importorskip("PIL.Image")
     red = [(image.new("RGB", (9, 7 + n), (255, 0, 0)), "red") for n in range(3)]
     source = source_of([*red, (image.new("L", (4, 4), 128), "grey")], image_size=8)
@@ -99,7 +101,7 @@ def test_pictures_of_any_size_are_scaled() -> None:
     assert source.class_names == ("grey", "red")
 
 
-def test_files(tmp_path: Path) -> None:
+def test_npz_files_and_image_folders_are_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", x=X, y=WORDS)
     assert source_of(tmp_path / "mine.npz").class_names == Pairs.classes
     image = pytest.importorskip("PIL.Image")
@@ -110,7 +112,7 @@ def test_files(tmp_path: Path) -> None:
     assert (source.x.shape, source.class_names) == ((2, 3, 4, 4), ("cat", "dog"))
 
 
-def test_a_data_set_of_hugging_face() -> None:
+def test_a_hugging_face_data_set_is_converted() -> None:
     datasets = pytest.importorskip("datasets")
     image = pytest.importorskip("PIL.Image")
     pictures = [image.new("RGB", (6, 5), (shade, 0, 0)) for shade in (10, 20, 30)]
@@ -132,7 +134,7 @@ def test_a_data_set_of_hugging_face() -> None:
         )
 
 
-def test_numbers_are_places_among_the_names_that_are_given() -> None:
+def test_numeric_labels_are_positions_in_the_given_names() -> None:
     source = source_of((X, Y), ["no", "yes", "maybe", "never"])
     assert source.y.tolist() == Y.tolist()
     assert source.num_classes == 4
@@ -140,7 +142,7 @@ def test_numbers_are_places_among_the_names_that_are_given() -> None:
     assert source.y.tolist() == [2, 1, 0, 2, 1, 0]
 
 
-def test_the_classes_of_several_are_put_in_order() -> None:
+def test_classes_of_several_sources_are_sorted() -> None:
     sources = [source_of((X[:2], labels)) for labels in ([10, 2], [2, -1])]
     assert all_classes(sources) == ("-1", "2", "10")
     assert with_classes(sources[0], all_classes(sources)).y.tolist() == [2, 1]
@@ -171,12 +173,12 @@ def test_the_classes_of_several_are_put_in_order() -> None:
         (lambda: (IMAGES[..., 0], Y), r"are bytes of shape \(6, 5, 4\) images"),
     ],
 )
-def test_what_is_not_understood_is_said(data: Callable[[], Any], problem: str) -> None:
+def test_unsupported_data_are_rejected_with_a_reason(data: Callable[[], Any], problem: str) -> None:
     with pytest.raises(DataError, match=problem):
         source_of(data())
 
 
-def test_a_class_that_the_federation_does_not_have() -> None:
+def test_a_class_unknown_to_the_federation_is_rejected() -> None:
     with pytest.raises(DataError, match="class 'bee' is not one of ant, cat"):
         source_of((X, WORDS), ["ant", "cat"])
     with pytest.raises(DataError, match="labels from 0 to 2, but there are 2 classes"):

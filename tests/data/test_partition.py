@@ -24,7 +24,7 @@ def labels(num_classes: int, per_class: int, seed: int = 0) -> Indices:
 
 
 def check_exact(partition: Partition, n: int) -> None:
-    """Every sample is used exactly once, and no split of any client is empty."""
+    """Assert that every sample is used exactly once, and that no split of a client is empty."""
     assert sorted(partition.order.tolist()) == list(range(n))
     sizes = partition.bounds.diff(dim=1)
     assert sizes.min() >= 1
@@ -43,7 +43,9 @@ def check_exact(partition: Partition, n: int) -> None:
     per_client=st.integers(1, 12),
     seed=st.integers(0, 10_000),
 )
-def test_class_partition(num_classes: int, clients: int, per_client: int, seed: int) -> None:
+def test_partition_by_classes_gives_each_client_its_number_of_classes(
+    num_classes: int, clients: int, per_client: int, seed: int
+) -> None:
     y = labels(num_classes, 100)
     if per_client > num_classes or clients * per_client < num_classes:
         with pytest.raises(ConfigError):
@@ -60,8 +62,8 @@ def test_class_partition(num_classes: int, clients: int, per_client: int, seed: 
     assert owners.max() <= math.ceil(exact)
     for label in range(num_classes):
         held = counts[:, label][counts[:, label] > 0]
-        # Shares are drawn from U(0.4, 0.6): nobody gets more than 1.5 times what another gets,
-        # but for the rounding to whole samples.
+        # Shares are drawn from U(0.4, 0.6): no client gets more than 1.5 times the share of
+        # another, except for rounding to whole samples.
         assert held.max() <= 1.5 * held.min() + 3
     again = assemble(by_classes(y, num_classes, clients, per_client, seed), y, seed)
     assert again.order.equal(partition.order)
@@ -69,7 +71,9 @@ def test_class_partition(num_classes: int, clients: int, per_client: int, seed: 
 
 
 @pytest.mark.parametrize(("num_classes", "clients", "per_client"), PAPERS)
-def test_the_papers_settings(num_classes: int, clients: int, per_client: int) -> None:
+def test_partition_by_classes_with_the_settings_of_the_paper(
+    num_classes: int, clients: int, per_client: int
+) -> None:
     y = labels(num_classes, 60_000 // num_classes)
     parts = by_classes(y, num_classes, clients, per_client, seed=0)
     check_exact(assemble(parts, y, 0), 60_000)
@@ -97,7 +101,7 @@ def test_shares_are_uniform_between_two_fifths_and_three_fifths_of_a_pair() -> N
 @given(
     clients=st.integers(1, 30), alpha=st.sampled_from([0.1, 1.0, 100.0]), seed=st.integers(0, 99)
 )
-def test_dirichlet_partition(clients: int, alpha: float, seed: int) -> None:
+def test_dirichlet_partition_uses_every_sample_once(clients: int, alpha: float, seed: int) -> None:
     y = labels(5, 200)
     try:
         parts = by_dirichlet(y, 5, clients, alpha, seed)
@@ -125,7 +129,7 @@ def test_small_alpha_is_uneven_and_large_alpha_even() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(n=st.integers(3, 500), clients=st.integers(1, 50), seed=st.integers(0, 99))
-def test_iid_partition(n: int, clients: int, seed: int) -> None:
+def test_iid_partition_gives_equal_sizes(n: int, clients: int, seed: int) -> None:
     y = np.zeros(n, np.int64)
     parts = iid(y, clients, seed)
     if n // clients < MIN_SAMPLES:
@@ -150,7 +154,7 @@ def test_splits_follow_the_clients_own_classes() -> None:
         assert share == pytest.approx([0.7, 0.2, 0.1], abs=0.011)
 
 
-def test_impossible_requests_say_why() -> None:
+def test_impossible_partitions_are_rejected_with_a_reason() -> None:
     y = labels(10, 20)
     with pytest.raises(ConfigError, match="there are 10 classes"):
         by_classes(y, 10, 5, 11, 0)
@@ -163,7 +167,7 @@ def test_impossible_requests_say_why() -> None:
 
 
 @pytest.mark.parametrize("length", range(3, 120))
-def test_clients_that_keep_few_samples_have_the_same_test_data(length: int) -> None:
+def test_limiting_samples_keeps_the_test_split(length: int) -> None:
     y = labels(3, 100)
     parts = [np.arange(length), np.arange(length, 2 * length)]
     whole = assemble(parts, y, seed=1)
@@ -183,7 +187,7 @@ def test_clients_that_keep_few_samples_have_the_same_test_data(length: int) -> N
                 assert len(chosen) == max(1, round(samples / 9))
 
 
-def test_few_samples_follow_the_classes_of_the_client() -> None:
+def test_limited_samples_are_stratified_by_class() -> None:
     y = np.repeat(np.arange(3), (600, 300, 100))
     few = assemble([np.random.default_rng(0).permutation(1000)], y, 0, samples=90)
     train, validation, test = (y[part.numpy()] for part in few.indices(0))

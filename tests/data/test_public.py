@@ -1,4 +1,4 @@
-"""Public data: apart from all that is private, the same for the same seed, refused if wrong."""
+"""Public data: disjoint from private data, determined by the seed, rejected if impossible."""
 
 from functools import partial
 from pathlib import Path
@@ -22,14 +22,14 @@ from tests.support.tiny import quick
 
 HELD_OUT = ["public.name=held-out", "public.samples=100"]
 DEMO = "6f6d4c013bcee87130ee61a40b71a939"
-"""The fingerprint of the demo before there was a section for public data."""
+"""The fingerprint of the demo before the section `[public]` existed."""
 
 
 def rows(x: torch.Tensor) -> list[bytes]:
     return [row.numpy().tobytes() for row in x]
 
 
-def test_held_out_samples_are_balanced_and_no_clients_own() -> None:
+def test_held_out_samples_are_balanced_and_belong_to_no_client() -> None:
     experiment = quick(*HELD_OUT, f"method.name={LABELLED}")
     public = experiment.public
     assert public is not None
@@ -50,14 +50,14 @@ def test_held_out_samples_are_balanced_and_no_clients_own() -> None:
 
 
 @pytest.mark.parametrize("samples", [1, 9, 10, 13, 20])
-def test_a_remainder_is_shared_out(samples: int) -> None:
+def test_a_remainder_adds_one_sample_to_some_classes(samples: int) -> None:
     source = SOURCES["digits"](DataLocation())
     counts = source.y[hold_out(source, samples, 0)].bincount(minlength=10)
     assert int(counts.sum()) == samples
     assert int(counts.max() - counts.min()) <= 1
 
 
-def test_what_is_there_twice_is_not_held_out() -> None:
+def test_duplicated_samples_are_not_held_out() -> None:
     x = torch.arange(12.0)[:, None]
     x[6:9] = x[:3]
     y = torch.tensor([0, 1, 0, 0, 0, 0, 0, 1, 0, 1, 1, 1])
@@ -69,7 +69,7 @@ def test_what_is_there_twice_is_not_held_out() -> None:
         hold_out(Source("empty", x[:0], y[:0], ("a", "b")), 1, 0)
 
 
-def test_the_seed_decides() -> None:
+def test_the_seed_determines_the_held_out_samples() -> None:
     source = SOURCES["digits"](DataLocation())
     apart = Source("other", torch.zeros(1, 1, 32, 32), torch.zeros(1), ("0",))
     for choose in (hold_out, partial(draw, private=[apart])):
@@ -80,7 +80,7 @@ def test_the_seed_decides() -> None:
     assert one == quick(*HELD_OUT).fingerprint()
 
 
-def test_all_methods_are_dealt_the_same_private_samples() -> None:
+def test_private_samples_are_the_same_with_all_methods() -> None:
     plain, chorus = quick(*HELD_OUT), quick(*HELD_OUT, f"method.name={CHORUS}")
     assert plain.partition.order.equal(chorus.partition.order)
     assert plain.public is not None
@@ -99,7 +99,7 @@ def test_labels_are_hidden_unless_a_method_reads_them(method: str, hidden: bool)
     assert (client.public.labels >= 0).all() != hidden
 
 
-def test_clients_share_one_copy() -> None:
+def test_all_clients_share_one_copy_of_public_data() -> None:
     blueprint = quick(*HELD_OUT, f"method.name={CHORUS}").blueprint()
     assert blueprint.public is not None
     seen = [blueprint.make(client).public for client in (0, 1)]
@@ -109,7 +109,7 @@ def test_clients_share_one_copy() -> None:
         assert part.index.data_ptr() == blueprint.public.examples().index.data_ptr()
 
 
-def test_fingerprints_of_old_stay_and_new_ones_tell_public_data_apart(tmp_path: Path) -> None:
+def test_public_data_change_the_fingerprint_and_their_absence_does_not(tmp_path: Path) -> None:
     demo = config.load("demo")
     assert "public" not in demo.portable()
     assert prepare(demo).fingerprint() == DEMO
@@ -122,7 +122,7 @@ def test_fingerprints_of_old_stay_and_new_ones_tell_public_data_apart(tmp_path: 
 
 
 def npz(path: Path, x: np.ndarray, names: str = "0123456789") -> list[str]:
-    """A file with images, and the settings that make them public."""
+    """Write a file of images; return the settings that make them public."""
     np.savez(path, x=x, y=np.array([names[k % len(names)] for k in range(len(x))]))
     return ["public.name=npz", f"public.path={path}", "public.samples=20"]
 
@@ -131,7 +131,7 @@ def noise(n: int = 40, side: int = 32) -> np.ndarray:
     return np.random.default_rng(7).integers(0, 256, (n, 1, side, side)).astype(np.uint8)
 
 
-def test_another_data_set_is_drawn_from(tmp_path: Path) -> None:
+def test_public_samples_are_drawn_from_another_data_set(tmp_path: Path) -> None:
     x = noise()
     experiment = quick(*npz(tmp_path / "p.npz", x), f"method.name={LABELLED}")
     public = experiment.public
@@ -144,14 +144,14 @@ def test_another_data_set_is_drawn_from(tmp_path: Path) -> None:
     assert quick(*npz(tmp_path / "p.npz", x)).public is None, "fedgh does not use them"
 
 
-def test_other_content_is_another_experiment(tmp_path: Path) -> None:
+def test_other_public_data_give_another_fingerprint(tmp_path: Path) -> None:
     settings = [*npz(tmp_path / "p.npz", noise()), f"method.name={CHORUS}"]
     before = quick(*settings).fingerprint()
     npz(tmp_path / "p.npz", 255 - noise())
     assert quick(*settings).fingerprint() != before
 
 
-def test_impossible_public_data_are_refused(tmp_path: Path) -> None:
+def test_impossible_public_data_are_rejected(tmp_path: Path) -> None:
     file, chorus = tmp_path / "p.npz", f"method.name={CHORUS}"
     digits = SOURCES["digits"](DataLocation()).x.numpy()
     for settings, says in (
@@ -192,7 +192,7 @@ def test_impossible_public_data_are_refused(tmp_path: Path) -> None:
         quick(chorus)
 
 
-def test_the_file_of_the_data_is_not_public(tmp_path: Path) -> None:
+def test_the_private_data_set_cannot_be_public(tmp_path: Path) -> None:
     settings = npz(tmp_path / "p.npz", noise())
     same = ["data.name=npz", f"data.path={tmp_path / 'p.npz'}", "data.partition=iid"]
     with pytest.raises(ConfigError, match="the private data themselves"):
@@ -202,24 +202,24 @@ def test_the_file_of_the_data_is_not_public(tmp_path: Path) -> None:
     assert quick(*settings, *other, f"method.name={CHORUS}").public is not None
 
 
-def test_labels_take_bytes_only_where_they_are_read() -> None:
+def test_labels_count_as_bytes_only_if_they_are_read() -> None:
     source = SOURCES["digits"](DataLocation())
     hidden = publish(source, torch.arange(7), "p", labels=False)
-    told = publish(source, torch.arange(7), "p", labels=True)
+    labelled = publish(source, torch.arange(7), "p", labels=True)
     assert hidden.nbytes == 7 * 1024
-    assert told.nbytes == 7 * (1024 + 8)
-    assert hidden.digest != told.digest
-    assert isinstance(told, PublicData)
+    assert labelled.nbytes == 7 * (1024 + 8)
+    assert hidden.digest != labelled.digest
+    assert isinstance(labelled, PublicData)
 
 
-def test_clients_see_no_labels_that_their_method_does_not_declare(tmp_path: Path) -> None:
+def test_labels_are_hidden_from_methods_that_do_not_declare_them(tmp_path: Path) -> None:
     """The contract of methods (`Consensus`) compares the bits of engines and of a resumed run."""
     settings = [*HELD_OUT, f"method.name={CHORUS}", "federation.rounds=1"]
     run = loop.run(quick(*settings), tmp_path / "run")
     assert run.records()[0].method_metrics["labels"] == -100
 
 
-def test_a_run_says_once_what_public_data_cost(tmp_path: Path) -> None:
+def test_the_summary_contains_the_bytes_of_public_data(tmp_path: Path) -> None:
     once = ["federation.rounds=1", *HELD_OUT]
     runs = {
         name: loop.run(quick(*once, f"method.name={name}"), tmp_path / name.rpartition(":")[2])
@@ -236,7 +236,7 @@ def test_a_run_says_once_what_public_data_cost(tmp_path: Path) -> None:
         assert ("Chorus 100.0 KB per client" in costs.text) == (name == CHORUS)
 
 
-def test_a_configuration_from_elsewhere_names_no_file() -> None:
+def test_an_untrusted_configuration_cannot_name_a_file_of_public_data() -> None:
     for key in ("dir", "path"):
         table = {"public": {"name": "npz", key: "/elsewhere/data.npz"}}
         with pytest.raises(ForeignError, match=rf"public\.{key} = '/elsewhere/data.npz' names"):

@@ -14,7 +14,7 @@ from fedgh.data.sources import SOURCES, DataLocation, Source
 from fedgh.errors import ConfigError, DataError
 
 
-def test_digits_are_enlarged_digits() -> None:
+def test_digits_are_enlarged_to_32_by_32() -> None:
     source = SOURCES["digits"](DataLocation())
     assert source.x.shape == (1797, 1, 32, 32)
     assert source.x.dtype == torch.uint8
@@ -68,14 +68,14 @@ def test_cifar100_binary_layout(fake_cifar: Path) -> None:
     assert bytes(source.x[3].flatten().tolist()) == raw[3 * 3074 + 2 : 4 * 3074]
 
 
-def test_a_truncated_cifar_file_is_named(fake_cifar: Path) -> None:
+def test_an_error_names_a_truncated_cifar_file(fake_cifar: Path) -> None:
     path = fake_cifar / "cifar-10-batches-bin" / "data_batch_3.bin"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(DataError, match=r"data_batch_3\.bin has 30,729,900 bytes"):
         SOURCES["cifar10"](DataLocation())
 
 
-def test_a_label_out_of_range_is_named(fake_cifar: Path) -> None:
+def test_an_error_names_a_file_with_a_label_out_of_range(fake_cifar: Path) -> None:
     path = fake_cifar / "cifar-10-batches-bin" / "data_batch_3.bin"
     raw = bytearray(path.read_bytes())
     raw[0] = 99
@@ -84,7 +84,7 @@ def test_a_label_out_of_range_is_named(fake_cifar: Path) -> None:
         SOURCES["cifar10"](DataLocation())
 
 
-def test_a_given_folder_comes_before_the_environment(
+def test_a_given_folder_takes_precedence_over_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDGH_DATA", str(tmp_path / "env"))
@@ -119,14 +119,14 @@ def test_fashion_mnist_idx_files_are_padded_to_32(fake_fashion: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"not gzip", gzip.compress(b"short", mtime=0)])
-def test_a_damaged_idx_file_is_named(fake_fashion: Path, damage: bytes) -> None:
+def test_an_error_names_a_damaged_idx_file(fake_fashion: Path, damage: bytes) -> None:
     (fake_fashion / "fashion-mnist" / "t10k-labels-idx1-ubyte.gz").write_bytes(damage)
     with pytest.raises(DataError, match="t10k-labels-idx1"):
         SOURCES["fashion-mnist"](DataLocation(dir=fake_fashion))
 
 
 @pytest.mark.parametrize("name", fetch.OFFICIAL)
-def test_without_network_one_paragraph_says_what_to_put_where(
+def test_without_network_the_error_tells_which_files_to_put_where(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_network(*_: object, **__: object) -> None:
@@ -186,7 +186,7 @@ def test_a_download_is_verified_and_unpacked(
         server.server_close()
 
 
-def test_an_image_folder(tmp_path: Path) -> None:
+def test_an_image_folder_has_a_class_per_sub_folder(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     for name, colour in (("cat", (255, 0, 0)), ("dog", (0, 0, 255))):
         (tmp_path / name).mkdir()
@@ -204,7 +204,7 @@ def test_an_image_folder(tmp_path: Path) -> None:
         SOURCES["image-folder"](DataLocation(path=tmp_path))
 
 
-def test_an_empty_image_folder_says_what_is_expected(tmp_path: Path) -> None:
+def test_an_empty_image_folder_is_rejected_with_the_expected_layout(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no sub-folders with images"):
         SOURCES["image-folder"](DataLocation(path=tmp_path))
     (tmp_path / "cat").mkdir()
@@ -215,7 +215,7 @@ def test_an_empty_image_folder_says_what_is_expected(tmp_path: Path) -> None:
         SOURCES["image-folder"](DataLocation(path=tmp_path / "file"))
 
 
-def test_npz_images_and_tables(tmp_path: Path) -> None:
+def test_npz_files_hold_images_or_tables(tmp_path: Path) -> None:
     path = tmp_path / "mine.npz"
     np.savez(path, x=np.zeros((4, 32, 32, 3), np.uint8), y=np.array(["b", "a", "b", "a"]))
     source = SOURCES["npz"](DataLocation(path=path))
@@ -239,13 +239,15 @@ def test_npz_images_and_tables(tmp_path: Path) -> None:
         ({"x": np.array([{}, {}], object), "y": np.zeros(2, int)}, "not a readable"),
     ],
 )
-def test_a_bad_npz_says_why(arrays: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_an_npz_file_with_wrong_arrays_is_rejected_with_a_reason(
+    arrays: dict[str, Any], says: str, tmp_path: Path
+) -> None:
     np.savez(tmp_path / "bad.npz", **arrays)
     with pytest.raises(DataError, match=says):
         SOURCES["npz"](DataLocation(path=tmp_path / "bad.npz"))
 
 
-def test_a_file_that_is_no_npz(tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_npz_archive_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "bad.npz").write_bytes(b"PK\x03\x04 garbage")
     with pytest.raises(DataError, match="not a readable"):
         SOURCES["npz"](DataLocation(path=tmp_path / "bad.npz"))
@@ -258,7 +260,7 @@ def test_a_file_that_is_no_npz(tmp_path: Path) -> None:
         SOURCES["npz"](DataLocation())
 
 
-def test_a_source_checks_itself() -> None:
+def test_a_source_rejects_wrong_labels_and_inputs() -> None:
     with pytest.raises(DataError, match="labels from 0 to 2"):
         Source("mine", torch.zeros(3, 2), torch.tensor([0, 1, 2]), ("a", "b"))
     assert sources.SOURCES.keys() >= fetch.OFFICIAL.keys()

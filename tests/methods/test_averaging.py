@@ -23,7 +23,7 @@ def model(seed: int) -> SplitModel:
     return SplitModel(noisy((6,), 4), nn.Linear(4, 3))
 
 
-def test_the_mean_worked_by_hand() -> None:
+def test_the_weighted_mean_equals_one_computed_by_hand() -> None:
     uploads = [
         Upload(0, 1, {"w": torch.tensor([1.0, 0.0])}),
         Upload(1, 3, {"w": torch.tensor([5.0, 4.0])}),
@@ -53,7 +53,7 @@ def test_fedavg_averages_whole_models_with_their_batch_norm_statistics() -> None
     assert not any("num_batches_tracked" in name for name in mean)
 
 
-def test_a_networks_state_survives_the_journey() -> None:
+def test_a_network_state_is_unchanged_after_serialisation() -> None:
     one, two = model(0), model(1)
     one.extractor[2].num_batches_tracked.fill_(7)  # type: ignore[index]
     load_network(one, network_state(two))
@@ -78,7 +78,7 @@ def test_lg_fedavg_shares_the_header_and_nothing_else() -> None:
     assert_close({n: t for n, t in client.state().items() if "extractor" in n}, own)
 
 
-def test_fedavg_refuses_different_architectures_and_says_whose(tmp_path: Path) -> None:
+def test_fedavg_rejects_different_architectures_and_names_them(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"networks of clients 1, 3 differ from client 0's"):
         quick("method.name=fedavg")
     wide = SplitModel(nn.Linear(6, 4), nn.Linear(4, 3))
@@ -88,8 +88,8 @@ def test_fedavg_refuses_different_architectures_and_says_whose(tmp_path: Path) -
         check_same_part(FedAvg(), task, [wide, wide, narrow])
 
 
-def test_after_a_fedavg_round_everybody_had_the_same_start(tmp_path: Path) -> None:
-    """With a learning rate of nothing, the average is the global model itself."""
+def test_without_training_fedavg_returns_the_global_model(tmp_path: Path) -> None:
+    """With a learning rate of almost zero the average is the global model."""
     prepared = quick(
         "method.name=fedavg", "model.extractors=tests.support.tiny:mlp", "local.lr=1e-12"
     )
@@ -102,7 +102,7 @@ def test_after_a_fedavg_round_everybody_had_the_same_start(tmp_path: Path) -> No
         assert_close(server[f"server.{name}"], tensor)
 
 
-def test_a_mean_by_samples_needs_to_be_told_how_many_there_are() -> None:
+def test_a_mean_by_samples_needs_numbers_of_samples() -> None:
     sent = uploads_of([Upload(0, 0, {"w": torch.ones(1)})])
     with pytest.raises(MethodError, match="weighs_by_examples = True"):
         mean_by_examples(sent, if_none={})

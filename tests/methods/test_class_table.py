@@ -1,4 +1,4 @@
-"""FD and FedProto against brute force, and what newcomers and lonely classes get."""
+"""FD and FedProto against brute force; new clients, and classes with one owner."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from fedgh.methods.fedproto import FedProto
 from tests.support.rounds import TASK, recipient, uploads_of
 from tests.support.tiny import a_client
 
-HOLDINGS = {0: [0, 1], 1: [1, 2], 2: [0, 1, 3], 4: [1]}  # client 3 sits out
+HOLDINGS = {0: [0, 1], 1: [1, 2], 2: [0, 1, 3], 4: [1]}  # client 3 is not selected
 
 
 def uploads(width: int) -> list[Upload]:
@@ -29,7 +29,7 @@ def uploads(width: int) -> list[Upload]:
 
 
 def rows_of(sent: list[Upload], label: int) -> dict[int, tuple[Tensor, int]]:
-    """Client -> (mean, count) of everybody who holds this class."""
+    """Return mean and count by client, of the clients that have this class."""
     found = {}
     for upload in sent:
         for i, each in enumerate(upload.payload["classes"].tolist()):
@@ -39,7 +39,7 @@ def rows_of(sent: list[Upload], label: int) -> dict[int, tuple[Tensor, int]]:
     return found
 
 
-def test_fd_answers_with_the_mean_over_the_others() -> None:
+def test_fd_sends_the_mean_over_the_other_participants() -> None:
     sent = uploads(4)
     server = FD().server_update(FD().init_server(TASK, [], torch.Generator()), uploads_of(sent))
     for client, classes in HOLDINGS.items():
@@ -52,13 +52,13 @@ def test_fd_answers_with_the_mean_over_the_others() -> None:
         assert down["classes"].tolist() == sorted(expected)
         for label, row in zip(down["classes"].tolist(), down["means"], strict=True):
             assert_close(row, expected[label])
-    # Classes 2 and 3 have one owner each: nobody can tell them anything about these.
+    # Classes 2 and 3 have one owner each, so their owners receive no mean for them.
     assert FD().broadcast(server, recipient(1, HOLDINGS[1]))["classes"].tolist() == [1]
     assert FD().broadcast(server, recipient(2, HOLDINGS[2]))["classes"].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("method", [FD(), FedProto()])
-def test_a_newcomer_is_told_about_all_classes_until_it_has_shown_its_own(
+def test_a_new_client_receives_all_classes_until_its_first_upload(
     method: FD | FedProto,
 ) -> None:
     width = 4 if isinstance(method, FD) else 3
@@ -75,18 +75,20 @@ def test_a_newcomer_is_told_about_all_classes_until_it_has_shown_its_own(
     assert method.broadcast(server, recipient(3, [1]))["classes"].tolist() == [1]
 
 
-def test_fd_remembers_who_has_what_but_only_hears_the_last_round() -> None:
-    start, all_of_them = FD().init_server(TASK, [], torch.Generator()), uploads(4)
-    server = FD().server_update(start, uploads_of(all_of_them))
-    server = FD().server_update(server, uploads_of(all_of_them[1:2]))  # client 1: classes 1 and 2
-    down = FD().broadcast(server, recipient(0, HOLDINGS[0]))  # it sat out; its classes are known
+def test_fd_remembers_classes_of_clients_but_means_of_the_last_round_only() -> None:
+    start, all_uploads = FD().init_server(TASK, [], torch.Generator()), uploads(4)
+    server = FD().server_update(start, uploads_of(all_uploads))
+    server = FD().server_update(server, uploads_of(all_uploads[1:2]))  # client 1: classes 1 and 2
+    down = FD().broadcast(
+        server, recipient(0, HOLDINGS[0])
+    )  # it was not selected; its classes are known
     assert down["classes"].tolist() == [1]
-    assert_close(down["means"][0], all_of_them[1].payload["means"][0])
+    assert_close(down["means"][0], all_uploads[1].payload["means"][0])
     only_itself = FD().broadcast(server, recipient(1, HOLDINGS[1]))
     assert len(only_itself["classes"]) == 0
 
 
-def test_fedproto_weighs_by_counts() -> None:
+def test_fedproto_weights_prototypes_by_counts() -> None:
     sent = uploads(3)
     start = FedProto().init_server(TASK, [], torch.Generator())
     server = FedProto().server_update(start, uploads_of(sent))
@@ -100,7 +102,7 @@ def test_fedproto_weighs_by_counts() -> None:
     assert_close(down["means"], server["means"][HOLDINGS[2]])
 
 
-def test_fedproto_keeps_a_prototype_that_nobody_renews() -> None:
+def test_fedproto_keeps_a_prototype_without_new_uploads() -> None:
     start = FedProto().init_server(TASK, [], torch.Generator())
     first = FedProto().server_update(start, uploads_of(uploads(3)))
     renewed = uploads(3)[1:2]  # classes 1 and 2
@@ -109,7 +111,7 @@ def test_fedproto_keeps_a_prototype_that_nobody_renews() -> None:
     assert_close(second["means"][[1, 2]], renewed[0].payload["means"])
 
 
-def test_the_distances_worked_by_hand() -> None:
+def test_losses_equal_those_computed_by_hand() -> None:
     y = torch.tensor([0, 1, 2])
     filled = torch.tensor([True, True, False, False])
     targets = torch.tensor([[0.5, 0.5], [1.0, 0.0], [9.0, 9.0], [9.0, 9.0]])
@@ -125,26 +127,26 @@ def test_the_distances_worked_by_hand() -> None:
 
 
 @pytest.mark.parametrize("method", [FD(gamma=5.0), FedProto(lam=5.0)])
-def test_a_client_moves_towards_what_it_is_told(method: FD | FedProto) -> None:
+def test_training_moves_a_client_towards_its_targets(method: FD | FedProto) -> None:
     x, y = torch.randn(60, 6), torch.arange(60) % 3
     width = 3 if isinstance(method, FD) else 4
     rows = torch.tensor([[0.2, 0.3, 0.5]] * 3) if isinstance(method, FD) else torch.ones(3, 4)
-    told = {"classes": torch.arange(3).int(), "means": rows}
-    silent = {"classes": torch.zeros(0, dtype=torch.int32), "means": torch.zeros(0, width)}
+    targets = {"classes": torch.arange(3).int(), "means": rows}
+    no_targets = {"classes": torch.zeros(0, dtype=torch.int32), "means": torch.zeros(0, width)}
     far = {}
-    for name, down in (("told", told), ("silent", silent)):
+    for name, down in (("targets", targets), ("no_targets", no_targets)):
         torch.manual_seed(0)
         client = a_client(x, y, epochs=20, lr=0.05)
         up = method.client_update(client, down)
         far[name] = float((up["means"] - rows).square().mean())
-    assert far["told"] < 0.5 * far["silent"]
+    assert far["targets"] < 0.5 * far["no_targets"]
 
 
 def test_fd_uploads_mean_softmax_outputs() -> None:
     x, y = torch.randn(50, 6), torch.arange(50) % 2
     client = a_client(x, y)
-    silent = {"classes": torch.zeros(0, dtype=torch.int32), "means": torch.zeros(0, 3)}
-    up = FD().client_update(client, silent)
+    no_targets = {"classes": torch.zeros(0, dtype=torch.int32), "means": torch.zeros(0, 3)}
+    up = FD().client_update(client, no_targets)
     with torch.inference_mode():
         outputs = client.model(x).softmax(1)
     assert up["classes"].tolist() == [0, 1]
@@ -156,13 +158,13 @@ def test_fd_uploads_mean_softmax_outputs() -> None:
 def test_fedproto_uploads_counts() -> None:
     y = torch.tensor([0] * 7 + [2] * 5)
     client = a_client(torch.randn(12, 6), y)
-    silent = {"classes": torch.zeros(0, dtype=torch.int32), "means": torch.zeros(0, 4)}
-    up = FedProto().client_update(client, silent)
+    no_targets = {"classes": torch.zeros(0, dtype=torch.int32), "means": torch.zeros(0, 4)}
+    up = FedProto().client_update(client, no_targets)
     assert up["counts"].tolist() == [7, 5]
 
 
 @pytest.mark.parametrize("method", [FD(gamma=0.0), FedProto(lam=0.0)])
-def test_without_its_weight_it_is_plain_training(method: FD | FedProto) -> None:
+def test_with_weight_zero_the_loss_is_cross_entropy_alone(method: FD | FedProto) -> None:
     from fedgh.core.local import train
 
     x, y = torch.randn(60, 6), torch.arange(60) % 3

@@ -1,4 +1,4 @@
-"""What every method owes to the rest of the system."""
+"""The contract that every method fulfils."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -39,9 +39,9 @@ def federation(name: str, *overrides: str) -> Experiment:
     return quick(*words, *SETTINGS.get(name, []), *overrides)
 
 
-def recipient(around: ServerResources, client: int, last_round: int = 0) -> Recipient:
-    """A client that has not shown its classes."""
-    group, sizes = around.architecture(client)
+def recipient(resources: ServerResources, client: int, last_round: int = 0) -> Recipient:
+    """Return a recipient that has not sent an upload."""
+    group, sizes = resources.architecture(client)
     return Recipient(client, None, last_round, group, sizes)
 
 
@@ -59,10 +59,10 @@ def test_a_round_without_uploads_leaves_the_server_usable(name: str) -> None:
     prepared = federation(name)
     method = prepared.config.method
     server = prepared.initial_server()
-    around, task = prepared.server_resources(), prepared.task
-    none = Uploads([], task, 1, around.device, around.public, around.network)
+    resources, task = prepared.server_resources(), prepared.task
+    none = Uploads([], task, 1, resources.device, resources.public, resources.network)
     again = method.server_update(server, none)
-    to = recipient(around, 0)
+    to = recipient(resources, 0)
     assert same(method.broadcast(again, to), method.broadcast(server, to))
 
 
@@ -74,7 +74,7 @@ def test_every_engine_and_a_resumed_run_give_the_same_bits(name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_works_when_few_take_part(name: str, tmp_path: Path) -> None:
+def test_a_method_works_with_few_participants(name: str, tmp_path: Path) -> None:
     prepared = federation(name, "federation.clients=10", "federation.participation=0.3")
     run = loop.run(prepared, tmp_path / "run")
     for record in run.records():
@@ -87,7 +87,7 @@ def test_works_when_few_take_part(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_client_learns_more_than_its_header(name: str) -> None:
+def test_local_training_changes_the_extractor(name: str) -> None:
     """The private extractor is trained in every method."""
     prepared = federation(name)
     client = prepared.blueprint().make(0)
@@ -101,7 +101,7 @@ def test_a_client_learns_more_than_its_header(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_only_methods_that_weigh_by_them_are_told_numbers_of_samples(
+def test_numbers_of_samples_are_sent_only_if_the_method_weights_by_them(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = federation(name, "federation.rounds=1", "federation.participation=1.0")
@@ -115,11 +115,11 @@ def test_only_methods_that_weigh_by_them_are_told_numbers_of_samples(
 
     monkeypatch.setattr(type(prepared.config.method), "server_update", spy)
     loop.run(prepared, tmp_path / "run")
-    told = name.endswith(("avg", "fml", "fedkd", ":Distils"))
-    assert seen == ([client.train for client in prepared.clients()] if told else [0] * 5)
+    weighted = name.endswith(("avg", "fml", "fedkd", ":Distils"))
+    assert seen == ([client.train for client in prepared.clients()] if weighted else [0] * 5)
 
 
-PAPER_BYTES = {  # by the paper's reckoning: CIFAR-10 with 2 classes, CIFAR-100 with 10
+PAPER_BYTES = {  # as the paper counts: CIFAR-10 with 2 classes, CIFAR-100 with 10
     "standalone": (0, 0),
     "lg_fedavg": (40_080, 400_800),
     "fd": (160, 8_000),
@@ -130,7 +130,7 @@ PAPER_BYTES = {  # by the paper's reckoning: CIFAR-10 with 2 classes, CIFAR-100 
     "fedkd": (None, None),
     "fedgh_plus": (None, None),
 }
-SENT_BYTES = {  # really, once every client has taken part: labels, counts and bias included
+SENT_BYTES = {  # as sent, after every client has taken part: labels, counts and bias included
     "standalone": (0, 0),
     "lg_fedavg": (40_080, 400_800),
     "fd": (160 + 2 * 2 * 4, 8_000 + 2 * 10 * 4),
@@ -141,7 +141,9 @@ SENT_BYTES = {  # really, once every client has taken part: labels, counts and b
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(("setting", "num_classes", "local"), [(0, 10, 2), (1, 100, 10)])
-def test_bytes_per_client_and_round(name: str, setting: int, num_classes: int, local: int) -> None:
+def test_bytes_per_client_and_round_equal_counts_by_hand(
+    name: str, setting: int, num_classes: int, local: int
+) -> None:
     method = METHODS[name]()
     task = Task(num_classes, 500, num_clients=2, rounds=9, seed=0, input_shape=(3, 32, 32))
     assert paper_bytes(name, task, local) == PAPER_BYTES.get(name, (None, None))[setting]
@@ -164,7 +166,7 @@ def test_bytes_per_client_and_round(name: str, setting: int, num_classes: int, l
     assert wire.nbytes(up) + wire.nbytes(down) == SENT_BYTES[name][setting]
 
 
-def test_fml_and_fedkd_send_the_small_model_only() -> None:
+def test_fml_and_fedkd_send_only_the_shared_network() -> None:
     task = Task(10, 500, num_clients=2, rounds=9, seed=0, input_shape=(3, 32, 32))
     fml = METHODS["fml"]().init_server(task, [], torch.Generator())
     assert wire.nbytes(fml) == 4 * 670_058  # CNN-5
@@ -173,7 +175,7 @@ def test_fml_and_fedkd_send_the_small_model_only() -> None:
     assert factors == {n + end for n in fml if n.endswith("weight") for end in (LEFT, RIGHT)}
 
 
-def test_cross_entropy_is_what_torch_calls_it() -> None:
+def test_distillation_with_one_hot_targets_equals_cross_entropy() -> None:
     """FD's distance to a one-hot target is the ordinary cross-entropy."""
     from fedgh.methods.fd import distillation
 

@@ -1,4 +1,4 @@
-"""A method that declares less than it sends: refused where it runs, before anything leaves."""
+"""Methods that send more than they declare: rejected before an upload leaves the client."""
 
 from pathlib import Path
 
@@ -19,20 +19,20 @@ PRIVATE = ["privacy.protects=sample", "privacy.epsilon=8"]
 
 
 class OneMore(FedGH):
-    """Sends a tensor that it does not declare."""
+    """A method that sends a tensor that it does not declare."""
 
     def client_update(self, client: Client, down: Payload) -> Payload:
         return super().client_update(client, down) | {"extra": torch.zeros(1)}
 
 
 class Quiet(FedGH):
-    """Declares that it sends nothing, and sends class means."""
+    """A method that declares an empty upload and sends class means."""
 
     up = api.NOTHING  # type: ignore[assignment]
 
 
 class Homemade(FedGH):
-    """Computes its class means itself, so without noise."""
+    """A method that computes class means itself, without noise."""
 
     def client_update(self, client: Client, down: Payload) -> Payload:
         classes = client.data.train.labels.unique()
@@ -40,7 +40,7 @@ class Homemade(FedGH):
 
 
 class Twice(FedGH):
-    """Has the noise drawn, and then sends something else."""
+    """A method that makes a private release and then sends other values."""
 
     def client_update(self, client: Client, down: Payload) -> Payload:
         sent = super().client_update(client, down)
@@ -48,7 +48,7 @@ class Twice(FedGH):
 
 
 class Louder(FedProto):
-    """Declares its counts away, and sends them."""
+    """A method that sends counts without declaring them."""
 
     up = api.PerClass("representation")
 
@@ -62,7 +62,7 @@ class WiderMessage(api.PerClass):
 
 
 class Wider(FedGH):
-    """Sends a header beside its class means, in a message of its own."""
+    """A method that sends a header beside class means, with its own type of message."""
 
     up = WiderMessage("representation")
 
@@ -71,7 +71,7 @@ class Wider(FedGH):
 
 
 class SwitchedOff(FedGH):
-    """Forgets on the client that the run is private."""
+    """A method that removes the privacy mechanism from the client."""
 
     def client_update(self, client: Client, down: Payload) -> Payload:
         client.privacy = None
@@ -79,7 +79,7 @@ class SwitchedOff(FedGH):
 
 
 class Sly(FedGH):
-    """Writes numbers where they are not looked for."""
+    """A method that hides numbers in metrics during evaluation."""
 
     def logits(self, client: Client, x: torch.Tensor) -> torch.Tensor:
         client.metrics["secret"] = 1.0
@@ -88,7 +88,7 @@ class Sly(FedGH):
 
 
 class Boasting(FedGH):
-    """Says how well it does itself."""
+    """A method that reports its own accuracy."""
 
     def client_update(self, client: Client, down: Payload) -> Payload:
         client.metrics["accuracy"] = client.metrics["global_accuracy"] = 5.0
@@ -96,7 +96,7 @@ class Boasting(FedGH):
 
 
 class LateModule(FedGH):
-    """Makes a network in the middle of a round, and fails in the second."""
+    """A method that adds a network during a round, and fails in the second round."""
 
     def client_update(self, client: Client, down: Payload) -> Payload:
         client.modules["late"] = torch.nn.Linear(1, 1)
@@ -104,7 +104,7 @@ class LateModule(FedGH):
 
 
 class Wordy(FedGH):
-    """Reports what is no number."""
+    """A method that reports a metric that is not a number."""
 
     def client_update(self, client: Client, down: Payload) -> Payload:
         client.metrics["x"] = "abc"  # type: ignore[assignment]
@@ -112,7 +112,7 @@ class Wordy(FedGH):
 
 
 class Complex(FedGH):
-    """Keeps what is not finite, as complex numbers."""
+    """A method that stores complex numbers that are not finite."""
 
     def client_update(self, client: Client, down: Payload) -> Payload:
         client.memory = {"kept": torch.tensor([complex(float("nan"), 0)])}
@@ -120,7 +120,7 @@ class Complex(FedGH):
 
 
 class Infinite(FedGH):
-    """Keeps what is not finite."""
+    """A method that stores numbers that are not finite."""
 
     def client_update(self, client: Client, down: Payload) -> Payload:
         client.memory = {"kept": torch.tensor([torch.inf])}
@@ -128,7 +128,7 @@ class Infinite(FedGH):
 
 
 def reasons(name: str, tmp_path: Path, *overrides: str) -> str:
-    """Why a run in which all clients fail ends."""
+    """Return the error of a run in which all clients fail."""
     with pytest.raises(RunError) as ended:
         loop.run(quick(f"method.name={HERE}:{name}", *overrides), tmp_path / "run")
     return str(ended.value)
@@ -146,19 +146,19 @@ def reasons(name: str, tmp_path: Path, *overrides: str) -> str:
         ("Wordy", "could not convert string to float"),
     ],
 )
-def test_what_is_not_declared_does_not_leave_the_client(
+def test_an_undeclared_upload_does_not_leave_the_client(
     name: str, reason: str, tmp_path: Path
 ) -> None:
     assert reason in reasons(name, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["Homemade", "Twice", "Wider", "SwitchedOff"])
-def test_with_privacy_only_what_the_mechanism_made_is_sent(name: str, tmp_path: Path) -> None:
+def test_with_privacy_only_results_of_the_mechanism_are_sent(name: str, tmp_path: Path) -> None:
     assert "other values have no noise" in reasons(name, tmp_path, *PRIVATE)
 
 
 @pytest.mark.parametrize("name", ["Homemade", "Twice"])
-def test_without_privacy_class_means_are_the_methods_own(name: str, tmp_path: Path) -> None:
+def test_without_privacy_a_method_may_compute_class_means_itself(name: str, tmp_path: Path) -> None:
     run = loop.run(quick(f"method.name={HERE}:{name}", "federation.rounds=1"), tmp_path / "run")
     records: list[Round] = run.records()
     assert records[0].failed == []
@@ -167,8 +167,8 @@ def test_without_privacy_class_means_are_the_methods_own(name: str, tmp_path: Pa
 @pytest.mark.parametrize(
     "setting", [PRIVATE, ["defence.agreement=0.2"], ["attack.clients=1"]], ids=["p", "d", "a"]
 )
-def test_privacy_defence_and_rehearsed_attacks_ask_the_declaration(setting: list[str]) -> None:
-    """Of methods from elsewhere as of those of the package."""
+def test_privacy_defence_and_attacks_depend_on_the_declaration(setting: list[str]) -> None:
+    """The rule holds for methods outside the package, too."""
     quick(f"method.name={HERE}:Homemade", *setting)
     for name in ("lg_fedavg", "tests.support.families:Generates"):
         with pytest.raises(MethodError, match="class means"):
@@ -176,24 +176,24 @@ def test_privacy_defence_and_rehearsed_attacks_ask_the_declaration(setting: list
 
 
 class OnceOnly(FedGH):
-    """Claims one release for the whole run, and makes one in every round."""
+    """A method that declares one release, and makes one in every round."""
 
     releases_once = True
 
 
 class Counting(FedGH):
-    """Tells the server how many samples each client has."""
+    """A method that weights by numbers of samples."""
 
     weighs_by_examples = True
 
 
-def test_a_release_in_every_round_is_paid_for_in_every_round() -> None:
+def test_a_release_in_every_round_is_accounted_for_in_every_round() -> None:
     plain, claimed = quick(*PRIVATE), quick(f"method.name={HERE}:OnceOnly", *PRIVATE)
     assert plain.privacy is not None
     assert claimed.privacy == plain.privacy
 
 
-def test_numbers_of_samples_do_not_go_with_a_client_that_is_hidden() -> None:
+def test_numbers_of_samples_exclude_privacy_of_clients() -> None:
     quick(f"method.name={HERE}:Counting", *PRIVATE)
     for hidden in (["privacy.protects=client"], [*PRIVATE, "privacy.counts=secret"]):
         with pytest.raises(MethodError, match="tells the server how many samples clients have"):
@@ -201,64 +201,64 @@ def test_numbers_of_samples_do_not_go_with_a_client_that_is_hidden() -> None:
 
 
 class Odd(FedGH):
-    """Declares a class in place of a message."""
+    """A method that declares a class instead of a message."""
 
     up = api.PerClass  # type: ignore[assignment]
 
 
 class Misspelt(FedGH):
-    """Declares a part that no network has."""
+    """A method that declares a submodule that does not exist."""
 
     up = api.Network("own", "extractr")  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(("name", "reason"), [("Odd", "is no message"), ("Misspelt", "extractr")])
-def test_an_impossible_declaration_is_refused_before_anything_runs(name: str, reason: str) -> None:
+def test_an_impossible_declaration_is_rejected_before_the_run(name: str, reason: str) -> None:
     with pytest.raises(MethodError, match=reason):
         quick(f"method.name={HERE}:{name}")
 
 
-def test_with_privacy_no_number_of_a_method_leaves_the_client(tmp_path: Path) -> None:
+def test_with_privacy_metrics_of_the_method_do_not_leave_the_client(tmp_path: Path) -> None:
     run = loop.run(quick(f"method.name={HERE}:Sly", *PRIVATE), tmp_path / "run")
     for record in run.records():
         assert record.method_metrics == {}
         assert "secret" not in record.seconds
 
 
-def test_a_method_does_not_say_how_well_it_does(tmp_path: Path) -> None:
+def test_a_method_cannot_report_its_own_accuracy(tmp_path: Path) -> None:
     settings = ["federation.rounds=4", "run.eval_every=4", "federation.participation=0.4"]
     plain = loop.run(quick(*settings), tmp_path / "plain")
     boasting = loop.run(quick(f"method.name={HERE}:Boasting", *settings), tmp_path / "boasting")
     assert boasting.records()[-1].per_client == plain.records()[-1].per_client
 
 
-def test_what_follows_from_a_declaration_comes_from_no_mixin_either() -> None:
-    class Says:
+def test_a_mixin_cannot_define_what_follows_from_the_declaration() -> None:
+    class Mixin:
         shares = "class means"
 
     with pytest.raises(TypeError, match="shares follows from the declarations"):
-        type("Mixed", (Says, FedGH), {"__module__": __name__})
+        type("Mixed", (Mixin, FedGH), {"__module__": __name__})
 
 
-def test_an_annotated_declaration_is_not_taken_for_a_setting() -> None:
+def test_an_annotated_declaration_is_rejected() -> None:
     with pytest.raises(TypeError, match=r"Slip\.up: remove the annotation"):
         type("Slip", (FedGH,), {"__annotations__": {"up": api.Message}, "__module__": __name__})
 
 
 class Silent(FedGH):
-    """Sends nothing, and has its samples counted."""
+    """A method that sends no tensors, but weights by numbers of samples."""
 
     up = api.NOTHING  # type: ignore[assignment]
     weighs_by_examples = True
 
 
-def test_samples_are_not_counted_where_a_client_is_hidden() -> None:
+def test_weighting_by_samples_is_rejected_with_privacy_of_clients() -> None:
     with pytest.raises(MethodError, match="tells the server how many samples clients have"):
         quick(f"method.name={HERE}:Silent", "privacy.protects=client")
 
 
 class LooksFirst(FedGH):
-    """Looks at the client's network before it trains."""
+    """A method that uses the client's network before training."""
 
     def client_update(self, client: Client, down: Payload) -> Payload:
         x = client.data.train.x[client.data.train.index[:8]].float()
@@ -267,8 +267,8 @@ class LooksFirst(FedGH):
         return super().client_update(client, down)
 
 
-def test_a_network_starts_a_round_in_one_mode_wherever_it_comes_from(tmp_path: Path) -> None:
-    """In memory, from a file after each job, evaluated or not: the same bits."""
+def test_a_network_starts_each_round_in_eval_mode(tmp_path: Path) -> None:
+    """The bits are the same in memory and from files, with and without evaluation."""
     zoo = ["model.extractors=tests.support.tiny:noisy", f"method.name={HERE}:LooksFirst"]
     kept = loop.run(quick(*zoo), tmp_path / "kept")
     for name, setting in (("read", "run.memory=0.000001"), ("rare", "run.eval_every=3")):

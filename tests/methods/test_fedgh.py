@@ -43,7 +43,7 @@ def test_server_trains_the_header_it_returns() -> None:
     # softmax(0, 0) = 1/2, so the logit gradient is (+1/2, -1/2): worked by hand
     assert_close(out["weight"], torch.tensor([[-0.5], [0.5]]))
     assert_close(out["bias"], torch.tensor([-0.25, 0.25]))
-    assert server["weight"].eq(0).all()  # what came in is left alone
+    assert server["weight"].eq(0).all()  # the given state is not changed
 
 
 @pytest.mark.parametrize("batch", ["pair", "client"])
@@ -60,7 +60,7 @@ def test_the_server_update_is_sgd_over_the_pairs_in_client_order(
     assert_close(out, by_autograd(start(), steps * epochs, 0.05), atol=1e-5, rtol=0)
 
 
-def test_the_order_of_the_clients_counts() -> None:
+def test_the_result_depends_on_the_order_of_clients() -> None:
     method = FedGH(server_lr=0.5)
     forward, backward = uploads(), uploads()[::-1]
     a, b = (method.server_update(start(), uploads_of(each)) for each in (forward, backward))
@@ -91,8 +91,8 @@ def test_a_trained_header_changes_and_fits_the_pairs_better(
         before = after
 
 
-def test_uploads_are_consumed_as_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first client's pairs are used before the second client's are in."""
+def test_uploads_are_processed_as_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pairs of the first client are used before those of the second arrive."""
     log: list[str] = []
     step = LinearSGD.step_batch
 
@@ -140,7 +140,9 @@ def test_only_classes_and_means_are_uploaded() -> None:
 
 
 @pytest.mark.parametrize(("num_classes", "local", "paper"), [(10, 2, 24_008), (100, 10, 220_040)])
-def test_the_papers_reckoning(num_classes: int, local: int, paper: int) -> None:
+def test_bytes_equal_those_of_the_paper_plus_the_bias(
+    num_classes: int, local: int, paper: int
+) -> None:
     task = Task(num_classes, 500, 10, 1, 0)
     assert paper_bytes("fedgh", task, local) == paper
     up = local * 4 + local * 500 * 4

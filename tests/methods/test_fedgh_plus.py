@@ -1,4 +1,4 @@
-"""FedGH+: one header for all samples, wherever they are; fused, forgotten, joined, private."""
+"""FedGH+: a header of all samples; fusion, forgetting, newcomers, privacy."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def clients_of(run: RunFolder, clients: int = 5) -> list[Payload]:
 
 
 def pooled(experiment: Experiment, clients: range) -> tuple[Tensor, Tensor]:
-    """The header from the samples of these clients in one place."""
+    """Return the header of the pooled samples of these clients."""
     task = experiment.task
     blueprint = experiment.blueprint()
     known = feature_map("auto", "", 32, task.input_shape, task.seed)
@@ -54,7 +54,7 @@ def pooled(experiment: Experiment, clients: range) -> tuple[Tensor, Tensor]:
     return weight / 32**0.5, bias
 
 
-def test_the_header_is_that_of_the_pooled_samples(tmp_path: Path) -> None:
+def test_the_header_equals_that_of_the_pooled_samples(tmp_path: Path) -> None:
     experiment = federation()
     run = loop.run(experiment, tmp_path / "run")
     header = part(server_of(run), "header.")
@@ -66,22 +66,24 @@ def test_the_header_is_that_of_the_pooled_samples(tmp_path: Path) -> None:
 
 
 def test_partition_order_and_participation_do_not_change_the_header(tmp_path: Path) -> None:
-    """Clients that come one after the other end with the header of all at once."""
+    """Clients that take part one after the other end with the header of all at once."""
     all_at_once = loop.run(federation("federation.rounds=2"), tmp_path / "all")
     some = federation("federation.participation=0.4", "federation.rounds=12")
     few_a_time = loop.run(some, tmp_path / "some")
     assert server_of(few_a_time)["given"].all()
     for name in ("header.weight", "header.bias", "sum.second"):
         assert server_of(few_a_time)[name].equal(server_of(all_at_once)[name])
-    dealt = federation("federation.clients=3", "data.classes_per_client=4", "federation.rounds=2")
-    other = loop.run(dealt, tmp_path / "dealt")  # other splits, so other training samples
-    weight, _ = pooled(dealt, range(3))
+    partitioned = federation(
+        "federation.clients=3", "data.classes_per_client=4", "federation.rounds=2"
+    )
+    other = loop.run(partitioned, tmp_path / "dealt")  # other splits, so other training samples
+    weight, _ = pooled(partitioned, range(3))
     torch.testing.assert_close(
         server_of(other)["header.weight"].double(), weight, rtol=1e-6, atol=1e-6
     )
 
 
-def test_statistics_cross_once(tmp_path: Path) -> None:
+def test_statistics_are_sent_once(tmp_path: Path) -> None:
     records = loop.run(federation(), tmp_path / "run").records()
     second = 4 * 32 * 33 // 2  # the triangle of the second moment
     table = 4 * 35
@@ -94,7 +96,7 @@ def test_statistics_cross_once(tmp_path: Path) -> None:
     assert records[3].bytes_down == 5 * (9 + table)
 
 
-def test_networks_learn_as_if_alone(tmp_path: Path) -> None:
+def test_networks_train_as_in_standalone(tmp_path: Path) -> None:
     plus = loop.run(federation(), tmp_path / "plus")
     alone = loop.run(quick("method.name=standalone", "federation.rounds=4"), tmp_path / "alone")
     for one, other in zip(clients_of(plus), clients_of(alone), strict=True):
@@ -120,7 +122,7 @@ def test_own_covariance_sends_means_and_counts(tmp_path: Path) -> None:
     )
 
 
-def test_the_fusion_is_for_own_classes_and_for_all(tmp_path: Path) -> None:
+def test_fused_predictions_over_own_and_over_all_classes(tmp_path: Path) -> None:
     experiment = federation()
     run = loop.run(experiment, tmp_path / "run")
     client = experiment.blueprint().make(0)
@@ -144,10 +146,10 @@ def test_a_client_is_forgotten_exactly(words: list[str], tmp_path: Path) -> None
     without = loop.run(federation(*words), tmp_path / "without")
     for folder in (run, without):
         forget(folder, 4, trust=True)
-    never = _never_with(4, federation(*words), tmp_path / "never")
-    forget(never, 4, trust=True)  # changes nothing but that all choose their weights again
+    never = _run_without(4, federation(*words), tmp_path / "never")
+    forget(never, 4, trust=True)  # only makes all clients choose their weights again
     for name, tensor in server_of(never).items():
-        if name not in ("version", "known"):  # how often there was a new header
+        if name not in ("version", "known"):  # number of headers so far
             assert server_of(run)[name].equal(tensor), name
     assert states(run) == states(without)
     for one, other in zip(clients_of(run)[:4], clients_of(never)[:4], strict=True):
@@ -157,8 +159,8 @@ def test_a_client_is_forgotten_exactly(words: list[str], tmp_path: Path) -> None
     assert all(4 not in means["clients"] for means in run.means().values())
 
 
-def _never_with(client: int, experiment: Experiment, path: Path) -> RunFolder:
-    """A run in which a client was taken out before the first round."""
+def _run_without(client: int, experiment: Experiment, path: Path) -> RunFolder:
+    """Return a run in which a client was removed before the first round."""
 
     class Stopping(Callback):
         def started(self, *_: object) -> None:
@@ -170,13 +172,13 @@ def _never_with(client: int, experiment: Experiment, path: Path) -> RunFolder:
     return loop.resume(path)
 
 
-def test_a_forgotten_client_is_not_asked_again(tmp_path: Path) -> None:
-    run = _never_with(2, federation(), tmp_path / "run")
+def test_a_forgotten_client_is_not_selected_again(tmp_path: Path) -> None:
+    run = _run_without(2, federation(), tmp_path / "run")
     for record in run.records():
         assert record.participants == [0, 1, 3, 4]
         assert record.excluded == [2]
         assert record.accuracies[2] is None
-    assert forget(run, 2, trust=True).refreshed == 4  # again: nothing changes
+    assert forget(run, 2, trust=True).refreshed == 4  # a second time changes nothing
     with pytest.raises(ConfigError, match="client 9: they are 0 to 4"):
         forget(run, 9, trust=True)
     other = loop.run(quick("federation.rounds=1"), tmp_path / "other")
@@ -191,7 +193,7 @@ def upload_of(client: int, seed: int, samples: int = 9) -> Upload:
     return Upload(client, 0, {**sent.payload(), "losses": torch.zeros(0, 35)})
 
 
-def test_statistics_that_were_not_asked_for_are_ignored() -> None:
+def test_statistics_that_were_not_requested_are_ignored() -> None:
     experiment = federation()
     method, server = experiment.config.method, experiment.initial_server()
     once = method.server_update(server, uploads_of([upload_of(0, 1), upload_of(1, 2)]))
@@ -200,7 +202,7 @@ def test_statistics_that_were_not_asked_for_are_ignored() -> None:
     assert twice["version"] == once["version"]
 
 
-def test_one_table_of_losses_does_not_decide_for_all() -> None:
+def test_false_losses_of_one_client_do_not_determine_the_weights() -> None:
     experiment = federation()
     method, server = experiment.config.method, experiment.initial_server()
     honest_table = torch.linspace(1, 2, 35)[None]
@@ -215,8 +217,8 @@ def test_one_table_of_losses_does_not_decide_for_all() -> None:
     assert down["losses"].equal(honest_table)
 
 
-def test_a_header_that_is_too_sure_of_itself_is_scaled() -> None:
-    """Classes without much spread have a covariance of nearly nothing."""
+def test_an_overconfident_header_is_scaled_down() -> None:
+    """Classes with little variance have a covariance of almost zero."""
     experiment = federation()
     method, server = experiment.config.method, experiment.initial_server()
     spread = torch.randn(200, 32, generator=torch.Generator().manual_seed(0)).double() / 200
@@ -230,7 +232,7 @@ def test_a_header_that_is_too_sure_of_itself_is_scaled() -> None:
     assert (z @ header["weight"].T + header["bias"]).argmax(1).tolist() == [0, 1, 2]
 
 
-def test_too_many_statistics_for_a_server_are_refused() -> None:
+def test_too_large_statistics_are_rejected() -> None:
     with pytest.raises(MethodError, match=r"up to \d+ GiB of statistics"):
         federation("federation.clients=150", "method.feature_dim=4096")
 
@@ -266,7 +268,7 @@ def test_an_interrupted_forget_is_finished_by_the_same_command(
         assert all(one[name].equal(other[name]) for name in other)
 
 
-def test_rounds_that_were_not_committed_are_given_up(tmp_path: Path) -> None:
+def test_forget_drops_rounds_that_were_not_committed(tmp_path: Path) -> None:
     words = ["run.checkpoint_every=2", "federation.rounds=6"]
     interrupted(federation(*words), tmp_path / "run", after=3)
     forget(tmp_path / "run", 4, trust=True)
@@ -308,14 +310,14 @@ def test_a_private_client_that_is_asked_again_sends_the_same_numbers() -> None:
     server = experiment.initial_server()
     assert method.will_release(client)
     ups = []
-    for number in (1, 2):  # the server has lost what came in the first round
+    for number in (1, 2):  # the server lost the uploads of the first round
         client.round = number
         ups.append(method.client_update(client, method.broadcast(server, recipient(0))))
     assert not method.will_release(client)
     assert all(ups[0][name].equal(ups[1][name]) for name in ups[0])
 
 
-def hostile(change: str) -> Payload:
+def impossible_payload(change: str) -> Payload:
     x = torch.randn(9, 32, generator=torch.Generator().manual_seed(0)).double()
     payload = Moments.of(x, torch.arange(9) % 3, 10).payload()
     payload["losses"] = torch.zeros(0, 35)
@@ -333,17 +335,17 @@ def hostile(change: str) -> Payload:
 
 
 @pytest.mark.parametrize("change", ["no digits", "not positive", "counts", "long", "many"])
-def test_impossible_statistics_are_refused(change: str) -> None:
+def test_impossible_statistics_are_rejected(change: str) -> None:
     experiment = federation()
     method, task = experiment.config.method, experiment.task
     (spec,) = method.upload_specs(shapes_of(task))
-    method.check_upload(task, hostile("nothing"), 1000)
-    payload = wire.read(wire.to_bytes(hostile(change)), [spec], 1000)
+    method.check_upload(task, impossible_payload("nothing"), 1000)
+    payload = wire.read(wire.to_bytes(impossible_payload(change)), [spec], 1000)
     with pytest.raises(WireError):
         method.check_upload(task, payload, 1000)
 
 
-def test_long_means_are_refused() -> None:
+def test_means_of_norm_above_one_are_rejected() -> None:
     experiment = federation("method.covariance=own")
     one = torch.zeros(1, 32)
     one[0, 0] = 1.1
@@ -352,7 +354,7 @@ def test_long_means_are_refused() -> None:
         experiment.config.method.check_upload(experiment.task, payload, 1000)
 
 
-def test_another_map_is_refused(tmp_path: Path) -> None:
+def test_a_client_with_another_feature_map_is_rejected(tmp_path: Path) -> None:
     experiment = federation()
     method = experiment.config.method
     client = experiment.blueprint().make(0)
@@ -364,7 +366,7 @@ def test_another_map_is_refused(tmp_path: Path) -> None:
         method.client_update(client, down)
 
 
-def test_settings_that_do_not_fit_are_refused() -> None:
+def test_incompatible_settings_are_rejected() -> None:
     with pytest.raises(MethodError, match=r"needs method\.covariance = 'shared'"):
         federation("method.header=ridge", "method.covariance=own")
     with pytest.raises(MethodError, match=r"method\.features = 'conv': should be a multiple of 8"):
@@ -372,7 +374,7 @@ def test_settings_that_do_not_fit_are_refused() -> None:
     assert FedGHPlus(statistics="own").shares == "nothing"
 
 
-def test_a_client_with_a_class_that_the_header_does_not_know_predicts_alone() -> None:
+def test_a_client_with_a_class_unknown_to_the_header_predicts_with_its_network() -> None:
     experiment = federation()
     method, blueprint = experiment.config.method, experiment.blueprint()
     client = blueprint.make(0)

@@ -1,4 +1,4 @@
-"""FML and FedKD: losses by hand, gradients where they belong, factors that rebuild the update."""
+"""FML and FedKD: losses by hand, gradients, and low-rank updates."""
 
 import itertools
 import math
@@ -35,14 +35,14 @@ def client(**local: float) -> Client:
     return made
 
 
-def test_kl_worked_by_hand() -> None:
+def test_distillation_loss_equals_kl_computed_by_hand() -> None:
     teacher = torch.tensor([[math.log(3.0), 0.0], [0.0, 0.0]])  # (3/4, 1/4), (1/2, 1/2)
     student = torch.tensor([[0.0, 0.0], [0.0, 0.0]])
     expected = (0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)) / 2
     assert_close(distill(teacher, student), torch.tensor(expected))
 
 
-def test_fml_losses_and_their_gradients() -> None:
+def test_fml_loss_and_gradients_equal_those_computed_by_hand() -> None:
     y = torch.tensor([0, 2, 1, 1])
     private, shared = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
     alpha, beta = 0.3, 0.8
@@ -60,7 +60,7 @@ def test_fml_losses_and_their_gradients() -> None:
 
 
 @pytest.mark.parametrize("method", [FML(shared=NOISY), FedKD(shared=NOISY)])
-def test_both_models_learn_and_nothing_else_changes(method: FML | FedKD) -> None:
+def test_both_networks_train_and_received_tensors_do_not_change(method: FML | FedKD) -> None:
     each = client(lr=0.1)
     method.init_client(each)
     server = method.init_server(each.task, [], torch.Generator())
@@ -92,7 +92,7 @@ def test_fml_without_mutual_learning_is_plain_training_also_when_clipped() -> No
     assert_close(each.state(), plain.state())
 
 
-def test_fml_starts_from_the_shared_model_it_was_sent() -> None:
+def test_fml_starts_from_the_downloaded_shared_network() -> None:
     each = client(lr=1e-12)
     method = FML(shared="tests.support.tiny:mlp")
     start = method.init_server(each.task, [], torch.Generator())
@@ -100,8 +100,8 @@ def test_fml_starts_from_the_shared_model_it_was_sent() -> None:
     assert_close(method.client_update(each, sent), sent)
 
 
-def test_alpha_is_for_the_private_model_and_beta_for_the_shared_one() -> None:
-    """With alpha = 1 the private model hears the labels only, whatever the shared one says."""
+def test_alpha_weights_the_private_and_beta_the_shared_network() -> None:
+    """With alpha = 1 the private network learns only from labels."""
     method = FML(alpha=1.0, beta=0.0, shared="tests.support.tiny:mlp")
     states = []
     for shift in (0.0, 5.0):
@@ -114,7 +114,7 @@ def test_alpha_is_for_the_private_model_and_beta_for_the_shared_one() -> None:
     assert_close(states[0], states[1])
 
 
-def test_fedkd_loss_written_out() -> None:
+def test_fedkd_loss_equals_its_formula() -> None:
     each = client()
     method = FedKD(shared="tests.support.tiny:mlp")
     method.init_client(each)
@@ -128,7 +128,7 @@ def test_fedkd_loss_written_out() -> None:
     kl = distill(p, q) + distill(q, p)
     mse = ((h_mentor - h_mentee @ projection.T) ** 2).mean()  # type: ignore[operator]
     assert_close(total, ce + (kl + mse) / ce)
-    # The weight 1 / (CE + CE) is a number, not something to learn.
+    # The weight 1 / (CE + CE) is a constant: no gradient flows through it.
     parameters = [
         *each.model.parameters(),
         *mentee.parameters(),
@@ -148,7 +148,7 @@ def test_fedkd_loss_written_out() -> None:
     energy=st.floats(0.1, 1.0),
     seed=st.integers(0, 999),
 )
-def test_factors_rebuild_the_update_within_the_kept_energy(
+def test_factors_reconstruct_the_update_with_the_configured_energy(
     rows: int, columns: int, rank: int, energy: float, seed: int
 ) -> None:
     rng = torch.Generator().manual_seed(seed)
@@ -162,11 +162,11 @@ def test_factors_rebuild_the_update_within_the_kept_energy(
     kept = factors["w" + LEFT].shape[1]
     assert kept <= min(rows, columns)
     s = torch.linalg.svdvals(matrix.double()).square()
-    if kept > 1:  # one vector fewer would not have been enough
+    if kept > 1:  # one vector fewer has too little energy
         assert s[: kept - 1].sum() / s.sum() < energy + 1e-4
 
 
-def test_an_update_of_nothing_costs_nothing_and_convolutions_are_matrices() -> None:
+def test_a_zero_update_has_rank_zero_and_convolutions_are_matrices() -> None:
     factors = compress({"w": torch.zeros(4, 3, 5, 5), "b": torch.zeros(4)}, 0.95)
     assert factors["w" + LEFT].shape == (4, 0)
     assert factors["w" + RIGHT].shape == (0, 75)
@@ -185,7 +185,7 @@ def test_the_energy_rises_from_start_to_end() -> None:
 
 
 def test_the_energy_is_that_of_squared_singular_values() -> None:
-    """diag(3, 2, 1): squares 9, 4, 1. Two of them hold 13/14 = 93%, one 64%."""
+    """diag(3, 2, 1) has squares 9, 4, 1: two of them have 13/14 = 93% of the energy, one 64%."""
     for energy, rank in ((0.6, 1), (0.65, 2), (0.9, 2), (0.95, 3)):
         factors = compress({"w": torch.diag(torch.tensor([3.0, 2.0, 1.0]))}, energy)
         assert factors["w" + LEFT].shape == (3, rank)
@@ -197,7 +197,7 @@ def smallest_rank(matrix: Tensor, energy: float) -> int:
 
 
 @pytest.mark.parametrize("round", [1, 10])
-def test_uploads_and_broadcasts_keep_the_energy_of_their_round(
+def test_uploads_and_downloads_have_the_energy_of_their_round(
     round: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "extractor.1.weight"
@@ -226,7 +226,7 @@ def random_updates(each: Client, count: int) -> list[Payload]:
     return [{n: torch.randn_like(t) for n, t in shapes.items()} for _ in range(count)]
 
 
-def test_fedkd_compresses_each_rounds_mean_and_keeps_their_exact_sum() -> None:
+def test_fedkd_compresses_the_mean_of_each_round_and_stores_the_exact_sum() -> None:
     each = client()
     each.task = replace(each.task, num_clients=3)
     method = FedKD(energy_start=0.6, energy_end=0.6, shared="tests.support.tiny:mlp")
@@ -249,8 +249,8 @@ def test_fedkd_compresses_each_rounds_mean_and_keeps_their_exact_sum() -> None:
     assert server["updated"] == 3
 
 
-def test_who_missed_a_round_of_fedkd_gets_the_whole_sum_and_reaches_the_same_mentee() -> None:
-    """Two clients without learning: one follows every round, the other comes in late."""
+def test_a_client_that_missed_a_round_of_fedkd_gets_the_sum_and_the_same_mentee() -> None:
+    """Two clients that do not train: one takes part in every round, the other joins late."""
     method = FedKD(energy_start=0.6, energy_end=0.6, shared="tests.support.tiny:mlp")
     faithful, late = client(lr=1e-12), client(lr=1e-12)
     late.id = 1
@@ -258,7 +258,7 @@ def test_who_missed_a_round_of_fedkd_gets_the_whole_sum_and_reaches_the_same_men
         each.task = replace(each.task, num_clients=2, rounds=9)
         method.init_client(each)
     server = method.init_server(faithful.task, [], torch.Generator())
-    assert method.broadcast(server, recipient(0)) == {}  # all know the start
+    assert method.broadcast(server, recipient(0)) == {}  # all clients make the initial mentee
     for number in range(1, 5):
         faithful.round = number
         down = method.broadcast(server, recipient(0, last_round=number - 1))
@@ -276,7 +276,7 @@ def test_who_missed_a_round_of_fedkd_gets_the_whole_sum_and_reaches_the_same_men
 
 
 def perfect(each: Client, mentee: SplitModel) -> tuple[Tensor, Tensor]:
-    """A batch on which the cross-entropy of both models is exactly zero."""
+    """Return a batch on which the cross-entropy of both networks is exactly zero."""
     x, y = each.data.train.x[:4], torch.zeros(4, dtype=torch.int64)
     for model in (each.model, mentee):
         model.header.weight.data.zero_()
@@ -294,7 +294,7 @@ def test_a_cross_entropy_of_zero_leaves_fedkds_loss_finite() -> None:
     assert bool(method.loss(each, mentee, x, y).isfinite())
 
 
-def test_fedkds_weight_may_be_learned_from_too() -> None:
+def test_fedkd_can_differentiate_the_weight_of_its_losses() -> None:
     each = client()
     method = FedKD(shared="tests.support.tiny:mlp", weight_constant=False)
     method.init_client(each)
@@ -315,7 +315,7 @@ def test_fedkds_weight_may_be_learned_from_too() -> None:
     assert not torch.allclose(torch.autograd.grad(constant, bias)[0], theirs)
 
 
-def test_after_an_empty_or_discarded_round_fedkd_counts_and_adds_once() -> None:
+def test_an_empty_or_discarded_round_adds_no_update_twice() -> None:
     """A client that trained in a round that did not count gets the sum, not its last update."""
     each = client()
     method = FedKD(shared="tests.support.tiny:mlp")

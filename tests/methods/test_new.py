@@ -1,4 +1,4 @@
-"""`fedgh new-method`: what it writes runs, passes its own test, and replaces nothing."""
+"""`fedgh new-method`: the written method runs, its test passes, no file is replaced."""
 
 import os
 import re
@@ -29,7 +29,7 @@ def run_python(*words: str, cwd: Path, path: Path = SOURCE) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_method_runs_and_its_test_passes(
+def test_a_written_method_runs_and_its_test_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -45,7 +45,7 @@ def test_the_method_runs_and_its_test_passes(
     del sys.modules["half_way"]
 
 
-def test_it_writes_to_a_folder_that_is_made(tmp_path: Path) -> None:
+def test_a_missing_output_folder_is_created(tmp_path: Path) -> None:
     made = new_method("half_way", tmp_path / "lab" / "methods")
     assert made.files[0] == tmp_path / "lab" / "methods" / "half_way.py"
     assert all(path.is_file() for path in made.files)
@@ -78,20 +78,20 @@ def test_an_existing_file_is_not_replaced(name: str, tmp_path: Path) -> None:
         ("torch", "there is a Python module 'torch' already"),
     ],
 )
-def test_a_name_that_cannot_be_used_is_refused(name: str, why: str, tmp_path: Path) -> None:
+def test_an_unsuitable_name_is_rejected(name: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=why):
         new_method(name, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_names_of_classes() -> None:
+def test_class_names_are_derived_from_method_names() -> None:
     assert class_name("my_method") == "MyMethod"
     assert class_name("fedx2") == "Fedx2"
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of what a checkout has of methods."""
+    """Return a copy of the files about methods in a checkout."""
     for place in ("src/fedgh", "tests/support"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / place, tmp_path / place, ignore=ignored)
@@ -101,7 +101,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_in_a_checkout_the_method_is_built_in(checkout: Path) -> None:
+def test_in_a_checkout_the_method_becomes_built_in(checkout: Path) -> None:
     made = new_method("half_way", here=checkout)
     assert made.setting == "half_way"
     assert [path.relative_to(checkout).as_posix() for path in (*made.files, *made.changed)] == [
@@ -126,7 +126,7 @@ def test_in_a_checkout_the_method_is_built_in(checkout: Path) -> None:
         new_method("half_way", here=checkout)
 
 
-def test_a_checkout_whose_list_is_elsewhere_is_left_alone(checkout: Path) -> None:
+def test_a_checkout_without_the_list_of_methods_is_not_changed(checkout: Path) -> None:
     listing = checkout / "src/fedgh/methods/__init__.py"
     listing.write_text("METHODS = {}\n")
     with pytest.raises(ConfigError, match="the list of methods was not found"):

@@ -1,4 +1,4 @@
-"""Methods of other packages: found by their entry points, imported only where that is meant."""
+"""Methods of other packages: found by entry points, imported only if a configuration is trusted."""
 
 import sys
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ broken = a_plugin:Missing
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A package with entry points, as pip would leave it."""
+    """Install a package with entry points, as pip does."""
     info = tmp_path / "a_plugin-1.0.dist-info"
     info.mkdir()
     (tmp_path / "a_plugin.py").write_text(MODULE)
@@ -64,22 +64,22 @@ def test_plug_ins_are_listed_without_being_imported() -> None:
     assert "a_plugin" not in sys.modules
 
 
-def test_a_configuration_from_elsewhere_imports_no_plug_in() -> None:
+def test_an_untrusted_configuration_imports_no_plug_in() -> None:
     with pytest.raises(ForeignError, match=r"method\.name = 'cosine' names a method outside fedgh"):
         config.parse({"method": {"name": "cosine"}}, FOREIGN)
     assert "a_plugin" not in sys.modules
 
 
-def test_a_plug_in_that_is_not_there_is_named() -> None:
+def test_a_missing_plug_in_is_reported() -> None:
     with pytest.raises(ConfigError, match=r"method\.name: cannot import 'a_plugin:Missing'"):
         config.load("demo", ["method.name=broken"])
 
 
-def test_a_plug_in_keeps_its_name_where_another_module_defines_it() -> None:
+def test_a_plug_in_keeps_its_name_if_another_module_defines_it() -> None:
     assert config.load("demo", ["method.name=again"]).method_name == "again"
 
 
-def test_a_name_that_two_packages_claim_is_neithers(tmp_path: Path) -> None:
+def test_a_name_of_two_packages_is_ignored(tmp_path: Path) -> None:
     other = tmp_path / "other_plugin-1.0.dist-info"
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other-plugin\nVersion: 1.0\n")

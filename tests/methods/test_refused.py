@@ -1,4 +1,4 @@
-"""What is as declared and still no honest client sends."""
+"""Uploads that are as declared, but that no honest client sends."""
 
 import pytest
 import torch
@@ -15,16 +15,16 @@ from tests.fuzz.arena import CLIENTS, NORM, TASK, Answers, method_of, spec_of, s
 from tests.fuzz.payloads import honest
 
 
-def test_a_variance_is_not_negative() -> None:
+def test_a_negative_variance_is_rejected() -> None:
     state = network_state(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     wire.check(state, network_spec(state))
     hostile = {**state, "1.running_var": torch.tensor([1.0, -1.0])}
     with pytest.raises(WireError, match=r"'1.running_var' has values below 0"):
         wire.check(hostile, network_spec(state))
-    wire.check(hostile, update_spec(state))  # a change may well be negative
+    wire.check(hostile, update_spec(state))  # an update may be negative
 
 
-def test_mean_outputs_add_up_to_one() -> None:
+def test_mean_outputs_with_another_sum_than_one_are_rejected() -> None:
     rows = torch.randn(3, 100).softmax(1)
     classes = torch.arange(3).int()
     FD().up.check({"classes": classes, "means": rows})
@@ -33,8 +33,8 @@ def test_mean_outputs_add_up_to_one() -> None:
             FD().up.check({"classes": classes, "means": hostile})
 
 
-def test_a_sum_that_nobody_would_accept_does_not_come_to_be() -> None:
-    """Each round's update is fine, and all that took part get no more than that."""
+def test_a_round_with_too_large_a_sum_is_discarded() -> None:
+    """The update of each round is accepted, and participants receive only that update."""
     name, norms = "fedkd", []
     state = start(name)
     hostile = {key: tensor * 0 for key, tensor in honest(spec_of(name), seed=0).items()}
@@ -53,7 +53,7 @@ def test_a_sum_that_nobody_would_accept_does_not_come_to_be() -> None:
     assert norms[0][1] == norms[2][1] < NORM
 
 
-def test_factors_of_allowed_norms_have_a_product_of_any_norm() -> None:
+def test_factors_with_a_large_product_are_rejected() -> None:
     factors = compress({"weight": torch.randn(4, 6)}, energy=1.0)
     FedKD().check_upload(TASK, factors, 100.0)
     hostile = {

@@ -13,12 +13,12 @@ from fedgh.training import loop
 from tests.support.tiny import a_client, numbers, quick, states
 
 
-def test_nothing_is_sent() -> None:
+def test_messages_are_empty() -> None:
     client = a_client(torch.randn(30, 6), torch.arange(30) % 3)
     assert Standalone().client_update(client, {}) == {}
 
 
-def test_the_header_starts_anew_every_round_when_asked_to() -> None:
+def test_reset_header_replaces_the_header_in_every_round() -> None:
     x, y = torch.randn(30, 6), torch.arange(30) % 3
     headers = []
     for round in (1, 1, 2):
@@ -32,7 +32,7 @@ def test_the_header_starts_anew_every_round_when_asked_to() -> None:
     assert not headers[0].allclose(headers[2])
 
 
-def test_a_run_sends_nothing_and_trains_everybody(tmp_path: Path) -> None:
+def test_a_run_sends_no_bytes_and_trains_all_clients(tmp_path: Path) -> None:
     run = loop.run(quick("method.name=standalone"), tmp_path / "run")
     assert all(record.bytes_total == 0 for record in run.records())
     losses = [record.train_loss or 0 for record in run.records()]
@@ -75,7 +75,7 @@ def test_networks_predict_with_the_mean_of_their_probabilities() -> None:
     assert said.exp().sum(1).allclose(torch.ones(6))
 
 
-def test_headers_that_start_anew_are_not_the_same_in_all_networks() -> None:
+def test_reset_headers_differ_between_networks() -> None:
     settings = ["method.name=standalone", "method.reset_header=true", "local.lr=1e-12"]
     blueprint = quick(*settings, "method.networks=2").blueprint()
     client, alone = blueprint.make(0), quick(*settings).blueprint().make(0)
@@ -87,7 +87,7 @@ def test_headers_that_start_anew_are_not_the_same_in_all_networks() -> None:
     assert not second.header.weight.allclose(client.model.header.weight)
 
 
-def test_an_ensemble_survives_a_checkpoint_and_is_exported_whole(tmp_path: Path) -> None:
+def test_an_ensemble_is_restored_from_a_checkpoint_and_exported(tmp_path: Path) -> None:
     settings = [
         "method.name=standalone",
         "method.networks=2",

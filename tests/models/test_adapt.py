@@ -1,4 +1,4 @@
-"""Any network becomes an extractor: its representation is found, projected, frozen, loaded."""
+"""Networks become extractors: the representation is found, projected, frozen, loaded."""
 
 import copy
 from pathlib import Path
@@ -18,7 +18,7 @@ SHAPE = (3, 8, 8)
 
 
 class Classifier(nn.Module):
-    """As most published networks are built: features, pooling, and a classifier at the end."""
+    """A network like most published ones: features, pooling, and a classifier at the end."""
 
     def __init__(self, head: str = "fc", classes: int = 5) -> None:
         super().__init__()
@@ -40,22 +40,24 @@ def batch(n: int = 4, shape: tuple[int, ...] = SHAPE) -> Tensor:
     [
         (Classifier("fc", 1000), "fc", 6),
         (Classifier("classifier", 1000), "classifier", 6),
-        (Classifier("scores", 5), "scores", 6),  # as wide as there are classes
+        (Classifier("scores", 5), "scores", 6),  # one output per class
         (Classifier("scores", 7), None, 7),
-        (Classifier("fc", 9), None, 9),  # as wide as was agreed
+        (Classifier("fc", 9), None, 9),  # width rep_dim
         (nn.Sequential(nn.Flatten(), nn.Linear(192, 20), nn.ReLU(), nn.Linear(20, 5)), "3", 20),
         (nn.Sequential(nn.Flatten(), nn.Linear(192, 4), nn.ReLU()), None, 4),
         (nn.Sequential(nn.Flatten(), nn.LazyLinear(20), nn.ReLU(), nn.LazyLinear(5)), "3", 20),
         (nn.Conv2d(3, 12, 3), None, 12),
     ],
 )
-def test_the_representation_is_found(network: nn.Module, head: str | None, width: int) -> None:
+def test_head_and_width_of_the_representation_are_found(
+    network: nn.Module, head: str | None, width: int
+) -> None:
     found = NetworkExtractor(network, SHAPE, classes=5, rep_dim=9)
     assert (found.head, found.width) == (head, width)
     assert found(SHAPE, 16)(batch()).shape == (4, 16)
 
 
-def test_what_goes_into_the_head_is_what_comes_out() -> None:
+def test_the_extractor_returns_the_input_of_the_head() -> None:
     network = Classifier().eval()
     found = adapt(network, SHAPE, 6).eval()
     expected = network.features(batch()).mean((2, 3))
@@ -64,13 +66,13 @@ def test_what_goes_into_the_head_is_what_comes_out() -> None:
     assert network.fc is not None, "the network that was given is left alone"
 
 
-def test_an_extractor_is_taken_as_it_is() -> None:
+def test_an_extractor_is_used_without_changes() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(192, 6), nn.ReLU())
     assert adapt(network, SHAPE, 6).state_dict().keys() == network.state_dict().keys()
     assert adapt(nn.Conv2d(3, 6, 3), SHAPE, 6)(batch()).shape == (4, 6), "this one gives maps"
 
 
-def test_a_layer_may_be_named() -> None:
+def test_the_output_of_a_named_layer_is_the_representation() -> None:
     network = Classifier().eval()
     found = NetworkExtractor(network, SHAPE, layer="features.0")
     assert found.width == 6
@@ -80,7 +82,7 @@ def test_a_layer_may_be_named() -> None:
         NetworkExtractor(network, SHAPE, layer="features.9")(SHAPE, 6)
 
 
-def test_a_frozen_network_stays_as_it_is() -> None:
+def test_a_frozen_network_does_not_change() -> None:
     model = adapt(Classifier(), SHAPE, 4, frozen=True)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     trainable = [name for name, p in model.named_parameters() if p.requires_grad]
@@ -95,11 +97,11 @@ def test_a_frozen_network_stays_as_it_is() -> None:
     assert changed == set(trainable), "not even the statistics of the batch normalisation"
 
 
-def test_weights_come_from_a_file(tmp_path: Path) -> None:
+def test_weights_are_loaded_from_a_file(tmp_path: Path) -> None:
     trained = Classifier(classes=1000).eval()
     path = tmp_path / "weights.safetensors"
     save_file(trained.state_dict(), path)
-    # Its classifier has other classes than ours: it is taken off before.
+    # The head in the file has other classes, and is ignored.
     found = adapt(Classifier(classes=5), SHAPE, 6, weights=path).eval()
     assert found(batch()).equal(trained.features(batch()).mean((2, 3)))
     state = trained.state_dict()
@@ -115,7 +117,7 @@ def test_weights_come_from_a_file(tmp_path: Path) -> None:
         adapt(Classifier(), SHAPE, 6, weights=path)
 
 
-def test_a_tensor_with_two_names_is_in_a_file_under_one(tmp_path: Path) -> None:
+def test_a_shared_tensor_may_have_one_name_in_a_file(tmp_path: Path) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -135,12 +137,12 @@ def test_a_tensor_with_two_names_is_in_a_file_under_one(tmp_path: Path) -> None:
         adapt(Tied(), (4,), 4, weights=path)
 
 
-def test_other_numbers_than_float32_are_named() -> None:
+def test_parameters_that_are_not_float32_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"Linear: weight is float64.*call \.float\(\) on it"):
         adapt(nn.Linear(4, 4).double(), (4,), 4)
 
 
-def test_pixels_are_brought_to_what_a_network_expects() -> None:
+def test_pixels_scales_and_normalises_images() -> None:
     white = torch.ones(2, 3, 8, 8)
     out = Pixels(size=16)(white)
     assert out.shape == (2, 3, 16, 16)
@@ -151,20 +153,20 @@ def test_pixels_are_brought_to_what_a_network_expects() -> None:
     assert found(SHAPE, 6)(batch(shape=(1, 8, 8))).shape == (4, 6)
 
 
-def test_mistakes_are_told_in_words() -> None:
+def test_unsuitable_networks_are_rejected_with_a_reason() -> None:
     with pytest.raises(ConfigError, match=r"Classifier fails on inputs of shape \(4,\)"):
         _ = NetworkExtractor(Classifier(), (4,)).width
     with pytest.raises(ConfigError, match="gives a str instead of a tensor"):
-        _ = NetworkExtractor(Says(), SHAPE).width
+        _ = NetworkExtractor(ReturnsText(), SHAPE).width
 
 
-class Says(nn.Module):
+class ReturnsText(nn.Module):
     def forward(self, x: Tensor) -> str:
         return "cat"
 
 
 class Alias(nn.Module):
-    """Its head has two names."""
+    """A network whose head has two names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +179,7 @@ class Alias(nn.Module):
 
 
 class Twice(nn.Module):
-    """It uses its last layer before, too."""
+    """A network that uses its last layer twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -189,7 +191,7 @@ class Twice(nn.Module):
 
 
 class Auxiliary(nn.Module):
-    """Gives more while it trains, as some published networks do."""
+    """A network with an auxiliary output in train mode, as some published networks have."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,13 +202,13 @@ class Auxiliary(nn.Module):
         return (out, out) if self.training else out
 
 
-def test_a_head_with_two_names_is_taken_off_under_both() -> None:
+def test_a_head_with_two_names_is_removed_under_both() -> None:
     found = NetworkExtractor(Alias(), SHAPE)
     assert (found.head, found.width) == ("fc", 20)
     assert "the input of 'fc'" in found.representation
 
 
-def test_a_network_may_give_more_while_it_trains() -> None:
+def test_a_network_may_return_more_outputs_in_train_mode() -> None:
     assert adapt(Auxiliary(), SHAPE, 6).train()(batch()).shape == (4, 6)
 
 
@@ -223,7 +225,7 @@ def test_a_network_may_give_more_while_it_trains() -> None:
         (nn.LSTM(4, 16), (7, 4), "mixes the samples of a batch"),
     ],
 )
-def test_what_cannot_be_guessed_is_asked(
+def test_an_ambiguous_representation_needs_a_layer(
     network: nn.Module, shape: tuple[int, ...], problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
@@ -231,7 +233,7 @@ def test_what_cannot_be_guessed_is_asked(
     assert NetworkExtractor(nn.LSTM(4, 16, batch_first=True), (7, 4)).width == 16
 
 
-def test_the_fingerprint_is_that_of_what_is_computed() -> None:
+def test_the_digest_depends_on_weights_and_function() -> None:
     torch.manual_seed(0)
     one = nn.Sequential(nn.Flatten(), nn.Linear(192, 6), nn.ReLU())
     other = nn.Sequential(nn.Flatten(), one[1], nn.Tanh())
@@ -248,7 +250,7 @@ def test_the_fingerprint_is_that_of_what_is_computed() -> None:
     assert NetworkExtractor(one, SHAPE).digest == NetworkExtractor(one, SHAPE).digest
 
 
-def test_between_processes_it_is_one_string_of_bytes() -> None:
+def test_a_pickled_extractor_contains_no_shared_tensors() -> None:
     sent = NetworkExtractor(Classifier(), SHAPE, frozen=True)
     assert sent.width == 6
     state = sent.__getstate__()
@@ -256,7 +258,7 @@ def test_between_processes_it_is_one_string_of_bytes() -> None:
     assert copy.copy(sent).digest == sent.digest
 
 
-def test_networks_of_transformers(tmp_path: Path) -> None:
+def test_networks_of_transformers_are_adapted(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.ViTConfig(
         hidden_size=16,
@@ -287,7 +289,7 @@ def test_networks_of_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("library", "name"), [("timm", "resnet10t"), ("torchvision", "resnet18")])
-def test_networks_of_other_libraries(library: str, name: str) -> None:
+def test_networks_of_timm_and_torchvision_are_adapted(library: str, name: str) -> None:
     try:
         __import__(library)
     except (ImportError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""Whether a network is a part of another, by what both compute."""
+"""Narrower networks that compute the same as a part of a wider one, and others."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -18,7 +18,7 @@ from fedgh.models.width import FULL, units
 HALF = Fraction(1, 2)
 
 
-def made(make: Extractor | str, shape: tuple[int, ...] = (3, 32, 32)) -> SplitModel:
+def model_of(make: Extractor | str, shape: tuple[int, ...] = (3, 32, 32)) -> SplitModel:
     make = extractor(make) if isinstance(make, str) else make
     return split_model(make, Task(5, 8, 1, 1, seed=0, input_shape=shape))
 
@@ -37,9 +37,9 @@ def made(make: Extractor | str, shape: tuple[int, ...] = (3, 32, 32)) -> SplitMo
 def test_networks_of_fedgh_are_parts_of_wider_ones(
     whole: str, parts: list[str], shape: tuple[int, ...]
 ) -> None:
-    network = made(whole, shape)
+    network = model_of(whole, shape)
     for part in parts:
-        check_cut(network, made(part, shape), shape)
+        check_cut(network, model_of(part, shape), shape)
 
 
 Normal = Callable[[int], nn.Module]
@@ -48,7 +48,7 @@ Normal = Callable[[int], nn.Module]
 def images(
     normal: Normal, shape: tuple[int, ...], rep_dim: int, *, width: Fraction = FULL
 ) -> nn.Module:
-    """Convolution, norm, mean over the image."""
+    """Return a network of convolution, norm and mean over the image."""
     channels = units(width, 8)
     return nn.Sequential(
         nn.Conv2d(shape[0], channels, 3),
@@ -63,7 +63,7 @@ def images(
 def vectors(
     normal: Normal, shape: tuple[int, ...], rep_dim: int, *, width: Fraction = FULL
 ) -> nn.Module:
-    """Dense layer, norm, dense layer."""
+    """Return a network of dense layer, norm and dense layer."""
     hidden = units(width, 8)
     size = torch.Size(shape).numel()
     return nn.Sequential(
@@ -79,7 +79,7 @@ class ChannelsLast(nn.Module):
 def flattened(
     order: nn.Module, shape: tuple[int, ...], rep_dim: int, *, width: Fraction = FULL
 ) -> nn.Module:
-    """Convolution, the image as a vector, dense layer."""
+    """Return a network of convolution, flattening and dense layer."""
     channels = units(width, 4)
     return nn.Sequential(
         nn.Conv2d(shape[0], channels, 3),
@@ -108,17 +108,19 @@ MIXED = [
 
 
 @pytest.mark.parametrize("make", KEPT)
-def test_what_keeps_units_apart_can_be_cut(make: Callable[..., nn.Module]) -> None:
+def test_layers_that_keep_units_separate_can_be_cut(make: Callable[..., nn.Module]) -> None:
     shape = (2, 6, 6)
-    check_cut(made(make, shape), made(partial(make, width=HALF), shape), shape)
+    check_cut(model_of(make, shape), model_of(partial(make, width=HALF), shape), shape)
 
 
 @pytest.mark.parametrize("make", MIXED)
-def test_what_mixes_units_or_their_order_cannot_be_cut(make: Callable[..., nn.Module]) -> None:
+def test_layers_that_mix_or_reorder_units_cannot_be_cut(make: Callable[..., nn.Module]) -> None:
     shape = (2, 6, 6)
-    check_cut(made(make, shape), made(make, shape), shape)  # the whole network is a part
+    check_cut(
+        model_of(make, shape), model_of(make, shape), shape
+    )  # the whole network is a part of itself
     with pytest.raises(ConfigError, match="gives other logits"):
-        check_cut(made(make, shape), made(partial(make, width=HALF), shape), shape)
+        check_cut(model_of(make, shape), model_of(partial(make, width=HALF), shape), shape)
 
 
 @pytest.mark.parametrize(
@@ -129,22 +131,22 @@ def test_what_mixes_units_or_their_order_cannot_be_cut(make: Callable[..., nn.Mo
         ("resnet18", "tensor 'extractor"),
     ],
 )
-def test_what_does_not_fit_is_named(part: str, says: str) -> None:
+def test_an_error_names_the_tensor_that_does_not_fit(part: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        check_cut(made("cnn2"), made(part), (3, 32, 32))
+        check_cut(model_of("cnn2"), model_of(part), (3, 32, 32))
 
 
-def test_another_number_of_classes_or_channels_is_no_part() -> None:
-    whole = made("mlp")
+def test_another_number_of_classes_or_channels_is_rejected() -> None:
+    whole = model_of("mlp")
     fewer = split_model(extractor("mlp"), Task(4, 8, 1, 1, seed=0, input_shape=(3, 32, 32)))
     with pytest.raises(ConfigError, match="gives other logits"):
         check_cut(whole, fewer, (3, 32, 32))
     with pytest.raises(ConfigError, match=r"a network fails on inputs of shape \(3, 32, 32\)"):
-        check_cut(whole, made("mlp", (1, 32, 32)), (3, 32, 32))
+        check_cut(whole, model_of("mlp", (1, 32, 32)), (3, 32, 32))
 
 
-def test_the_networks_and_the_random_numbers_stay_as_they_are() -> None:
-    whole, part = made("resnet18@1/8", (3, 8, 8)), made("resnet18@1/16", (3, 8, 8))
+def test_the_check_changes_neither_networks_nor_the_global_generator() -> None:
+    whole, part = model_of("resnet18@1/8", (3, 8, 8)), model_of("resnet18@1/16", (3, 8, 8))
     before = [network_state(network) for network in (whole, part)]
     torch.manual_seed(0)
     check_cut(whole, part, (3, 8, 8))

@@ -1,4 +1,4 @@
-"""Feature maps: the same for all who know the names, whatever the batch."""
+"""Feature maps: equal for equal arguments, and independent of the batch."""
 
 import subprocess
 import sys
@@ -18,24 +18,24 @@ SHAPES = [(3, 32, 32), (1, 28, 28), (1, 4, 5), (7,), (12, 3)]
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_inputs_of_any_shape_have_features(shape: tuple[int, ...]) -> None:
-    known = feature_map("auto", "", 32, shape, 0)
+    features = feature_map("auto", "", 32, shape, 0)
     x = torch.randn(6, *shape)
-    assert known(x).shape == (6, 32)
-    assert known(x).isfinite().all()
-    assert known(torch.zeros(2, *shape)).isfinite().all()  # a flat image
+    assert features(x).shape == (6, 32)
+    assert features(x).isfinite().all()
+    assert features(torch.zeros(2, *shape)).isfinite().all()  # a flat image
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_feature_vector_does_not_depend_on_its_batch(shape: tuple[int, ...]) -> None:
-    """So moments do not depend on the partition, to the bit."""
-    known = feature_map("auto", "", 64, shape, 0)
+    """Therefore moments do not depend on the partition, to the bit."""
+    features = feature_map("auto", "", 64, shape, 0)
     x = torch.randn(40, *shape).double()
-    whole = in_steps(known(x))
-    one_by_one = torch.cat([in_steps(known(row[None])) for row in x])
+    whole = in_steps(features(x))
+    one_by_one = torch.cat([in_steps(features(row[None])) for row in x])
     assert whole.equal(one_by_one)
 
 
-def test_the_seed_decides() -> None:
+def test_the_seed_determines_the_map() -> None:
     one, same, other = (
         fingerprint(feature_map("conv", "", 16, (3, 8, 8), seed)) for seed in (1, 1, 2)
     )
@@ -65,26 +65,26 @@ def test_the_number_of_threads_does_not_change_a_map(name: str, shape: tuple[int
 
 
 def test_features_of_a_shifted_and_scaled_image_are_the_same() -> None:
-    known = feature_map("conv", "", 16, (3, 16, 16), 0)
+    features = feature_map("conv", "", 16, (3, 16, 16), 0)
     x = torch.rand(4, 3, 16, 16).double() * 2 - 1
-    far = (known(0.5 * x + 0.25) - known(x)).abs().max() / known(x).max()
+    far = (features(0.5 * x + 0.25) - features(x)).abs().max() / features(x).max()
     assert far < 0.1  # but for what keeps flat images flat
 
 
-def test_a_named_network_is_a_map(tmp_path: Path) -> None:
-    known = feature_map("tests.support.tiny:mlp", "", 16, (3, 4, 4), 0)
-    assert known(torch.randn(2, 3, 4, 4).double()).dtype == torch.float64
+def test_a_named_network_is_used_as_map(tmp_path: Path) -> None:
+    features = feature_map("tests.support.tiny:mlp", "", 16, (3, 4, 4), 0)
+    assert features(torch.randn(2, 3, 4, 4).double()).dtype == torch.float64
     weights = {"1.weight": torch.ones(16, 48), "1.bias": torch.zeros(16)}
     save_file(weights, tmp_path / "w.safetensors")
     loaded = feature_map(
         "tests.support.tiny:mlp", str(tmp_path / "w.safetensors"), 16, (3, 4, 4), 0
     )
     assert loaded(torch.ones(1, 3, 4, 4)).tolist() == [[48.0] * 16]
-    assert not fingerprint(loaded).equal(fingerprint(known))
+    assert not fingerprint(loaded).equal(fingerprint(features))
     assert not any(p.requires_grad for p in loaded.parameters())
 
 
-def test_mistakes_are_named(tmp_path: Path) -> None:
+def test_impossible_maps_are_rejected_with_a_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="multiple of 8"):
         feature_map("conv", "", 12, (3, 8, 8), 0)
     with pytest.raises(ConfigError, match="'conv' is for images"):
@@ -99,7 +99,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         feature_map("cnn9", "", 16, (3, 32, 32), 0)
 
 
-def test_a_map_is_not_trained() -> None:
-    known = feature_map("mlp", "", 16, (1, 8, 8), 0)
-    assert isinstance(known, nn.Module)
-    assert not known.training
+def test_a_map_has_no_trainable_parameters() -> None:
+    features = feature_map("mlp", "", 16, (1, 8, 8), 0)
+    assert isinstance(features, nn.Module)
+    assert not features.training

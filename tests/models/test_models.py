@@ -42,7 +42,7 @@ def test_every_network_maps_images_to_representations(name: str, channels: int) 
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_relu_after_pooling_is_relu_before_pooling(name: str) -> None:
+def test_relu_after_pooling_equals_relu_before_pooling(name: str) -> None:
     ours = EXTRACTORS[name]((3, 32, 32), 500)
     layers = list(ours)  # type: ignore[call-overload]
     for first in (1, 4):
@@ -69,7 +69,7 @@ def test_small_networks_take_any_shape(name: str, shape: tuple[int, ...]) -> Non
     assert (out >= 0).all()
 
 
-def test_resnet18_is_resnet18() -> None:
+def test_resnet18_has_the_published_layers_and_parameters() -> None:
     net = EXTRACTORS["resnet18"]((3, 32, 32), 500)
     # The published ImageNet ResNet-18 has 11,176,512 parameters before its last layer, 9,408 of
     # them in its 7x7 stem; ours has a 3x3 stem (1,728) and a dense layer 512 -> 500.
@@ -96,7 +96,7 @@ def test_a_users_own_extractor_is_found_by_name() -> None:
         (".x:net", "cannot import"),
     ],
 )
-def test_an_unknown_extractor_is_named(name: str, says: str) -> None:
+def test_an_unknown_extractor_is_rejected_with_a_suggestion(name: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         extractor(name)
 
@@ -124,17 +124,17 @@ def volumes(_shape: tuple[int, ...], rep_dim: int) -> nn.Module:
         (lambda _shape, _dim: 5, "fails on inputs of shape"),
     ],
 )
-def test_an_extractor_that_does_not_fit_is_refused(make: Extractor, says: str) -> None:
+def test_an_extractor_that_does_not_fit_is_rejected(make: Extractor, says: str) -> None:
     small = Task(10, 8, 1, 1, seed=0, input_shape=(1, 8, 8))
     with pytest.raises(ConfigError, match=says):
         check_extractor("mine", make, small)
 
 
-def test_lazy_layers_learn_their_sizes_before_a_state_is_read() -> None:
+def test_lazy_layers_are_initialised_before_a_state_is_loaded() -> None:
     small = Task(10, 8, 1, 1, seed=0, input_shape=(1, 8, 8))
     check_extractor("mine", lazy, small)
     assert split_model(lazy, small).state_dict()["extractor.1.weight"].shape == (8, 64)
 
 
-def test_inputs_need_not_be_images() -> None:
+def test_inputs_may_have_any_shape() -> None:
     check_extractor("mine", volumes, Task(10, 8, 1, 1, seed=0, input_shape=(1, 4, 4, 4)))

@@ -49,7 +49,7 @@ def test_no_layer_is_empty_or_wider(count: int, lower: int, data: st.DataObject)
 
 
 @pytest.mark.parametrize("name", ["cnn1", "cnn5", "resnet18", "mlp"])
-def test_the_full_width_is_the_network_itself(name: str) -> None:
+def test_the_full_width_gives_the_network_itself(name: str) -> None:
     states = []
     for written in (name, f"{name}@1"):
         with isolated(0, "test"):
@@ -74,7 +74,7 @@ def test_a_users_function_with_a_width_is_made_narrower() -> None:
 
 
 @pytest.mark.parametrize("name", ["tests.support.tiny:mlp", "perceptron", "builtins:max"])
-def test_a_function_without_a_width_is_named(name: str) -> None:
+def test_a_function_without_a_width_is_rejected(name: str) -> None:
     with pytest.raises(ConfigError, match=f"'{name}' has no parameter `width`"):
         extractor(f"{name}@1/2")
 
@@ -86,14 +86,14 @@ BAD = [
 
 
 @pytest.mark.parametrize("width", BAD)
-def test_a_bad_width_is_refused_with_an_example(width: str) -> None:
+def test_an_invalid_width_is_rejected_with_an_example(width: str) -> None:
     assert not is_packaged(f"cnn1@{width}")
     with pytest.raises(ConfigError, match="a fraction between 0 and 1 such as 1/2") as refused:
         extractor(f"cnn1@{width}")
     assert len(str(refused.value)) < 1000
 
 
-def test_what_is_part_of_fedgh() -> None:
+def test_networks_of_fedgh_are_recognised_by_name() -> None:
     assert all(map(is_packaged, EXTRACTORS))
     assert all(map(is_packaged, ["cnn1@1/2", "resnet18@1/16", "mlp@999/1000", "cnn3@1"]))
     others = ["", "@", "@1/2", "cnn", "cnn@1/2", "mine:cnn1", "mine:cnn1@1/2", "timm/cnn1@1/2"]
@@ -101,7 +101,7 @@ def test_what_is_part_of_fedgh() -> None:
     assert not is_packaged("perceptron@1/2")  # it has no hidden layer
 
 
-def test_only_networks_of_fedgh_are_made_to_be_counted() -> None:
+def test_parameters_are_counted_only_for_networks_of_fedgh() -> None:
     assert parameters_of("no.such.module:net@1/2", task(10)) is None
     assert parameters_of("cnn1@x", task(10)) is None
     assert parameters_of("cnn1@1/2", Task(10, 5, 1, 1, 0, (7,))) is None

@@ -1,1 +1,1 @@
-"""Helpers that several tests use; no test is here."""
+"""Helpers that several test modules use."""

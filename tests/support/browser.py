@@ -1,4 +1,4 @@
-"""A browser without a window, for tests that look at pages."""
+"""A headless browser for tests of pages."""
 
 import shutil
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ needs_browser = pytest.mark.skipif(
 
 @contextmanager
 def headless(*logs: str) -> Iterator[webdriver.Chrome]:
-    """Chromium, which keeps these logs."""
+    """Start Chromium, recording these logs."""
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM or ""
     for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):

@@ -1,4 +1,4 @@
-"""Commands as a user types them."""
+"""Run fedgh commands, in a process or in this one."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ SET = [word for override in QUICK for word in ("--set", override)]
 
 
 def fedgh(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own."""
+    """Run a command in a separate process."""
     return subprocess.run(
         [sys.executable, "-m", "fedgh", *words],
         cwd=cwd,
@@ -30,7 +30,7 @@ def fedgh(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
 
 
 def inside(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    """The same without the price of a process; returns the exit code."""
+    """Run a command in this process, which is faster; return its exit code."""
     monkeypatch.setattr(sys, "argv", ["fedgh", *words])
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(SystemExit) as ended:

@@ -24,7 +24,7 @@ FAMILIES: dict[str, list[str]] = {
 
 
 def plain_mean(uploads: Uploads, server: Payload) -> Payload:
-    """The mean in which each client counts alike; the server where no upload came."""
+    """Return the unweighted mean of uploads; the server's state if there are none."""
     mean = api.WeightedMean()
     for upload in uploads:
         mean.add(upload.payload, 1)
@@ -66,7 +66,7 @@ class Phases(api.Method):
 
 
 class Consensus(api.Method):
-    """Logits of public samples, both ways, after FedMD."""
+    """Logits of public samples as upload and download, after FedMD."""
 
     up = api.PublicOutputs()
     down = api.OneOf(api.NOTHING, api.PublicOutputs())
@@ -92,7 +92,7 @@ class Consensus(api.Method):
 
 
 class Distils(api.Method):
-    """A server that distils on public data, group by group, after FedDF."""
+    """A server that distils on public data for each architecture, after FedDF."""
 
     up = down = api.Network("own")
     public_for = "server"
@@ -202,7 +202,7 @@ class Generates(api.Method):
 
 
 class Cuts(api.Method):
-    """Clients whose networks are cuts of a global one, after HeteroFL: each its own shapes."""
+    """Clients whose networks are cuts of a global one, each with its own shapes, after HeteroFL."""
 
     up = down = api.Network("own")
 

@@ -8,7 +8,7 @@ from fedgh.core.types import Payload
 
 
 def by_autograd(header: Payload, batches: list[tuple[Tensor, Tensor]], lr: float) -> Payload:
-    """The same steps as a researcher would write them."""
+    """Return a header trained by plain SGD steps with autograd."""
     num_classes, rep_dim = header["weight"].shape
     layer = torch.nn.Linear(rep_dim, num_classes)
     layer.load_state_dict(header)

@@ -1,4 +1,4 @@
-"""Small files that claim to be large, and what they may cost."""
+"""Small files that declare large sizes, and limits of time and memory for reading them."""
 
 import io
 import resource
@@ -18,7 +18,7 @@ MIB = 2**20
 
 @contextmanager
 def cheap() -> Iterator[None]:
-    """Fail when what is done takes too long or too much memory."""
+    """Fail if the block takes too much time or memory."""
     start, before = time.monotonic(), _peak()
     yield
     assert time.monotonic() - start < MAX_SECONDS
@@ -30,19 +30,19 @@ def _peak() -> int:
 
 
 def npy_header(descr: str, shape: tuple[int, ...]) -> bytes:
-    """The start of an .npy file of that type and shape."""
+    """Return the header of an .npy file of this type and shape."""
     words = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}".encode()
     return by_hand(words)
 
 
 def by_hand(words: bytes) -> bytes:
-    """The start of an .npy file that says this of itself."""
+    """Return the header of an .npy file with this text."""
     return b"\x93NUMPY\x01\x00" + len(words).to_bytes(2, "little") + words
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file in an archive, and what the archive says of it."""
+    """A file in an archive, and the metadata that the archive declares for it."""
 
     name: bytes
     content: bytes  # as it lies there
@@ -53,12 +53,12 @@ class Entry:
 
 
 def stored(name: bytes, content: bytes) -> Entry:
-    """An honest entry that is not compressed."""
+    """Return an uncompressed entry with correct metadata."""
     return Entry(name, content, len(content), method=0, crc=zlib.crc32(content))
 
 
 def zeros(name: bytes, start: bytes, mebibytes: int) -> Entry:
-    """An entry of some bytes and very many zeros after them, a thousandth of their size."""
+    """Return an entry of some bytes followed by zeros, compressed to a thousandth."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     first = packer.compress(start) + packer.flush(zlib.Z_FULL_FLUSH)
     many = packer.compress(bytes(MIB)) + packer.flush(zlib.Z_FULL_FLUSH)
@@ -70,7 +70,7 @@ def zeros(name: bytes, start: bytes, mebibytes: int) -> Entry:
 
 
 def zip_of(*entries: Entry) -> bytes:
-    """An archive that says what its entries say; sizes above 4 GiB as zip64 does."""
+    """Return an archive with the declared metadata of its entries, in zip64 above 4 GiB."""
     out, listed = io.BytesIO(), b""
     for entry in entries:
         size, extra = entry.size, b""
@@ -91,7 +91,7 @@ def zip_of(*entries: Entry) -> bytes:
 
 
 def png(width: int, height: int, rows: bytes = b"") -> bytes:
-    """A grey PNG file that claims this size."""
+    """Return a grey PNG file that declares this size."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         check = struct.pack(">I", zlib.crc32(kind + data))
@@ -103,7 +103,7 @@ def png(width: int, height: int, rows: bytes = b"") -> bytes:
 
 
 def bmp_in_runs(width: int, height: int, runs: bytes) -> bytes:
-    """A BMP file in which the lengths of runs say what is where."""
+    """Return a BMP file with run-length encoding."""
     about = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, len(runs), 0, 0, 256, 0)
     colours = bytes(range(256)) * 4
     start = 14 + len(about) + len(colours)
@@ -112,7 +112,7 @@ def bmp_in_runs(width: int, height: int, runs: bytes) -> bytes:
 
 
 def tiled_tiff(width: int, height: int, kind: int = 4) -> bytes:
-    """A TIFF file of 16 x 16 grey pixels in one tile of another size."""
+    """Return a TIFF file of 16 x 16 grey pixels in one tile of another size."""
     tile = zlib.compress(bytes(MIB)) if width * height < MIB else _zlib_zeros(width * height // MIB)
     tags = [(256, 4, 16), (257, 4, 16), (258, 3, 8), (259, 3, 8), (262, 3, 1), (277, 3, 1)]
     tags += [(322, kind, width), (323, kind, height), (324, 4, 0), (325, 4, len(tile))]
@@ -130,6 +130,6 @@ def _zlib_zeros(mebibytes: int) -> bytes:
 
 
 def jpeg_of_scans(whole: bytes, count: int) -> bytes:
-    """A progressive JPEG file with its last scan so many times more."""
+    """Return a progressive JPEG file with its last scan repeated `count` times."""
     last = whole.rindex(b"\xff\xda")
     return whole[:-2] + count * whole[last:-2] + whole[-2:]

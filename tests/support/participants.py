@@ -1,4 +1,4 @@
-"""Participants with data and networks of their own."""
+"""Clients with data and networks of their own."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ CLASSES = ("a", "b", "c")
 
 
 def points(width: int, n: int = 90, seed: int = 0, classes: int = 3) -> tuple[Tensor, Tensor]:
-    """Clouds that can be told apart."""
+    """Return points in separable clusters, and their classes."""
     rng = torch.Generator().manual_seed(seed)
     y = torch.arange(n) % classes
     return 3 * torch.eye(classes, width)[y] + torch.randn(n, width, generator=rng), y
@@ -21,7 +21,7 @@ def net(width: int, out: int = 8, seed: int = 0) -> nn.Module:
 
 
 def pictures() -> tuple[Tensor, list[str]]:
-    """Dark and bright."""
+    """Return dark and bright images, and their classes."""
     x = torch.randint(0, 100, (60, 3, 6, 6), generator=torch.Generator().manual_seed(0))
     names = ["a", "c"] * 30
     x[1::2] += 155
@@ -29,7 +29,7 @@ def pictures() -> tuple[Tensor, list[str]]:
 
 
 def three() -> list[ClientSpec]:
-    """Tables of two widths, and pictures; classifiers and extractors."""
+    """Return three clients: tables of two widths and images, classifiers and extractors."""
     torch.manual_seed(5)
     conv = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
     classifier = nn.Sequential(net(4), nn.Linear(8, 3))

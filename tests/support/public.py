@@ -1,4 +1,4 @@
-"""Methods that use public data, as small as they can be."""
+"""Minimal methods that use public data."""
 
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ DISTANT = "tests.support.public:Distant"
 
 
 class Chorus(api.Method):
-    """Clients learn to say of public samples what all of them said on average."""
+    """Clients learn the mean logits of all clients for public samples."""
 
     up = down = api.PublicOutputs()
     public_for: ClassVar[api.PublicFor] = "all"
@@ -39,13 +39,13 @@ class Chorus(api.Method):
         return {"logits": api.outputs(client, model, public)}
 
     def server_update(self, server: Payload, uploads: Uploads) -> Payload:
-        """Return the mean of what was said."""
+        """Return the mean of the logits."""
         said = [upload.payload["logits"] for upload in uploads]
         return {"logits": torch.stack(said).mean(0)} if said else server
 
 
 class Labelled(Chorus):
-    """The same for a method that reads the labels of public samples."""
+    """A method that reads the labels of public samples."""
 
     public_labels = True
 
@@ -56,6 +56,6 @@ class Distant(Chorus):
     public_for = "server"
 
     def client_update(self, client: Client, down: Payload) -> Payload:
-        """Return what was sent: there are no public samples here."""
+        """Return the download: this client has no public samples."""
         assert client.public_examples is None
         return down

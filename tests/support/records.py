@@ -6,7 +6,7 @@ from fedgh.core.records import Round, Summary
 
 
 def a_round(number: int, accuracy: float | None = None, **keys: Any) -> Round:
-    """A round whose record says what is given here, and else that nothing happened."""
+    """Return the record of a round with these values, and defaults for the others."""
     each = keys.get("accuracy_per_client")
     if accuracy is not None and each is None:
         keys["accuracy_per_client"] = [accuracy]
@@ -27,7 +27,7 @@ def a_round(number: int, accuracy: float | None = None, **keys: Any) -> Round:
 
 
 def a_summary(**keys: Any) -> Summary:
-    """A summary that says what is given here."""
+    """Return a summary with these values, and defaults for the others."""
     unknown = ["best_accuracy", "target", "rounds_to_target", "bytes_to_target"]
     unknown += ["bytes_per_client_round", "paper_bytes_per_client_round"]
     usual: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The round as a method sees it, put together by hand."""
+"""Inputs of a method in a round, made by hand."""
 
 from collections.abc import Iterable
 
@@ -12,12 +12,12 @@ TASK = Task(num_classes=4, rep_dim=3, num_clients=5, rounds=10, seed=0)
 
 
 def uploads_of(sent: Iterable[Upload], task: Task = TASK, round: int = 1) -> Uploads:
-    """Uploads of a round whose server has no networks and no public data."""
+    """Return uploads of a round whose server has no networks and no public data."""
     return Uploads(sent, task, round)
 
 
 def shapes_of(task: Task, model: SplitModel | None = None) -> Shapes:
-    """The shapes of a client whose network is known, or does not matter."""
+    """Return the shapes of a client, with its network or without."""
 
     def network() -> SplitModel:
         assert model is not None, "a message that does not depend on the network"
@@ -27,7 +27,7 @@ def shapes_of(task: Task, model: SplitModel | None = None) -> Shapes:
 
 
 def recipient(client: int, classes: Iterable[int] | None = None, last_round: int = 0) -> Recipient:
-    """A client that has shown these classes of the task above."""
+    """Return a recipient that has sent these classes of the task above."""
     if classes is None:
         return Recipient(client, last_round=last_round)
     mask = torch.zeros(TASK.num_classes, dtype=torch.bool)

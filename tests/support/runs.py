@@ -1,4 +1,4 @@
-"""Runs that try everything, and runs that are stopped."""
+"""Settings of runs that use many features, and runs that are interrupted."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ EVERYTHING = [
 
 
 class StopAfter(Callback):
-    """Break off after some round, as Ctrl-C would."""
+    """Interrupt the run after a round, like Ctrl-C."""
 
     def __init__(self, round: int) -> None:
         self.round = round

@@ -1,4 +1,4 @@
-"""An engine that does exactly what a test wants."""
+"""An engine whose replies the test defines."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -11,7 +11,7 @@ METRICS = ("accuracy", "validation_accuracy")
 
 
 class Scripted:
-    """An engine whose clients answer as told, 1.0 by default."""
+    """An engine whose clients give the replies of a function, 1.0 by default."""
 
     def __init__(self, answer: Callable[[Job], Reply] | None = None) -> None:
         self.jobs: list[Job] = []

@@ -31,7 +31,7 @@ def noisy(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
 
 
 class Failing(nn.Module):
-    """Fails in training, as a participant's own code may."""
+    """A network that fails in training, as a user's code may."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def failing(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
 
 
 class Infinite(nn.Module):
-    """Learns nothing but nonsense: every representation is infinite."""
+    """A network whose representations are infinite."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def a_client(
     num_classes: int = 3,
     **local: Any,
 ) -> Client:
-    """A client that trains on x, y; its other splits hold something else altogether."""
+    """Return a client that trains on x, y; its other splits have other samples."""
     other_x, other_y = x.flip(0) + 1, (y + 1) % num_classes
     splits = [Examples(x, y, torch.arange(len(y)))]
     splits += [Examples(other_x, other_y, torch.arange(n)) for n in (1, 2)]
@@ -98,7 +98,7 @@ QUICK = [
 
 
 def quick(*overrides: str) -> Experiment:
-    """A federation on digits that runs in a second."""
+    """Return a federation on digits that runs in a second."""
     return experiment.prepare(config.load("demo", [*QUICK, *overrides]))
 
 
@@ -112,13 +112,13 @@ def a_run(
     clients: list[ClientInfo] | None = None,
     state: Payload | None = None,
 ) -> RunFolder:
-    """A run folder before its first round, as nobody uses it any more."""
+    """Return an unlocked run folder before its first round."""
     with RunFolder.create(path, config, identity or NOTHING, clients or [], state or {}) as run:
         return run
 
 
 def numbers(run: RunFolder) -> list[dict[str, Any]]:
-    """Everything a run has recorded except how long it took and what wrapping it took."""
+    """Return the records of a run without times and bytes on the wire."""
     return [
         {k: v for k, v in record.model_dump().items() if k not in ("seconds", "wire_bytes")}
         for record in run.records()
@@ -126,10 +126,10 @@ def numbers(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def states(run: RunFolder) -> dict[str, bytes]:
-    """Every state the run has left, to the bit."""
+    """Return the bytes of every state of a run."""
     return {path.name: tensors(path) for path in Path(run.checkpoint).iterdir()}
 
 
 def tensors(path: Path) -> bytes:
-    """A state in a file without the words about it: which round it is of, how long that took."""
+    """Return the tensors of a state file without its metadata."""
     return wire.to_bytes(unpack(path.read_bytes())[1])

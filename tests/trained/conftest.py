@@ -9,14 +9,14 @@ from tests.trained.parts import CLASSES, images, train
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five clients with images, of whom two a round take part: in two rounds not everybody."""
+    """Train five clients with images for two rounds of two participants: some never take part."""
     path = tmp_path_factory.mktemp("use") / "pictures"
     return train(path, images(300), "federation.participation=0.4", "federation.rounds=2").path
 
 
 @pytest.fixture(scope="session")
 def table_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Clients with five numbers for each sample."""
+    """Train clients whose samples are five numbers."""
     y = torch.arange(150) % 3
     x = torch.randn(150, 5, generator=torch.Generator().manual_seed(1)) + y[:, None]
     path = tmp_path_factory.mktemp("use") / "table"

@@ -1,4 +1,4 @@
-"""Runs whose models are used: a trained one on images, one on floats, one that never trained."""
+"""Runs for tests of trained models: on images, on floats, and without training."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ CLASSES = ("cat", "dog", "owl")
 
 
 def images(count: int, size: int = 8, channels: int = 1) -> Source:
-    """Bytes that brighten where their class has its stripe."""
+    """Return uint8 images with a bright stripe at a position that depends on the class."""
     rng = torch.Generator().manual_seed(1)
     y = torch.arange(count) % len(CLASSES)
     x = torch.randint(100, (count, channels, size, size), generator=rng)
@@ -34,7 +34,7 @@ def images(count: int, size: int = 8, channels: int = 1) -> Source:
 
 
 def train(path: Path, source: Source, *overrides: str) -> RunFolder:
-    """A run on a .npz file beside its folder."""
+    """Train a run on a .npz file next to its folder."""
     file = path.with_suffix(".npz")
     np.savez(file, x=source.x.numpy(), y=np.array(CLASSES)[source.y.numpy()])
     own = ["data.name=npz", f"data.path={file}", "data.partition=iid", *overrides]
@@ -42,7 +42,7 @@ def train(path: Path, source: Source, *overrides: str) -> RunFolder:
 
 
 def copied(folder: Path, to: Path) -> Path:
-    """The folder alone: what it was trained on is not here."""
+    """Return a copy of the folder whose configuration names missing data."""
     shutil.copytree(folder, to)
     settings = to / "config.toml"
     settings.write_text(settings.read_text().replace(folder.name + ".npz", "gone.npz"))
@@ -50,13 +50,13 @@ def copied(folder: Path, to: Path) -> Path:
 
 
 def edit_json(file: Path, **changes: Any) -> None:
-    """Change or (None) remove keys of a JSON object."""
+    """Change keys of a JSON file; remove those that are None."""
     table = {**json.loads(file.read_text()), **changes}
     file.write_text(json.dumps({key: value for key, value in table.items() if value is not None}))
 
 
-class Fresh:
-    """States as if clients had trained: their start, and batch statistics of some batch."""
+class InitialStates:
+    """Initial states in place of trained ones, with random batch statistics."""
 
     def __init__(self, blueprint: Blueprint) -> None:
         self.blueprint = blueprint
@@ -70,17 +70,17 @@ class Fresh:
 
 
 def as_if_trained(experiment: Experiment, path: Path) -> TrainedFederation:
-    """A run of one round in which nothing was computed: networks of any size are quick."""
+    """Return a run with initial models, without training: fast for networks of any size."""
     folder = a_run(
         path, experiment.config.to_toml(), experiment.identity(), experiment.clients(), {}
     )
     blueprint, clients = experiment.blueprint(), list(range(len(experiment.partition)))
-    files: Any = Fresh(blueprint)
+    files: Any = InitialStates(blueprint)
     return TrainedFederation(folder, lambda: Checkpoint(experiment, blueprint, 1, clients, files))
 
 
 class Branching(nn.Module):
-    """Does what no graph can follow."""
+    """A module whose control flow depends on values, which exporters cannot trace."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

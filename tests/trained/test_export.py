@@ -1,4 +1,4 @@
-"""An exported file says what the model says, to programs that know nothing of fedgh."""
+"""An exported file returns the logits of the model, without fedgh."""
 
 import json
 from dataclasses import replace
@@ -30,8 +30,8 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def zoo(path: Path, *networks: Any, source: Source | None = None) -> TrainedFederation:
-    """A client for each of these networks, by name or as an object."""
+def federation_of(path: Path, *networks: Any, source: Source | None = None) -> TrainedFederation:
+    """Return a federation with a client for each network, given by name or as an object."""
     overrides = [f"federation.clients={len(networks)}", "data.partition=iid", "model.rep_dim=8"]
     source = source or images(20 * len(networks), size=32, channels=3)
     if all(isinstance(network, str) for network in networks):
@@ -42,7 +42,7 @@ def zoo(path: Path, *networks: Any, source: Source | None = None) -> TrainedFede
 
 
 def expected(client: TrainedClient, x: Tensor) -> Tensor:
-    """The model's own logits, the preparation of bytes worked out by hand."""
+    """Return the model's logits, with the preprocessing of bytes written out."""
     prepared = x.double() / 127.5 - 1 if x.dtype == torch.uint8 else x
     with torch.no_grad():
         logits: Tensor = client.model(prepared.float())
@@ -62,7 +62,7 @@ def run_torch(path: Path, x: Tensor) -> tuple[Tensor, str]:
     return program.module()(x), texts["fedgh.json"]
 
 
-def test_safetensors_are_the_weights_to_the_bit(run: Path, tmp_path: Path) -> None:
+def test_a_safetensors_file_has_the_exact_weights(run: Path, tmp_path: Path) -> None:
     trained = TrainedFederation.load(run, data=True, trust=True)
     number = trained.checkpoint.took_part[0]
     done = trained.clients[number].export(tmp_path / "new" / "model.safetensors", "safetensors")
@@ -105,11 +105,11 @@ def test_safetensors_are_the_weights_to_the_bit(run: Path, tmp_path: Path) -> No
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["two", "zoo"],
+    ids=["two", "federation_of"],
 )
-def test_torch_export_takes_raw_images(networks: list[Any], tmp_path: Path) -> None:
+def test_a_torch_export_file_maps_raw_images_to_logits(networks: list[Any], tmp_path: Path) -> None:
     found = [extractor(name) if isinstance(name, str) else name for name in networks]
-    for client in zoo(tmp_path / "run", *found).clients:
+    for client in federation_of(tmp_path / "run", *found).clients:
         done = client.export(tmp_path / f"{client.number}.pt2", "torch-export")
         assert done.own
         assert done.difference <= 1e-5
@@ -136,15 +136,15 @@ def test_torch_export_takes_raw_images(networks: list[Any], tmp_path: Path) -> N
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["one", "zoo"],
+    ids=["one", "federation_of"],
 )
-def test_onnx_takes_raw_images_and_is_silent(
+def test_an_onnx_file_maps_raw_images_to_logits_and_export_prints_nothing(
     networks: list[str],
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     recwarn: pytest.WarningsRecorder,
 ) -> None:
-    for client in zoo(tmp_path / "run", *networks).clients:
+    for client in federation_of(tmp_path / "run", *networks).clients:
         done = client.export(tmp_path / f"{client.number}.onnx", "onnx")
         assert capfd.readouterr() == ("", "")
         assert not recwarn.list
@@ -159,7 +159,7 @@ def test_onnx_takes_raw_images_and_is_silent(
         assert str(ROOT).encode() not in done.path.read_bytes()
 
 
-def test_tables_are_taken_as_they_are(table_run: Path, tmp_path: Path) -> None:
+def test_exported_models_of_tables_take_floats(table_run: Path, tmp_path: Path) -> None:
     client = TrainedFederation.load(
         copied(table_run, tmp_path / "alone"), data=True, trust=True
     ).clients[1]
@@ -177,7 +177,7 @@ def test_tables_are_taken_as_they_are(table_run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [1e-3, float("nan")])
-def test_a_file_that_says_something_else_is_not_written(
+def test_a_file_with_other_logits_is_not_written(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: float
 ) -> None:
     trained = TrainedFederation.load(run, trust=True)
@@ -196,8 +196,8 @@ def test_a_file_that_says_something_else_is_not_written(
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
 
 
-def test_a_network_that_cannot_be_followed_is_named(tmp_path: Path) -> None:
-    client = zoo(tmp_path / "run", branching, source=images(20)).clients[0]
+def test_a_network_that_cannot_be_exported_is_reported(tmp_path: Path) -> None:
+    client = federation_of(tmp_path / "run", branching, source=images(20)).clients[0]
     with pytest.raises(RunError, match="branching' cannot be written as torch-export") as caught:
         client.export(tmp_path / "model.pt2", "torch-export")
     assert "\n" not in str(caught.value)
@@ -205,7 +205,7 @@ def test_a_network_that_cannot_be_followed_is_named(tmp_path: Path) -> None:
     assert client.export(tmp_path / "model.safetensors", "safetensors").difference == 0
 
 
-def test_what_is_missing_or_misspelt(
+def test_unknown_formats_and_missing_packages_are_reported(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained = TrainedFederation.load(run, trust=True)
@@ -221,7 +221,7 @@ def test_what_is_missing_or_misspelt(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_command(
+def test_the_export_command_writes_a_file(
     run: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

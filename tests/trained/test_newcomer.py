@@ -1,4 +1,4 @@
-"""A newcomer learns with the global header, and alone beside it."""
+"""A newcomer trains with the global header, and a copy of it without."""
 
 import json
 import shutil
@@ -28,10 +28,10 @@ def newcomer() -> ClientSpec:
     return ClientSpec(net(5, seed=3), (x, ["abc"[label] for label in y]), name="late")
 
 
-def test_both_start_alike_and_only_the_header_differs(run: RunFolder) -> None:
-    seen: list[int] = []
-    found = join(run, newcomer(), 3, lambda round, *_: seen.append(round))
-    assert seen == [1, 2, 3]
+def test_both_copies_start_equal_and_differ_only_by_the_header(run: RunFolder) -> None:
+    rounds: list[int] = []
+    found = join(run, newcomer(), 3, lambda round, *_: rounds.append(round))
+    assert rounds == [1, 2, 3]
     assert len(found.with_header) == len(found.without_header) == 4
     assert found.with_header[0] == found.without_header[0]
     assert found.with_header != found.without_header
@@ -41,8 +41,8 @@ def test_both_start_alike_and_only_the_header_differs(run: RunFolder) -> None:
     assert again.with_header == found.with_header
 
 
-def test_a_round_begins_with_the_header_of_the_run(run: RunFolder) -> None:
-    """With a learning rate of nothing the header is all that a newcomer learns."""
+def test_the_newcomer_takes_over_the_header_of_the_run(run: RunFolder) -> None:
+    """With a learning rate of almost zero only the header changes."""
     _, state = run.committed()
     text = run.config.read_text().replace("lr = 0.1", "lr = 1e-30", 1)
     copy = RunFolder(run.path.parent / "slow")
@@ -54,7 +54,7 @@ def test_a_round_begins_with_the_header_of_the_run(run: RunFolder) -> None:
     assert client.number == 3
 
 
-def test_what_cannot_be_flipped_is_refused(run: RunFolder) -> None:
+def test_augmentation_of_inputs_that_are_not_images_is_rejected(run: RunFolder) -> None:
     copy = RunFolder(run.path.parent / "flipped")
     shutil.copytree(run.path, copy.path)
     text = run.config.read_text()
@@ -65,12 +65,12 @@ def test_what_cannot_be_flipped_is_refused(run: RunFolder) -> None:
 
 
 def test_epochs_until_the_others_are_reached() -> None:
-    client = None  # nothing is asked of it
+    client = None  # it is not used
     found = NewcomerResult(client, 0.8, 5, [0.1, 0.7, 0.8, 0.6], [0.1, 0.2, 0.3, 0.79])  # type: ignore[arg-type]
     assert (found.epochs_with, found.epochs_without) == (10, None)
 
 
-def test_what_it_learned_is_its_own_to_use(run: RunFolder, tmp_path: Path) -> None:
+def test_the_trained_newcomer_predicts_and_is_exported(run: RunFolder, tmp_path: Path) -> None:
     found = join(run, newcomer(), 8)
     x, y = points(5, seed=8)
     right = np.mean([a == "abc"[b] for a, b in zip(found.client.predict(x), y, strict=True)])
@@ -80,7 +80,9 @@ def test_what_it_learned_is_its_own_to_use(run: RunFolder, tmp_path: Path) -> No
     assert exported.difference == 0
 
 
-def test_who_cannot_join(run: RunFolder, tmp_path: Path) -> None:
+def test_unknown_classes_and_methods_without_header_are_rejected(
+    run: RunFolder, tmp_path: Path
+) -> None:
     x, y = points(5, classes=4)
     with pytest.raises(DataError, match="class 'd' is not one of a, b, c"):
         join(run, ClientSpec(nn.Linear(5, 8), (x, ["abcd"[label] for label in y])))
@@ -89,7 +91,9 @@ def test_who_cannot_join(run: RunFolder, tmp_path: Path) -> None:
         join(alone.folder, newcomer())
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newcomer_command_writes_model_and_accuracies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alike = [ClientSpec(net(4, seed=k), points(4, seed=k)) for k in range(2)]
     Federation(alike, lr=0.1).run(2, out=tmp_path / "run", progress=False)
     x, y = points(6, seed=5)
@@ -100,12 +104,12 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.exit_code == 0, done.output
     assert "The other clients have a mean accuracy of" in done.output
     assert "with the header" in done.output
-    kept = json.loads((tmp_path / "late" / "newcomer.json").read_text())
-    assert len(kept["with_header"]) == 3
+    saved = json.loads((tmp_path / "late" / "newcomer.json").read_text())
+    assert len(saved["with_header"]) == 3
     assert (tmp_path / "late" / "model.safetensors").exists()
 
 
-def test_a_run_that_goes_on_may_be_joined(run: RunFolder, tmp_path: Path) -> None:
+def test_a_newcomer_can_join_an_unfinished_run(run: RunFolder, tmp_path: Path) -> None:
     federation = Federation(three())
     out = tmp_path / "run"
     federation.run(9, out=out, callbacks=[lambda r: r.round == 1], progress=False)

@@ -1,4 +1,4 @@
-"""Files are taken for what their pixels and numbers say; who has which model is in a table."""
+"""Predictions for images and arrays in files; the table of a run's clients."""
 
 import csv
 import json
@@ -36,7 +36,9 @@ def write_images(folder: Path, count: int) -> list[Path]:
     return paths
 
 
-def test_images_folders_and_arrays_say_the_same(client: TrainedClient, tmp_path: Path) -> None:
+def test_images_folders_and_arrays_give_the_same_predictions(
+    client: TrainedClient, tmp_path: Path
+) -> None:
     x = images(6).x
     paths = write_images(tmp_path / "photos", 6)
     (tmp_path / "photos" / "notes.txt").write_text("not an image")
@@ -58,7 +60,7 @@ def test_images_folders_and_arrays_say_the_same(client: TrainedClient, tmp_path:
     assert [row[1] for row in both.rows] == [None, *range(6)]
 
 
-def test_images_of_any_size_and_colour_become_the_clients(
+def test_images_are_scaled_and_converted_to_the_clients_shape(
     client: TrainedClient, tmp_path: Path
 ) -> None:
     small = images(3).x
@@ -70,7 +72,7 @@ def test_images_of_any_size_and_colour_become_the_clients(
     assert [row[2] for row in table.rows] == client.predict(small)
 
 
-def test_colour_images_stay_coloured(tmp_path: Path) -> None:
+def test_colour_images_keep_their_channels(tmp_path: Path) -> None:
     source = images(20, channels=3)
     settings = config.load(
         "demo",
@@ -92,7 +94,7 @@ def test_colour_images_stay_coloured(tmp_path: Path) -> None:
         ("gone.png", None, "gone.png does not exist"),
     ],
 )
-def test_damaged_files_are_named(
+def test_an_error_names_the_damaged_file(
     client: TrainedClient, tmp_path: Path, name: str, content: bytes | None, reason: str
 ) -> None:
     if content is not None:
@@ -103,12 +105,12 @@ def test_damaged_files_are_named(
     assert str(caught.value).count(str(tmp_path / name)) <= 2
 
 
-def test_files_of_other_inputs_are_named(
+def test_files_with_unsuitable_inputs_are_rejected(
     client: TrainedClient, table_run: Path, tmp_path: Path
 ) -> None:
     np.save(tmp_path / "a.npy", np.zeros((2, 9, 9), np.uint8))
     with pytest.raises(
-        DataError, match=r"a.npy: expected uint8 \[n, 1, 8, 8\], got something else: are bytes of"
+        DataError, match=r"a.npy: expected uint8 \[n, 1, 8, 8\], got other inputs: bytes of"
     ):
         predict(client, [tmp_path / "a.npy"])
     np.savez(tmp_path / "b.npz", y=np.zeros(3))
@@ -125,7 +127,7 @@ def test_files_of_other_inputs_are_named(
         predict(TrainedFederation.load(table_run, trust=True).clients[0], [image])
 
 
-def test_the_predict_command(
+def test_the_predict_command_prints_and_writes_all_rows(
     run: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -134,20 +136,20 @@ def test_the_predict_command(
     path = copied(run, tmp_path / "alone")
     np.save(tmp_path / "x.npy", images(250).x.numpy())
     number = TrainedFederation.load(run, trust=True).checkpoint.took_part[0]
-    words = ["predict", str(path), "--client", str(number), "--trust", str(tmp_path / "x.npy")]
-    assert inside(monkeypatch, *words, "--csv", str(tmp_path / "said.csv")) == 0
-    said = capsys.readouterr().out
-    assert "50 more rows are not shown; --csv FILE writes all" in said
+    command = ["predict", str(path), "--client", str(number), "--trust", str(tmp_path / "x.npy")]
+    assert inside(monkeypatch, *command, "--csv", str(tmp_path / "said.csv")) == 0
+    output = capsys.readouterr().out
+    assert "50 more rows are not shown; --csv FILE writes all" in output
     with (tmp_path / "said.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["row"]) for row in rows] == list(range(250))
     expected = TrainedFederation.load(run, trust=True).clients[number].predict(images(250).x)
     assert [row["class"] for row in rows] == expected
-    assert inside(monkeypatch, *words[:-1], str(tmp_path / "nothing")) == 1
+    assert inside(monkeypatch, *command[:-1], str(tmp_path / "nothing")) == 1
     assert capsys.readouterr().err == f"error: {tmp_path / 'nothing'} does not exist\n"
 
 
-def test_the_clients_of_a_run_from_its_words_alone(
+def test_the_clients_command_reads_only_text_files_of_a_run(
     run: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -175,7 +177,7 @@ def test_the_clients_of_a_run_from_its_words_alone(
     scores = [f"{100 * score:.1f}%" for score in records[1]["accuracy_per_client"]]
     assert [row[6] for row in rows] == scores
     assert inside(monkeypatch, "clients", str(path)) == 0
-    said = capsys.readouterr().out
-    assert "1 north" in said
-    assert "\x1b" not in said
+    output = capsys.readouterr().out
+    assert "1 north" in output
+    assert "\x1b" not in output
     assert "evil" not in sys.modules

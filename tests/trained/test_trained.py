@@ -1,4 +1,4 @@
-"""What a run has left says the same as it did in the run, with its data and without."""
+"""Loaded models predict as in the run, with its data and without."""
 
 import json
 from pathlib import Path
@@ -25,19 +25,19 @@ def took_part(run: Path) -> list[int]:
     return sorted({client for record in records for client in record.participants})
 
 
-def test_predictions_are_as_good_as_the_run_says(run: Path) -> None:
+def test_accuracy_of_predictions_equals_that_of_the_record(run: Path) -> None:
     trained = TrainedFederation.load(run, data=True, trust=True)
     scores = RunFolder(run).records()[-1].accuracies
     assert trained.checkpoint.took_part == took_part(run)
     for number in took_part(run):
         client = trained.clients[number]
         test = client.loaded.client.data.test
-        said = client.predict(test.x[test.index])
-        right = [CLASSES[label] == name for label, name in zip(test.labels, said, strict=True)]
+        predicted = client.predict(test.x[test.index])
+        right = [CLASSES[label] == name for label, name in zip(test.labels, predicted, strict=True)]
         assert sum(right) / len(right) == scores[number] == client.accuracy
 
 
-def test_logits_are_the_models_own(run: Path) -> None:
+def test_logits_equal_those_of_the_model(run: Path) -> None:
     client = TrainedFederation.load(run, trust=True).clients[took_part(run)[0]]
     x = images(600).x  # more than fit into one batch
     assert not client.model.training
@@ -51,7 +51,7 @@ def test_logits_are_the_models_own(run: Path) -> None:
     assert client.predict(x) == [CLASSES[label] for label in expected.argmax(1)]
 
 
-def test_the_folder_alone_is_enough(run: Path, tmp_path: Path) -> None:
+def test_models_are_loaded_without_the_data(run: Path, tmp_path: Path) -> None:
     alone = TrainedFederation.load(copied(run, tmp_path / "alone"), trust=True)
     whole = TrainedFederation.load(run, data=True, trust=True)
     x = images(20).x
@@ -63,7 +63,7 @@ def test_the_folder_alone_is_enough(run: Path, tmp_path: Path) -> None:
     assert not len(without.clients[number].loaded.client.data.test)
 
 
-def test_who_the_clients_are(run: Path) -> None:
+def test_clients_have_number_network_and_classes(run: Path) -> None:
     trained = TrainedFederation.load(run, trust=True)
     known = json.loads((run / "clients.json").read_text())
     assert len(trained.clients) == 5
@@ -94,18 +94,18 @@ def test_a_client_is_found_by_number_and_by_name(run: Path, tmp_path: Path) -> N
     assert trained.clients["west"].number == 3
     assert trained.clients[3].name == "west"
     assert repr(trained.clients[3]).startswith("<client 3 west: ")
-    assert trained.clients["2"].number == 4, "a name before a number"
+    assert trained.clients["2"].number == 4, "a name takes precedence over a number"
     assert trained.clients[2].number == 2
     with pytest.raises(FedghError, match="did you mean 'north'"):
         trained.clients["nort"]
 
 
-def test_who_never_took_part_has_no_model(run: Path) -> None:
+def test_a_client_that_never_took_part_has_no_model(run: Path) -> None:
     trained = TrainedFederation.load(run, trust=True)
-    (never, *_) = set(range(5)) - set(took_part(run))
-    with pytest.raises(RunError, match=f"client {never} took part in none of the 2 rounds"):
-        trained.clients[never].predict(images(3).x)
-    assert trained.clients[never].accuracy is not None, "it was judged as it started"
+    (absent, *_) = set(range(5)) - set(took_part(run))
+    with pytest.raises(RunError, match=f"client {absent} took part in none of the 2 rounds"):
+        trained.clients[absent].predict(images(3).x)
+    assert trained.clients[absent].accuracy is not None, "it was evaluated with its initial model"
 
 
 @pytest.mark.parametrize(
@@ -113,31 +113,31 @@ def test_who_never_took_part_has_no_model(run: Path) -> None:
     [
         (torch.zeros(2, 1, 8, 8), r"float32 \[2, 1, 8, 8\]"),
         (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), r"uint8 \[2, 3, 8, 8\]"),
-        (torch.zeros(1, 8, 8, dtype=torch.uint8), r"are bytes of shape \(1, 8, 8\) images"),
+        (torch.zeros(1, 8, 8, dtype=torch.uint8), r"bytes of shape \(1, 8, 8\) are ambiguous"),
         (np.zeros((0, 1, 8, 8), np.uint8), r"\(0, 1, 8, 8\)"),
         ([[1, 2], [3]], "different shapes"),
         ("cat.png", "should be numbers"),
         (7, r"inputs should be \[samples"),
     ],
 )
-def test_other_inputs_are_named(run: Path, x: object, got: str) -> None:
+def test_unsuitable_inputs_are_rejected(run: Path, x: object, got: str) -> None:
     client = TrainedFederation.load(run, trust=True).clients[took_part(run)[0]]
     with pytest.raises(DataError, match=rf"expected uint8 \[n, 1, 8, 8\], got .*{got}"):
         client.predict(x)  # type: ignore[arg-type]
 
 
-def test_tables_take_any_real_numbers(table_run: Path) -> None:
+def test_clients_of_tables_accept_any_real_numbers(table_run: Path) -> None:
     client = TrainedFederation.load(table_run, trust=True).clients[0]
     x = np.arange(10).reshape(2, 5)
     assert client.logits(x).equal(client.logits(torch.tensor(x, dtype=torch.float32)))
     assert client.logits(x[:, ::-1].tolist()).equal(client.logits(x[:, ::-1]))
     with pytest.raises(DataError, match="not finite"):
         client.predict(np.full((2, 5), 1e300))
-    with pytest.raises(DataError, match=r"float32 \[n, 5\], got something else: .* complex"):
+    with pytest.raises(DataError, match=r"float32 \[n, 5\], got other inputs: .* complex"):
         client.predict(np.zeros((2, 5), complex))
 
 
-def test_history_is_what_the_rounds_recorded(run: Path) -> None:
+def test_history_equals_the_records(run: Path) -> None:
     history = TrainedFederation.load(run, trust=True).history
     records = RunFolder(run).records()
     for key in ("round", "accuracy", "validation_accuracy", "train_loss", "bytes_up", "bytes_down"):
@@ -160,7 +160,7 @@ def test_history_is_what_the_rounds_recorded(run: Path) -> None:
         ({"classes": ["cat"]}, "does not fit its current network"),
     ],
 )
-def test_a_folder_that_was_changed_is_refused(
+def test_a_changed_data_json_is_rejected(
     run: Path, tmp_path: Path, changes: dict[str, object], reason: str
 ) -> None:
     path = copied(run, tmp_path / "changed")
@@ -170,15 +170,15 @@ def test_a_folder_that_was_changed_is_refused(
     assert "\n" not in str(caught.value)
 
 
-def test_fewer_clients_than_the_configuration_says_are_refused(run: Path, tmp_path: Path) -> None:
+def test_fewer_clients_than_configured_are_rejected(run: Path, tmp_path: Path) -> None:
     path = copied(run, tmp_path / "fewer")
     (path / "clients.json").write_text("[]")
     with pytest.raises(RunError, match=r"clients\.json is not what a run writes"):
         _ = TrainedFederation.load(path, trust=True).clients[0]
 
 
-def test_the_networks_of_others_are_not_imported(run: Path, tmp_path: Path) -> None:
-    """Zoo: client 0, 2 and 4 have the first network, 1 and 3 the second."""
+def test_only_the_network_of_the_used_client_is_imported(run: Path, tmp_path: Path) -> None:
+    """Clients 0, 2 and 4 have the first network, 1 and 3 the second."""
     path = copied(run, tmp_path / "elsewhere")
     settings = path / "config.toml"
     settings.write_text(settings.read_text().replace("tests.support.tiny:noisy", "of_others:net"))
@@ -193,13 +193,13 @@ def test_the_networks_of_others_are_not_imported(run: Path, tmp_path: Path) -> N
             assert len(trained.clients[number].predict(x)) == 3
 
 
-def test_a_run_with_objects_is_loaded_with_them(tmp_path: Path) -> None:
+def test_a_run_with_networks_given_in_python_is_loaded_with_them(tmp_path: Path) -> None:
     settings = config.load("demo", [*QUICK, "data.partition=iid", "federation.rounds=1"])
     source = images(60)
     nets = [lambda shape, rep_dim: mlp(shape, rep_dim)]
     folder = loop.run(prepare(settings, source=source, extractors=nets), tmp_path / "objects")
-    left = restore.load_with(folder, prepare(settings, source=source, extractors=nets))
-    client = TrainedFederation(folder, lambda: left).clients[1]
+    checkpoint = restore.load_with(folder, prepare(settings, source=source, extractors=nets))
+    client = TrainedFederation(folder, lambda: checkpoint).clients[1]
     assert client.accuracy == folder.records()[-1].accuracies[1]
     assert len(client.predict(source.x)) == 60
     with pytest.raises(FedghError, match="cannot import"):
@@ -209,13 +209,13 @@ def test_a_run_with_objects_is_loaded_with_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
-        ("flower.json", "with the clients"),
+        ("flower.json", "on the clients' machines"),
         ("checkpoint", "has no checkpoint/, so its models are missing"),
         ("config.toml", "is not a run folder"),
-        ("private", "with the clients"),
+        ("private", "on the clients' machines"),
     ],
 )
-def test_models_that_are_not_here(run: Path, tmp_path: Path, what: str, reason: str) -> None:
+def test_missing_models_are_reported(run: Path, tmp_path: Path, what: str, reason: str) -> None:
     path = copied(run, tmp_path / "run")
     if what == "flower.json":
         (path / what).write_text("{}")
@@ -230,7 +230,7 @@ def test_models_that_are_not_here(run: Path, tmp_path: Path, what: str, reason: 
             _ = TrainedFederation.load(path, data=data, trust=True).clients[0].model
 
 
-def test_what_the_rounds_said_needs_no_model(run: Path, tmp_path: Path) -> None:
+def test_history_and_accuracies_need_no_models(run: Path, tmp_path: Path) -> None:
     path = copied(run, tmp_path / "words")
     (path / "checkpoint").rename(path / "away")
     trained = TrainedFederation.load(path, trust=True)
@@ -243,7 +243,7 @@ def test_what_the_rounds_said_needs_no_model(run: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_a_report_without_the_data_does_not_count_nothing(run: Path, tmp_path: Path) -> None:
+def test_a_report_without_data_has_no_confusion_matrix(run: Path, tmp_path: Path) -> None:
     path = copied(run, tmp_path / "without")
     page = write_report(TrainedFederation.load(path, trust=True)).read_text()
     assert "gone.npz does not exist" in page

@@ -1,4 +1,4 @@
-"""Callbacks are told of everything in order, can stop a run, and are closed whatever happens."""
+"""Callbacks receive all events in order, can stop a run, and are always closed."""
 
 import logging
 from pathlib import Path
@@ -15,41 +15,41 @@ from fedgh.training.experiment import Experiment
 from tests.support.commands import SET, inside
 from tests.support.tiny import numbers, quick
 
-HEARD: list[str] = []
-"""What the callbacks below were told."""
+EVENTS: list[str] = []
+"""Events that the callbacks below received."""
 
 
 class Listener(Callback):
     def started(self, experiment: Experiment, run: RunFolder, done: list[Round]) -> None:
-        HEARD.append(f"started after {len(done)}")
+        EVENTS.append(f"started after {len(done)}")
 
     def replied(self, reply: Reply) -> None:
-        HEARD.append("replied")
+        EVENTS.append("replied")
 
     def finished_round(self, record: Round) -> None:
-        HEARD.append(f"finished {record.round}")
+        EVENTS.append(f"finished {record.round}")
 
     def close(self) -> None:
-        HEARD.append("closed")
+        EVENTS.append("closed")
 
 
 def stop_after_two(record: Round) -> bool:
-    HEARD.append(f"asked {record.round}")
+    EVENTS.append(f"asked {record.round}")
     return bool(record.round == 2)
 
 
 @pytest.fixture(autouse=True)
-def _forget() -> None:
-    HEARD.clear()
+def _clear_events() -> None:
+    EVENTS.clear()
 
 
-def test_a_callback_is_told_of_everything_in_order(tmp_path: Path) -> None:
+def test_hooks_are_called_for_every_event_in_order(tmp_path: Path) -> None:
     loop.run(quick("federation.rounds=2"), tmp_path / "run", [Listener()])
     clients = ["replied"] * 5
-    assert [heard for heard in HEARD if heard != "replied"] == [
+    assert [event for event in EVENTS if event != "replied"] == [
         *("started after 0", "finished 1", "finished 2", "closed")
     ]
-    assert HEARD[1:6] == clients
+    assert EVENTS[1:6] == clients
 
 
 def test_a_callback_is_closed_after_an_error(tmp_path: Path) -> None:
@@ -59,24 +59,24 @@ def test_a_callback_is_closed_after_an_error(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         loop.run(quick(), tmp_path / "run", [Listener(), Failing()])
-    assert HEARD[-1] == "closed"
+    assert EVENTS[-1] == "closed"
 
 
-def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     name = f"{__name__}:stop_after_two"
     experiment = quick(f"run.callbacks={name}", "run.checkpoint_every=3")
     run = loop.run(experiment, tmp_path / "run")
     assert not run.finished
     assert [record.round for record in run.records()] == [1, 2]
-    resumed = loop.resume(tmp_path / "run")  # the function is shown round 2 again
+    resumed = loop.resume(tmp_path / "run")  # the function is called with round 2 again
     assert not resumed.finished
-    assert HEARD == ["asked 1", "asked 2", "asked 2"]
+    assert EVENTS == ["asked 1", "asked 2", "asked 2"]
     resumed = loop.resume(tmp_path / "run", overrides=["run.callbacks=[]"])
     straight = loop.run(quick(), tmp_path / "straight")
     assert numbers(resumed) == numbers(straight)
 
 
-def test_a_stop_in_the_last_round_is_the_end(tmp_path: Path) -> None:
+def test_a_run_stopped_in_its_last_round_is_finished(tmp_path: Path) -> None:
     class Last(Callback):
         def finished_round(self, record: Round) -> None:
             if record.round == 3:
@@ -84,24 +84,24 @@ def test_a_stop_in_the_last_round_is_the_end(tmp_path: Path) -> None:
 
     run = loop.run(quick(), tmp_path / "run", [Last(), Listener()])
     assert run.finished
-    assert "finished 3" in HEARD, "the others are told all the same"
+    assert "finished 3" in EVENTS, "the other callbacks are called, too"
 
 
-def test_a_command_says_that_a_callback_has_stopped_its_run(
+def test_the_run_command_prints_that_a_callback_stopped_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["run", *SET, "--set", f"run.callbacks={__name__}:stop_after_two"]
-    assert inside(monkeypatch, *words, "--out", str(tmp_path / "run")) == 0
+    command = ["run", *SET, "--set", f"run.callbacks={__name__}:stop_after_two"]
+    assert inside(monkeypatch, *command, "--out", str(tmp_path / "run")) == 0
     out = capsys.readouterr().out
     assert f"a callback has stopped the run; resume with: fedgh resume {tmp_path / 'run'}" in out
 
 
-def test_what_is_no_callback_is_refused(tmp_path: Path) -> None:
+def test_an_object_that_is_not_a_callback_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"run\.callbacks: expected a callback or a function"):
-        loop.run(quick(f"run.callbacks={__name__}:HEARD"), tmp_path / "run")
+        loop.run(quick(f"run.callbacks={__name__}:EVENTS"), tmp_path / "run")
 
 
-def test_the_log_tells_rounds_and_failures(
+def test_the_log_contains_rounds_and_failures(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="fedgh")
@@ -118,11 +118,11 @@ def broken(record: Round) -> None:
     raise ZeroDivisionError("by zero")
 
 
-def test_a_callback_that_fails_is_named_and_the_run_goes_on_later(
+def test_an_error_names_the_failed_callback_and_the_run_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["run", *SET, "--set", f"run.callbacks={__name__}:broken"]
-    assert inside(monkeypatch, *words, "--out", str(tmp_path / "run")) == 1
+    command = ["run", *SET, "--set", f"run.callbacks={__name__}:broken"]
+    assert inside(monkeypatch, *command, "--out", str(tmp_path / "run")) == 1
     err = capsys.readouterr().err
     assert err.startswith("error: the callback broken failed: ZeroDivisionError: by zero")
     assert "Traceback" not in err
@@ -139,7 +139,7 @@ class Unclosable(Callback):
         raise OSError("no room")
 
 
-def test_a_callback_that_fails_is_named(tmp_path: Path) -> None:
+def test_errors_of_creating_and_closing_a_callback_name_it(tmp_path: Path) -> None:
     name = f"{__name__}:Demanding"
     with pytest.raises(ConfigError, match=r"run\.callbacks: Demanding\(\) failed.*argument"):
         loop.run(quick(f"run.callbacks={name}"), tmp_path / "run")
@@ -148,13 +148,13 @@ def test_a_callback_that_fails_is_named(tmp_path: Path) -> None:
     assert RunFolder(tmp_path / "run").finished
 
 
-def test_a_function_will_do_for_a_callback(tmp_path: Path) -> None:
+def test_a_function_can_be_a_callback(tmp_path: Path) -> None:
     run = loop.run(quick(), tmp_path / "run", [stop_after_two])
     assert len(run.records()) == 2
 
 
-def test_a_run_that_lacks_only_its_summary_gets_it(tmp_path: Path) -> None:
-    """Killed after its last commit; a callback that would stop it has nothing left to stop."""
+def test_resuming_a_run_without_summary_writes_it(tmp_path: Path) -> None:
+    """The process was killed after the last commit, so a callback cannot stop the run any more."""
     settings = quick("federation.rounds=2")
     run = loop.run(settings, tmp_path / "run")
     (run.path / "summary.json").unlink()

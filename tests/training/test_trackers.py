@@ -1,4 +1,4 @@
-"""Trackers hold what the records hold, each round once."""
+"""Trackers contain the values of the records, each round once."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def expected(run: RunFolder) -> dict[str, list[tuple[int, Any]]]:
     return out
 
 
-def test_every_round_is_written(tmp_path: Path) -> None:
+def test_tensorboard_has_the_metrics_of_every_round(tmp_path: Path) -> None:
     settings = ["run.callbacks=tensorboard", "run.global_accuracy=every", "run.eval_every=2"]
     run = loop.run(quick(*settings), tmp_path / "run")
     found = scalars(run)
@@ -47,16 +47,16 @@ def test_every_round_is_written(tmp_path: Path) -> None:
     assert [step for step, _ in found["train_loss"]] == [1, 2, 3]
 
 
-class Impatient(Callback):
+class InterruptsRoundTwo(Callback):
     def finished_round(self, record: Round) -> None:
         if record.round == 2:
             raise KeyboardInterrupt
 
 
-def test_a_resumed_run_goes_on_without_doubles(tmp_path: Path) -> None:
+def test_tensorboard_has_no_round_twice_after_a_resume(tmp_path: Path) -> None:
     experiment = quick("run.callbacks=tensorboard", "run.checkpoint_every=3", "federation.rounds=5")
     with pytest.raises(KeyboardInterrupt):
-        loop.run(experiment, tmp_path / "run", [Impatient()])
+        loop.run(experiment, tmp_path / "run", [InterruptsRoundTwo()])
     run = loop.resume(tmp_path / "run")
     assert scalars(run) == expected(run)
     straight = loop.run(quick("federation.rounds=5"), tmp_path / "straight")
@@ -64,7 +64,7 @@ def test_a_resumed_run_goes_on_without_doubles(tmp_path: Path) -> None:
     assert not (straight.path / "tensorboard").exists()
 
 
-def test_without_the_package_there_is_no_folder_either(
+def test_a_missing_package_is_reported_before_the_run_folder_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda _: None)
@@ -73,25 +73,27 @@ def test_without_the_package_there_is_no_folder_either(
     assert not (tmp_path / "run").exists()
 
 
-def test_wandb_holds_every_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_has_the_metrics_of_every_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     logged: list[tuple[int, dict[str, float]]] = []
     log = wandb.Run.log
 
-    def noted(self: Any, data: dict[str, float], step: int) -> None:
+    def recorded(self: Any, data: dict[str, float], step: int) -> None:
         logged.append((step, data))
         log(self, data, step=step)
 
-    monkeypatch.setattr(wandb.Run, "log", noted)
+    monkeypatch.setattr(wandb.Run, "log", recorded)
     run = loop.run(quick("run.callbacks=wandb"), tmp_path / "run")
     assert logged == [(record.round, scalars_of(record)) for record in run.records()]
     (written,) = (run.path / "wandb").glob("offline-run-*/*.wandb")
     assert run.run_id in written.name
 
 
-def test_mlflow_goes_on_where_a_run_was_stopped(
+def test_mlflow_continues_its_run_after_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mlflow = pytest.importorskip("mlflow")
@@ -99,19 +101,19 @@ def test_mlflow_goes_on_where_a_run_was_stopped(
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     experiment = quick("run.callbacks=mlflow", "federation.rounds=4")
     with pytest.raises(KeyboardInterrupt):
-        loop.run(experiment, tmp_path / "run", [Impatient()])
+        loop.run(experiment, tmp_path / "run", [InterruptsRoundTwo()])
     run = loop.resume(tmp_path / "run")
     client = mlflow.MlflowClient()
-    place = client.get_experiment_by_name("fedgh")
-    (found,) = client.search_runs([place.experiment_id])
+    group = client.get_experiment_by_name("fedgh")
+    (found,) = client.search_runs([group.experiment_id])
     assert found.data.params["federation.rounds"] == "4"
     for name in ("accuracy", "bytes_total"):
         history = client.get_metric_history(found.info.run_id, name)
-        wanted = [(record.round, getattr(record, name)) for record in run.records()]
-        assert [(metric.step, metric.value) for metric in history] == wanted
+        expected_values = [(record.round, getattr(record, name)) for record in run.records()]
+        assert [(metric.step, metric.value) for metric in history] == expected_values
 
 
-def test_an_unknown_tracker_is_named(tmp_path: Path) -> None:
+def test_an_unknown_tracker_is_rejected_with_a_suggestion(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"run\.callbacks: no callback 'wndb'; did you mean 'wandb'"
     ):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fedgh.core.method import Method
 
 Sharing = Literal["nothing", "class means", "moments", "more"]
-"""What an upload reveals of a client's data, from least to most."""
+"""Kinds of information about a client's data in an upload, from least to most."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Message(ABC):
 
     @property
     def shares(self) -> Sharing:
-        """What such an upload reveals of the client's data."""
+        """The kind of information about the client's data in such an upload."""
         return "more"
 
     @property

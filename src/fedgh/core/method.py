@@ -132,7 +132,7 @@ class Method(ABC):
 
     @property
     def shares(self) -> Sharing:
-        """What uploads reveal of a client's data.
+        """The kind of information about a client's data in its uploads.
 
         Privacy is possible only for "nothing", "class means" and "moments".
         """

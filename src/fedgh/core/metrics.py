@@ -1,7 +1,7 @@
-"""Metrics: how well a client's model does on some samples, and how that differs between clients.
+"""Metrics of a client's model on samples, and their spread over clients.
 
-A new metric is a function and a line in `METRICS`; it is then in the record of every evaluated
-round, in summaries, comparisons, trackers and reports.
+A new metric needs a function and a line in `METRICS`; it then appears in the record of every
+evaluated round, in summaries, sweeps, trackers and reports.
 """
 
 from collections.abc import Callable
@@ -13,51 +13,51 @@ import torch
 from torch import Tensor
 
 Samples = Literal["test", "validation", "all classes"]
-"""Own test data, own validation data, or test data of all clients with every class alike."""
+"""Own test split, own validation split, or balanced test samples of all clients."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A model's answers: how often each class was taken for which, and their cross-entropy."""
+    """The confusion matrix of a model on samples, and its mean cross-entropy."""
 
     counts: Tensor  # [true, predicted]
     loss: float  # mean over the samples
 
 
-def accuracy(judged: Evaluation) -> float:
-    """Share of the samples that are classified correctly."""
-    return int(judged.counts.diagonal().sum()) / int(judged.counts.sum())
+def accuracy(evaluation: Evaluation) -> float:
+    """Return the share of samples that are classified correctly."""
+    return int(evaluation.counts.diagonal().sum()) / int(evaluation.counts.sum())
 
 
-def balanced_accuracy(judged: Evaluation) -> float:
-    """Mean recall of the classes that occur: a frequent class counts no more than a rare one."""
-    samples = judged.counts.sum(1)
+def balanced_accuracy(evaluation: Evaluation) -> float:
+    """Return the mean recall of the classes that occur, so that each class has the same weight."""
+    samples = evaluation.counts.sum(1)
     occurs = samples > 0
-    return float((judged.counts.diagonal()[occurs].double() / samples[occurs]).mean())
+    return float((evaluation.counts.diagonal()[occurs].double() / samples[occurs]).mean())
 
 
-def macro_f1(judged: Evaluation) -> float:
-    """Mean F1 score of the classes that occur or are predicted."""
-    right = judged.counts.diagonal().double()
-    both = judged.counts.sum(0) + judged.counts.sum(1)  # occurrences and predictions
+def macro_f1(evaluation: Evaluation) -> float:
+    """Return the mean F1 score of the classes that occur or are predicted."""
+    right = evaluation.counts.diagonal().double()
+    both = evaluation.counts.sum(0) + evaluation.counts.sum(1)  # occurrences and predictions
     return float((2 * right / both)[both > 0].mean())
 
 
-def loss(judged: Evaluation) -> float:
-    """Mean cross-entropy."""
-    return judged.loss
+def loss(evaluation: Evaluation) -> float:
+    """Return the mean cross-entropy."""
+    return evaluation.loss
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A function of a model's answers, and the samples that these are about."""
+    """A function of an evaluation, the samples that it applies to, and its largest value."""
 
     of: Callable[[Evaluation], float]
     on: Samples = "test"
     largest: float = 1.0
 
     def possible(self, *scores: float) -> bool:
-        """Tell if scores that another party sends can be some."""
+        """Return True if all scores, which may come from a remote party, are possible values."""
         return all(0 <= score <= self.largest for score in scores)
 
 
@@ -71,7 +71,7 @@ METRICS: dict[str, Metric] = {
 }
 
 NEEDED = ("accuracy", "validation_accuracy")
-"""Metrics without which a client is not judged; private clients tell no others of their own."""
+"""Metrics that every evaluation needs; with privacy, clients send no other metrics of theirs."""
 
 
 def own_metrics() -> list[str]:
@@ -79,9 +79,9 @@ def own_metrics() -> list[str]:
     return [name for name, metric in METRICS.items() if metric.on != "all classes"]
 
 
-def scores(judged: Evaluation, on: Samples) -> dict[str, float]:
-    """Return the metrics about these samples."""
-    return {name: metric.of(judged) for name, metric in METRICS.items() if metric.on == on}
+def scores(evaluation: Evaluation, on: Samples) -> dict[str, float]:
+    """Return the metrics that apply to these samples."""
+    return {name: metric.of(evaluation) for name, metric in METRICS.items() if metric.on == on}
 
 
 SPREADS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -89,10 +89,10 @@ SPREADS: dict[str, Callable[[Tensor], Tensor]] = {
     "p10": lambda scores: scores.quantile(0.1),
     "worst": torch.min,
 }
-"""How accuracy differs between clients: standard deviation, 10th percentile, lowest."""
+"""Measures of the spread over clients: standard deviation, 10th percentile, minimum."""
 
 
 def spread(scores: Tensor) -> dict[str, float | None]:
-    """Return how accuracies differ between the clients that have one."""
+    """Return measures of the spread of accuracies, over the clients that have one."""
     known = scores[~scores.isnan()]
     return {name: float(of(known)) if len(known) else None for name, of in SPREADS.items()}

@@ -1,7 +1,7 @@
-"""The records of a run, as types: rounds, clients, summary, identity.
+"""Types of the records of a run: rounds, clients, summary, identity.
 
-`docs/run-folder.md` describes the files that hold them. Nothing in a run folder is taken on trust:
-what is read from one is checked against these types.
+`docs/run-folder.md` describes their files. Run folders are untrusted: their files are validated
+against these types.
 """
 
 from collections.abc import Mapping
@@ -35,30 +35,30 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 Bytes = Annotated[int, Field(ge=0, lt=2**63)]
 
 MAX_CLASSES = 10_000
-"""Classes of a run that is shown: each has a place in tables and charts."""
+"""Classes of a run, each of which appears in tables and charts."""
 
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
 
 RECORDED = (*METRICS, *(f"accuracy_{name}" for name in SPREADS))
-"""Numbers of a round that a summary has of the last one, where it measured them."""
+"""Metrics of a round; a summary contains those of the last evaluated round."""
 
 
 class Checked(BaseModel):
-    """Values of a file, which cannot be changed and are finite; unknown keys are refused."""
+    """Base class of records: immutable, with finite numbers and without unknown keys."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False, extra="forbid")
 
 
 class Identity(Checked):
-    """data.json: which run it is, and which data it was started with."""
+    """data.json: the identity of a run and its data."""
 
     format_version: int = FORMAT_VERSION
-    run: str = ""  # drawn when the run begins; its states carry it
-    versions: dict[str, str] = {}  # of packages, when it was last started
+    run: str = ""  # random identifier of the run; its state files contain it
+    versions: dict[str, str] = {}  # of packages, at the last start
     name: str  # of the data
     samples: Count = 0
     classes: Annotated[list[str], Field(max_length=MAX_CLASSES)]
-    shape: list[Count] = []  # of an input; empty when clients have inputs of different shapes
+    shape: list[Count] = []  # of an input; empty if shapes differ between clients
     dtype: str = ""  # of an input
     fingerprint: str  # of the data and the settings
 
@@ -71,7 +71,7 @@ class Problem(Checked):
 
 
 class DroppedMeans(Checked):
-    """Class means of a client that were left out because they disagreed with the others'."""
+    """Class means of a client that the defence dropped."""
 
     client: Count
     classes: list[Count]
@@ -95,13 +95,13 @@ class Round(Checked):
     bytes_total: Bytes
     wire_bytes: Bytes
     rejected: list[Problem]
-    discarded: str | None  # why the round changed nothing
+    discarded: str | None  # why the round did not change the server's state
     dropped: list[DroppedMeans]
     excluded: list[Count]
     forgotten: list[Count]
     failed: list[Problem]
     seconds: dict[str, Seconds]
-    epsilon: float | None = None  # the highest of all clients so far, where uploads are private
+    epsilon: float | None = None  # the highest of all clients so far, with privacy
 
     @property
     def accuracy(self) -> float | None:
@@ -110,7 +110,7 @@ class Round(Checked):
 
     @property
     def accuracies(self) -> list[float | None]:
-        """The accuracy of every client; empty when the round was not evaluated."""
+        """The accuracy of every client; empty if the round was not evaluated."""
         return self.per_client["accuracy"] or []
 
     @property
@@ -156,13 +156,13 @@ class Round(Checked):
 
 
 class ClientInfo(Checked):
-    """An entry of clients.json: who a client is."""
+    """An entry of clients.json: name, network, classes and samples of a client."""
 
     client: Count
     name: str | None = None
     extractor: str
-    classes: dict[str, Count]  # samples of each; empty when they are the participant's secret
-    shape: list[Count] = []  # of its inputs, where these differ between clients
+    classes: dict[str, Count]  # samples of each class; empty if the client keeps them secret
+    shape: list[Count] = []  # of its inputs, if shapes differ between clients
     dtype: str = ""
     train: Count = 0  # samples in each split
     validation: Count = 0
@@ -185,7 +185,7 @@ class Progress(Checked):
     rounds: Count
     evaluated_clients: Count
     final: dict[str, float | None]  # scores of the last evaluated round; `final_…` in the file
-    best_accuracy: float | None  # over rounds, chosen on test data: flattering
+    best_accuracy: float | None  # of all rounds; selected on test data, so too high
     target: float | None
     rounds_to_target: int | None
     bytes_to_target: int | None
@@ -216,7 +216,7 @@ class Progress(Checked):
 
 
 class RequestCounts(Checked):
-    """asked.json: how often each client was asked for an upload, also in rounds that were lost."""
+    """asked.json: the number of uploads requested from each client, including lost rounds."""
 
     run: str
     asked: dict[Count, Count]
@@ -244,11 +244,11 @@ class Summary(Progress):
     versions: dict[str, str]
     machine: dict[str, str | int | None]
     privacy: PrivacySpending | None = None
-    public_bytes_per_client: Bytes | None = None  # once, of data that every client must have
+    public_bytes_per_client: Bytes | None = None  # of public data, sent once to every client
 
 
 def checked(kind: type[T], value: object, file: object) -> T:
-    """Return what a file holds as a type; RunError names what does not fit."""
+    """Return the content of a file as a type. Raise RunError with the first mismatch."""
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:

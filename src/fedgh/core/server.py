@@ -95,7 +95,7 @@ class RoundTotals:
 
 @dataclass(frozen=True)
 class ServerResources:
-    """What the server uses beside its state: architectures, public data, a device."""
+    """The resources of the server beside its state: architectures, public data, a device."""
 
     networks: Sequence[
         Callable[[], SplitModel]

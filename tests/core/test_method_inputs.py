@@ -1,4 +1,4 @@
-"""What the round tells a method: of recipients, of uploads, and of itself."""
+"""Inputs of a method's hooks: recipients, uploads and the round."""
 
 from dataclasses import field
 
@@ -19,15 +19,15 @@ SCORES = {"accuracy": 0.5, "validation_accuracy": 0.5}
 TASK = Task(num_classes=3, rep_dim=2, num_clients=4, rounds=9, seed=0)
 
 
-class Listening(api.Method):
-    """Notes what it is told, and keeps the rows of classes that it gets."""
+class Recording(api.Method):
+    """A method that records recipients and uploads, and adds up class means."""
 
     up = down = api.PerClass("representation")
-    told: list[Recipient] = field(default_factory=list)
+    recipients: list[Recipient] = field(default_factory=list)
     uploads: list[Uploads] = field(default_factory=list)
 
     def broadcast(self, server: Payload, to: Recipient) -> Payload:
-        self.told.append(to)
+        self.recipients.append(to)
         return {"classes": torch.zeros(0, dtype=torch.int32), "means": torch.zeros(0, 2)}
 
     def client_update(self, client: Client, down: Payload) -> Payload:
@@ -40,8 +40,8 @@ class Listening(api.Method):
         return {"total": server["total"] + sum(sums)}
 
 
-def holding(job: Job, scale: float = 1.0) -> Reply:
-    """Client k holds the classes k and k + 1; client 3 holds none."""
+def reply_with_classes(job: Job, scale: float = 1.0) -> Reply:
+    """Return the reply of a client: k has the classes k and k + 1, client 3 has none."""
     held = [label for label in (job.client_id, job.client_id + 1) if label < 3]
     classes = torch.tensor(held, dtype=torch.int32)
     means = torch.full((len(held), 2), scale)
@@ -49,92 +49,96 @@ def holding(job: Job, scale: float = 1.0) -> Reply:
     return Reply(job.client_id, job.round, 1, up, SCORES)
 
 
-def server_of(method: api.Method, engine: Scripted, **how: object) -> Server:
+def server_of(method: api.Method, engine: Scripted, **settings: object) -> Server:
     state = Server.initial_state(TASK, {"total": torch.zeros(())})
-    return Server(TASK, method, engine, state, **how)  # type: ignore[arg-type]
+    return Server(TASK, method, engine, state, **settings)  # type: ignore[arg-type]
 
 
-def classes_of(told: list[Recipient]) -> list[list[bool] | None]:
-    return [None if to.classes is None else to.classes.tolist() for to in told]
+def classes_of(recipients: list[Recipient]) -> list[list[bool] | None]:
+    return [None if to.classes is None else to.classes.tolist() for to in recipients]
 
 
-def test_recipients_come_with_their_classes_and_last_round() -> None:
-    method = Listening()
-    server = server_of(method, Scripted(holding))
+def test_a_recipient_has_its_classes_and_last_round() -> None:
+    method = Recording()
+    server = server_of(method, Scripted(reply_with_classes))
     server.round(1)
-    assert classes_of(method.told) == [None] * 4
-    assert [to.last_round for to in method.told] == [0] * 4
-    method.told.clear()
+    assert classes_of(method.recipients) == [None] * 4
+    assert [to.last_round for to in method.recipients] == [0] * 4
+    method.recipients.clear()
     server.round(2)
     shown: list[list[bool] | None] = [
         [True, True, False],
         [False, True, True],
         [False, False, True],
     ]
-    assert classes_of(method.told) == [*shown, None]  # the last has shown none
-    assert [to.last_round for to in method.told] == [1] * 4
+    assert classes_of(method.recipients) == [*shown, None]  # client 3 has sent no classes
+    assert [to.last_round for to in method.recipients] == [1] * 4
     assert [uploads.round for uploads in method.uploads] == [1, 2]
 
 
-def test_a_restored_server_knows_what_it_knew() -> None:
-    server = server_of(Listening(), Scripted(holding))
+def test_a_restored_server_knows_classes_and_last_rounds() -> None:
+    server = server_of(Recording(), Scripted(reply_with_classes))
     server.round(1)
-    again = Listening()
-    Server(TASK, again, Scripted(holding), server.state()).round(2)
-    assert classes_of(again.told)[0] == [True, True, False]
+    again = Recording()
+    Server(TASK, again, Scripted(reply_with_classes), server.state()).round(2)
+    assert classes_of(again.recipients)[0] == [True, True, False]
 
 
-def test_classes_that_the_defence_left_out_are_not_remembered(
+def test_classes_dropped_by_the_defence_are_not_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def only_first(self: Defence, uploads: api.Uploads, dropped: object) -> object:
         return (upload for upload in uploads if upload.client_id == 0)
 
     monkeypatch.setattr(Defence, "apply", only_first)
-    method = Listening()
-    server = server_of(method, Scripted(holding))
+    method = Recording()
+    server = server_of(method, Scripted(reply_with_classes))
     server.round(1)
-    method.told.clear()
+    method.recipients.clear()
     server.round(2)
-    assert classes_of(method.told) == [[True, True, False], None, None, None]
+    assert classes_of(method.recipients) == [[True, True, False], None, None, None]
 
 
-def test_a_discarded_round_teaches_no_classes() -> None:
-    method = Listening()
-    server = server_of(method, Scripted(lambda job: holding(job, 300.0)), max_norm=1000.0)
+def test_classes_of_a_discarded_round_are_not_recorded() -> None:
+    method = Recording()
+    server = server_of(
+        method, Scripted(lambda job: reply_with_classes(job, 300.0)), max_norm=1000.0
+    )
     assert server.round(1).discarded is not None
-    method.told.clear()
+    method.recipients.clear()
     server.round(2)
-    assert classes_of(method.told) == [None] * 4
-    assert [to.last_round for to in method.told] == [1] * 4
+    assert classes_of(method.recipients) == [None] * 4
+    assert [to.last_round for to in method.recipients] == [1] * 4
 
 
-def test_numbers_of_the_server_are_recorded() -> None:
-    assert server_of(Listening(), Scripted(holding)).round(1).method_metrics == {"heard": 4.0}
+def test_metrics_of_server_update_are_recorded() -> None:
+    assert server_of(Recording(), Scripted(reply_with_classes)).round(1).method_metrics == {
+        "heard": 4.0
+    }
 
 
-class Diverging(Listening):
-    """Its server fails as a training that diverges does."""
+class Diverging(Recording):
+    """A method whose server update diverges."""
 
     def server_update(self, server: Payload, uploads: Uploads) -> Payload:
         raise FloatingPointError("the server's training diverged; lower its learning rate")
 
 
-def test_a_server_that_diverges_ends_the_run_before_the_round_counts() -> None:
-    server = server_of(Diverging(), Scripted(holding))
+def test_a_diverging_server_update_ends_the_run_without_a_commit() -> None:
+    server = server_of(Diverging(), Scripted(reply_with_classes))
     before = server.state()
     with pytest.raises(RunError, match=r"round 1: the server's training diverged.*round is safe"):
         server.round(1)
     assert server.state()["server.total"].equal(before["server.total"])
 
 
-class Whole(Listening):
+class Whole(Recording):
     """Networks cross."""
 
     up = down = api.Network("own")  # type: ignore[assignment]
 
     def broadcast(self, server: Payload, to: Recipient) -> Payload:
-        self.told.append(to)
+        self.recipients.append(to)
         return {}
 
     def server_update(self, server: Payload, uploads: Uploads) -> Payload:
@@ -159,12 +163,12 @@ def test_clients_with_the_same_network_are_a_group_and_each_has_its_own_spec() -
     method = Whole()
     server = server_of(method, Scripted(sent_network), resources=around)
     assert server.round(1).rejected == []
-    assert [to.group for to in method.told] == [0, 1, 0, 0]
-    assert method.told[1].sizes["extractor.weight"] == (5, 3)
+    assert [to.group for to in method.recipients] == [0, 1, 0, 0]
+    assert method.recipients[1].sizes["extractor.weight"] == (5, 3)
     assert method.uploads[0].network(1).header.in_features == 5
 
 
-def test_a_network_that_is_not_the_clients_own_is_rejected() -> None:
+def test_a_network_of_another_architecture_is_rejected() -> None:
     around = ServerResources([lambda: network(2), lambda: network(2)])
 
     class Any(Whole):
