@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from fedgh.core.average import load_network, mean_by_examples, network_state
+from fedgh.core.average import load_network, mean_by_examples, network_state, plain_mean
+from fedgh.core.groups import check_same_part
 from fedgh.core.types import Payload, SplitModel, Task, Upload
 from fedgh.errors import ConfigError, MethodError
 from fedgh.methods.fedavg import FedAvg
@@ -78,13 +79,13 @@ def test_lg_fedavg_shares_the_header_and_nothing_else() -> None:
 
 
 def test_fedavg_refuses_different_architectures_and_says_whose(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"models of clients 1, 3 differ from client 0's"):
+    with pytest.raises(ConfigError, match=r"networks of clients 1, 3 differ from client 0's"):
         quick("method.name=fedavg")
     wide = SplitModel(nn.Linear(6, 4), nn.Linear(4, 3))
     narrow = SplitModel(nn.Linear(5, 4), nn.Linear(4, 3))
     task = Task(3, 4, num_clients=6, rounds=1, seed=0)
     with pytest.raises(ConfigError, match="clients 2, 5 differ"):
-        FedAvg().init_server(task, [wide, wide, narrow], torch.Generator())
+        check_same_part(FedAvg(), task, [wide, wide, narrow])
 
 
 def test_after_a_fedavg_round_everybody_had_the_same_start(tmp_path: Path) -> None:
@@ -105,3 +106,10 @@ def test_a_mean_by_samples_needs_to_be_told_how_many_there_are() -> None:
     sent = uploads_of([Upload(0, 0, {"w": torch.ones(1)})])
     with pytest.raises(MethodError, match="weighs_by_examples = True"):
         mean_by_examples(sent, if_none={})
+
+
+def test_a_plain_mean_ignores_the_numbers_of_samples() -> None:
+    sent = [Upload(0, 1, {"w": torch.tensor([1.0])}), Upload(1, 3, {"w": torch.tensor([3.0])})]
+    assert_close(plain_mean(uploads_of(sent), if_none={}), {"w": torch.tensor([2.0])})
+    start = {"w": torch.tensor([7.0])}
+    assert plain_mean(uploads_of([]), if_none=start) == start
