@@ -23,8 +23,9 @@ def test_the_demo_learns(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(METHODS.keys() - {"fedgh"}))
 def test_every_method_learns_with_the_settings_of_the_demo(name: str, tmp_path: Path) -> None:
-    architecture = ["model.extractors=cnn1"] if name == "fedavg" else []  # one architecture for all
-    settings = config.load("demo", [f"method.name={name}", "run.engine=serial", *architecture])
+    alike = METHODS[name]().same_part != "none"
+    networks = ["model.extractors=cnn1"] if alike else []
+    settings = config.load("demo", [f"method.name={name}", "run.engine=serial", *networks])
     run = loop.run(prepare(settings), tmp_path / "run")
     assert (run.records()[-1].accuracy or 0) > 0.85
 

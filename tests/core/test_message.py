@@ -110,16 +110,21 @@ def test_what_each_built_in_method_shares() -> None:
     assert shared == {
         "standalone": "nothing",
         "fedavg": "more",
+        "fedper": "more",
+        "fedrep": "more",
+        "fedbabu": "more",
+        "fedalt": "more",
         "fml": "more",
         "fedkd": "more",
         "lg_fedavg": "more",
+        "fedclassavg": "more",
         "fd": "class means",
         "fedproto": "class means",
         "fedgh": "class means",
         "fedgh_plus": "moments",
     }
     travels = {name for name, kind in METHODS.items() if kind().up.holds_own_network}
-    assert travels == {"fedavg"}
+    assert travels == {"fedavg", "fedper", "fedrep", "fedbabu"}
 
 
 @pytest.mark.parametrize("message", [api.PerClass("output"), api.PublicOutputs("probabilities")])

@@ -53,7 +53,9 @@ def test_the_grid_gives_the_same_bits_as_serial(method: str, tmp_path: Path) -> 
     assert_same(federation, federation.run(), straight)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "standalone", *FAMILIES])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedrep", "fedbabu", "fedclassavg", "standalone", *FAMILIES]
+)
 def test_the_grid_gives_the_same_bits_for_other_families(method: str, tmp_path: Path) -> None:
     needed = FAMILIES.get(method, ["model.extractors=tests.support.tiny:mlp"])
     experiment = quick(f"method.name={method}", *needed)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from fedgh.core.average import load_network, mean_by_examples, network_state
+from fedgh.core.average import load_network, mean_by_examples, network_state, plain_mean
 from fedgh.core.groups import check_same_part
 from fedgh.core.types import Payload, SplitModel, Task, Upload
 from fedgh.errors import ConfigError, MethodError
@@ -106,3 +106,10 @@ def test_a_mean_by_samples_needs_numbers_of_samples() -> None:
     sent = uploads_of([Upload(0, 0, {"w": torch.ones(1)})])
     with pytest.raises(MethodError, match="weighs_by_examples = True"):
         mean_by_examples(sent, if_none={})
+
+
+def test_a_plain_mean_ignores_the_numbers_of_samples() -> None:
+    sent = [Upload(0, 1, {"w": torch.tensor([1.0])}), Upload(1, 3, {"w": torch.tensor([3.0])})]
+    assert_close(plain_mean(uploads_of(sent), if_none={}), {"w": torch.tensor([2.0])})
+    start = {"w": torch.tensor([7.0])}
+    assert plain_mean(uploads_of([]), if_none=start) == start

@@ -27,6 +27,9 @@ ALL = [*METHODS, *FAMILIES]
 SHARED = ["method.shared=tests.support.tiny:noisy"]
 SETTINGS = {
     "fedavg": ONE_ARCHITECTURE,
+    "fedper": ONE_ARCHITECTURE,
+    "fedrep": [*ONE_ARCHITECTURE, "method.header_epochs=2"],
+    "fedbabu": [*ONE_ARCHITECTURE, "method.tune_epochs=1"],
     "fml": SHARED,
     "fedkd": SHARED,
     "fedgh_plus": ["method.feature_dim=32"],
@@ -115,7 +118,7 @@ def test_numbers_of_samples_are_sent_only_if_the_method_weights_by_them(
 
     monkeypatch.setattr(type(prepared.config.method), "server_update", spy)
     loop.run(prepared, tmp_path / "run")
-    weighted = name.endswith(("avg", "fml", "fedkd", ":Distils"))
+    weighted = name.endswith(("avg", "fedper", "fedalt", "fml", "fedkd", ":Distils"))
     assert seen == ([client.train for client in prepared.clients()] if weighted else [0] * 5)
 
 
@@ -133,6 +136,8 @@ PAPER_BYTES = {  # as the paper counts: CIFAR-10 with 2 classes, CIFAR-100 with 
 SENT_BYTES = {  # as sent, after every client has taken part: labels, counts and bias included
     "standalone": (0, 0),
     "lg_fedavg": (40_080, 400_800),
+    "fedalt": (40_080, 400_800),
+    "fedclassavg": (40_080, 400_800),
     "fd": (160 + 2 * 2 * 4, 8_000 + 2 * 10 * 4),
     "fedproto": (8_000 + 3 * 2 * 4, 40_000 + 3 * 10 * 4),
     "fedgh": (24_048, 220_440),

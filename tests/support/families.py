@@ -23,14 +23,6 @@ FAMILIES: dict[str, list[str]] = {
 """The methods below, and the settings that they need."""
 
 
-def plain_mean(uploads: Uploads, server: Payload) -> Payload:
-    """Return the unweighted mean of uploads; the server's state if there are none."""
-    mean = api.WeightedMean()
-    for upload in uploads:
-        mean.add(upload.payload, 1)
-    return mean.value(if_none=server)
-
-
 class Phases(api.Method):
     """A partial model in two phases, after FedRep: first the header, then the extractor."""
 
@@ -62,7 +54,7 @@ class Phases(api.Method):
         return api.network_state(model.extractor)
 
     def server_update(self, server: Payload, uploads: Uploads) -> Payload:
-        return plain_mean(uploads, server)
+        return api.plain_mean(uploads, if_none=server)
 
 
 class Consensus(api.Method):
@@ -88,7 +80,7 @@ class Consensus(api.Method):
         return {"logits": api.outputs(client, client.model, client.public)}
 
     def server_update(self, server: Payload, uploads: Uploads) -> Payload:
-        return plain_mean(uploads, server)
+        return api.plain_mean(uploads, if_none=server)
 
 
 class Distils(api.Method):

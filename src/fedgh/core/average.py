@@ -48,6 +48,14 @@ def mean_by_examples(uploads: Iterable[Upload], if_none: Payload) -> Payload:
     return mean.value(if_none)
 
 
+def plain_mean(uploads: Iterable[Upload], if_none: Payload) -> Payload:
+    """Return the mean of the uploads in which all clients have the same weight."""
+    mean = WeightedMean()
+    for upload in uploads:
+        mean.add(upload.payload, 1)
+    return mean.value(if_none)
+
+
 def network_state(network: nn.Module) -> Payload:
     """Return a copy of a network's weights and running statistics.
 

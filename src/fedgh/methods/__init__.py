@@ -11,11 +11,16 @@ from importlib.metadata import EntryPoint, entry_points
 from fedgh.core.method import Method
 from fedgh.errors import ConfigError, import_object, unknown
 from fedgh.methods.fd import FD
+from fedgh.methods.fedalt import FedAlt
 from fedgh.methods.fedavg import FedAvg
+from fedgh.methods.fedbabu import FedBABU
+from fedgh.methods.fedclassavg import FedClassAvg
 from fedgh.methods.fedgh import FedGH
 from fedgh.methods.fedgh_plus import FedGHPlus
 from fedgh.methods.fedkd import FedKD
+from fedgh.methods.fedper import FedPer
 from fedgh.methods.fedproto import FedProto
+from fedgh.methods.fedrep import FedRep
 from fedgh.methods.fml import FML
 from fedgh.methods.lg_fedavg import LGFedAvg
 from fedgh.methods.standalone import Standalone
@@ -25,9 +30,14 @@ METHODS: dict[str, type[Method]] = {
     for method in (
         Standalone,
         FedAvg,
+        FedPer,
+        FedRep,
+        FedBABU,
+        FedAlt,
         FML,
         FedKD,
         LGFedAvg,
+        FedClassAvg,
         FD,
         FedProto,
         FedGH,

@@ -12,6 +12,7 @@ from fedgh.core.average import (
     mean_by_examples,
     network_spec,
     network_state,
+    plain_mean,
     update_spec,
 )
 from fedgh.core.batches import forever
@@ -133,6 +134,7 @@ __all__ = [
     "numbered",
     "outputs",
     "part",
+    "plain_mean",
     "prefixed",
     "put",
     "shared_model",

@@ -31,6 +31,7 @@ from fedgh.defaults import NEWCOMER_ROUNDS
 from fedgh.engines.host import Blueprint
 from fedgh.errors import RunError, WireError, one_line
 from fedgh.files import make_folder, write_atomic
+from fedgh.methods import METHODS
 from fedgh.methods.standalone import Standalone
 from fedgh.models import Extractor, check_extractor, extractor
 from fedgh.runs.folder import RunFolder
@@ -223,9 +224,10 @@ def _download(folder: RunFolder, config: Config, client: Client, uploads: list[U
     """
     method, (_, state) = config.method, folder.committed()
     if not method.accepts_newcomers:
+        others = ", ".join(name for name, kind in METHODS.items() if kind().accepts_newcomers)
         raise RunError(
             f"{folder.path}: the server of {method.name} has no global header that a newcomer "
-            "could take over; fedgh, fedgh_plus and lg_fedavg have one"
+            f"could take over; the servers of these methods have one: {others}"
         )
     server = method.enlarged(part(state, "server."))
     if method.releases_once and uploads:
