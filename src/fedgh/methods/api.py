@@ -21,7 +21,7 @@ from fedgh.core.groups import (
     states_by_group,
 )
 from fedgh.core.header import LinearSGD, linear_header
-from fedgh.core.learn import learn
+from fedgh.core.learn import Learner, learn
 from fedgh.core.local import (
     class_means,
     class_outputs,
@@ -85,6 +85,7 @@ __all__ = [
     "Examples",
     "Field",
     "Fraction",
+    "Learner",
     "LinearSGD",
     "Message",
     "Method",
