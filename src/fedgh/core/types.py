@@ -56,6 +56,10 @@ GlobalRounds = Literal["last", "every", "never"]
 """The rounds in which clients are judged on all classes: of those in which they are judged."""
 
 
+UNKNOWN_SAMPLES = 100_000
+"""A bound on a client's training samples where its data are its own, and nobody else knows."""
+
+
 @dataclass(frozen=True)
 class Task:
     """What everybody in the federation knows."""
@@ -68,6 +72,7 @@ class Task:
     input_shape: tuple[int, ...] = ()
     privacy: Privacy | None = None  # how uploads are made private
     public_size: int = 0  # public samples that the method may count on
+    max_samples: int = UNKNOWN_SAMPLES  # training samples of a client, at most
 
     def stream(self, name: str, round: int = 0) -> torch.Generator:
         """Return a random stream of a round that all parties can draw from alike."""
