@@ -114,12 +114,15 @@ def test_the_methods_share_what_they_did() -> None:
         "fedkd": "more",
         "lg_fedavg": "more",
         "fd": "class means",
+        "hfd": "more",
+        "fedgkt": "more",
+        "fedzkt": "more",
         "fedproto": "class means",
         "fedgh": "class means",
         "fedgh_plus": "moments",
     }
     travels = {name for name, kind in METHODS.items() if kind().up.holds_own_network}
-    assert travels == {"fedavg"}
+    assert travels == {"fedavg", "fedzkt"}
 
 
 @pytest.mark.parametrize("message", [api.PerClass("output"), api.PublicOutputs("probabilities")])

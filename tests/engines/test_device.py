@@ -116,7 +116,7 @@ def test_two_devices_do_not_mix() -> None:
 def test_every_method_computes_where_its_client_is(name: str, tmp_path: Path) -> None:
     prepared = quick(
         f"method.name={name}",
-        *(["method.shared=tests.support.tiny:noisy"] if name in ("fml", "fedkd") else []),
+        *(["method.shared=tests.support.tiny:noisy"] if name in ("fml", "fedkd", "fedzkt") else []),
         "model.extractors=tests.support.tiny:noisy",
         "local.augment=flip,crop,erase",
         "local.momentum=0.9",

@@ -29,6 +29,11 @@ SETTINGS = {
     "fedavg": ONE_ARCHITECTURE,
     "fml": SHARED,
     "fedkd": SHARED,
+    "fedgkt": ["method.hidden=16", "method.server_epochs=2"],
+    "fedzkt": [
+        *("method.shared=tests.support.tiny:noisy", "model.extractors=tests.support.tiny:noisy,mlp"),
+        *("method.server_steps=2", "method.server_batch=4", "method.noise=4"),
+    ],
     "fedgh_plus": ["method.feature_dim=32"],
     **FAMILIES,
 }
@@ -129,6 +134,9 @@ PAPER_BYTES = {  # by the paper's reckoning: CIFAR-10 with 2 classes, CIFAR-100 
     "fml": (None, None),
     "fedkd": (None, None),
     "fedgh_plus": (None, None),
+    "hfd": (None, None),
+    "fedgkt": (None, None),
+    "fedzkt": (None, None),
 }
 SENT_BYTES = {  # really, once every client has taken part: labels, counts and bias included
     "standalone": (0, 0),

@@ -14,9 +14,12 @@ from fedgh.methods.fd import FD
 from fedgh.methods.fedavg import FedAvg
 from fedgh.methods.fedgh import FedGH
 from fedgh.methods.fedgh_plus import FedGHPlus
+from fedgh.methods.fedgkt import FedGKT
 from fedgh.methods.fedkd import FedKD
 from fedgh.methods.fedproto import FedProto
+from fedgh.methods.fedzkt import FedZKT
 from fedgh.methods.fml import FML
+from fedgh.methods.hfd import HFD
 from fedgh.methods.lg_fedavg import LGFedAvg
 from fedgh.methods.standalone import Standalone
 
@@ -29,6 +32,9 @@ METHODS: dict[str, type[Method]] = {
         FedKD,
         LGFedAvg,
         FD,
+        HFD,
+        FedGKT,
+        FedZKT,
         FedProto,
         FedGH,
         FedGHPlus,

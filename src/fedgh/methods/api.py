@@ -30,6 +30,7 @@ from fedgh.core.local import (
     numbered,
     outputs,
     train,
+    unlabelled,
 )
 from fedgh.core.losses import distill
 from fedgh.core.message import (
@@ -41,7 +42,9 @@ from fedgh.core.message import (
     OneOf,
     Own,
     PerClass,
+    PerSample,
     PublicOutputs,
+    SamplePart,
     Shapes,
     Sharing,
 )
@@ -55,6 +58,7 @@ from fedgh.core.method import (
     Positive,
     PublicFor,
     SamePart,
+    Several,
 )
 from fedgh.core.subnet import CoordinateMean, cut, put, sizes_of, take
 from fedgh.core.types import (
@@ -71,8 +75,9 @@ from fedgh.core.types import (
 from fedgh.core.uploads import Uploads
 from fedgh.core.wire import Dim, Field, Spec, largest_row_norm
 from fedgh.errors import ConfigError, WireError
-from fedgh.models import shared_model
+from fedgh.models import shared_layers, shared_model
 from fedgh.models.cuts import check_cut
+from fedgh.models.generator import input_generator
 
 __all__ = [
     "HEADER",
@@ -98,11 +103,14 @@ __all__ = [
     "Own",
     "Payload",
     "PerClass",
+    "PerSample",
     "Positive",
     "PublicFor",
     "PublicOutputs",
     "Recipient",
     "SamePart",
+    "SamplePart",
+    "Several",
     "Shapes",
     "Sharing",
     "Spec",
@@ -122,6 +130,7 @@ __all__ = [
     "forever",
     "group_numbers",
     "group_prefix",
+    "input_generator",
     "largest_row_norm",
     "learn",
     "linear_header",
@@ -136,10 +145,12 @@ __all__ = [
     "part",
     "prefixed",
     "put",
+    "shared_layers",
     "shared_model",
     "sizes_of",
     "states_by_group",
     "take",
     "train",
+    "unlabelled",
     "update_spec",
 ]
