@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from fedgh.core.learn import learn
+from fedgh.core.learn import Learner, learn
 from fedgh.core.types import OptimizerName, Payload
 from tests.support.rounds import uploads_of
 
@@ -62,6 +62,37 @@ def test_learn_does_not_modify_the_given_moments() -> None:
     before = {name: tensor.clone() for name, tensor in moments.items()}
     steps(network, 2, moments)
     assert all(moments[name].equal(before[name]) for name in before)
+
+
+def test_amsgrad_is_that_of_torch_and_its_moments_are_kept() -> None:
+    ours, plain = fresh(), fresh()
+    steps(ours, 5, steps(ours, 5, amsgrad=True), amsgrad=True)
+    optimizer = torch.optim.Adam(plain.parameters(), lr=0.1, amsgrad=True)
+    for _ in range(10):
+        optimizer.zero_grad()
+        (plain(X) - Y).square().mean().backward()
+        optimizer.step()
+    assert_close(dict(ours.state_dict()), dict(plain.state_dict()))
+    assert any(name.startswith("max_exp_avg_sq") for name in steps(ours, 1, amsgrad=True))
+
+
+def test_two_networks_learn_in_turn_and_each_moves_by_its_own_loss() -> None:
+    """By hand: a rises along d(ab)/da = b, then b falls along d(ab)/db = a."""
+    a, b = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+    for network, value in ((a, 1.0), (b, 2.0)):
+        nn.init.constant_(network.weight, value)
+    uploads, one = uploads_of([]), torch.ones(1, 1)
+    up = Learner(uploads, [a], lr=0.1, optimizer="sgd")
+    down = Learner(uploads, [b], lr=0.1, optimizer="sgd")
+    up.step(-b(a(one)).sum())
+    assert b.weight.grad is None
+    assert_close(a.weight.item(), 1 + 0.1 * 2.0)
+    down.step(b(a(one).detach()).sum())
+    assert_close(b.weight.item(), 2 - 0.1 * 1.2)
+    up.finish("rise")
+    down.finish("fall")
+    assert uploads.metrics == {"rise": pytest.approx(-2), "fall": pytest.approx(2.4)}
+    assert not any(network.training for network in (a, b))
 
 
 def test_diverged_training_raises() -> None:

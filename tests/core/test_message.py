@@ -119,12 +119,15 @@ def test_what_each_built_in_method_shares() -> None:
         "lg_fedavg": "more",
         "fedclassavg": "more",
         "fd": "class means",
+        "hfd": "more",
+        "fedgkt": "more",
+        "fedzkt": "more",
         "fedproto": "class means",
         "fedgh": "class means",
         "fedgh_plus": "moments",
     }
     travels = {name for name, kind in METHODS.items() if kind().up.holds_own_network}
-    assert travels == {"fedavg", "fedper", "fedrep", "fedbabu"}
+    assert travels == {"fedavg", "fedper", "fedrep", "fedbabu", "fedzkt"}
 
 
 @pytest.mark.parametrize("message", [api.PerClass("output"), api.PublicOutputs("probabilities")])

@@ -118,7 +118,7 @@ def test_every_method_computes_on_its_clients_device_with_equal_results(
 ) -> None:
     prepared = quick(
         f"method.name={name}",
-        *(["method.shared=tests.support.tiny:noisy"] if name in ("fml", "fedkd") else []),
+        *(["method.shared=tests.support.tiny:noisy"] if name in ("fml", "fedkd", "fedzkt") else []),
         "model.extractors=tests.support.tiny:noisy",
         "local.augment=flip,crop,erase",
         "local.momentum=0.9",

@@ -32,6 +32,14 @@ SETTINGS = {
     "fedbabu": [*ONE_ARCHITECTURE, "method.tune_epochs=1"],
     "fml": SHARED,
     "fedkd": SHARED,
+    "fedgkt": ["method.hidden=16", "method.server_epochs=2"],
+    "fedzkt": [
+        *(
+            "method.shared=tests.support.tiny:noisy",
+            "model.extractors=tests.support.tiny:noisy,mlp",
+        ),
+        *("method.server_steps=2", "method.server_batch=4", "method.noise=4"),
+    ],
     "fedgh_plus": ["method.feature_dim=32"],
     **FAMILIES,
 }
@@ -132,6 +140,9 @@ PAPER_BYTES = {  # as the paper counts: CIFAR-10 with 2 classes, CIFAR-100 with 
     "fml": (None, None),
     "fedkd": (None, None),
     "fedgh_plus": (None, None),
+    "hfd": (None, None),
+    "fedgkt": (None, None),
+    "fedzkt": (None, None),
 }
 SENT_BYTES = {  # as sent, after every client has taken part: labels, counts and bias included
     "standalone": (0, 0),

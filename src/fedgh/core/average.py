@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 from fedgh.core import wire
 from fedgh.core.types import Payload, Upload
 from fedgh.errors import MethodError
+
+Loaded = TypeVar("Loaded", bound=nn.Module)
 
 
 class WeightedMean:
@@ -69,10 +72,11 @@ def network_state(network: nn.Module) -> Payload:
     }
 
 
-def load_network(network: nn.Module, payload: Payload) -> None:
-    """Load the weights and running statistics in `payload` into a network."""
+def load_network(network: Loaded, payload: Payload) -> Loaded:
+    """Load the weights and running statistics in `payload` into a network, and return it."""
     counters = {n: t for n, t in network.state_dict().items() if not t.is_floating_point()}
     network.load_state_dict(counters | payload)
+    return network
 
 
 def network_spec(state: Payload) -> wire.Spec:

@@ -16,6 +16,62 @@ from fedgh.core.types import OptimizerName, Payload
 from fedgh.core.uploads import Uploads
 
 
+class Learner:
+    """The optimizer of some networks of the server, for methods whose networks learn in turn.
+
+    `step` takes one step, `finish` ends the training of the round. A method with one loss calls
+    `learn`.
+    """
+
+    def __init__(
+        self,
+        uploads: Uploads,
+        modules: Sequence[nn.Module],
+        *,
+        lr: float,
+        optimizer: OptimizerName = "adam",
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        clip: float = 0.0,
+        moments: Payload | None = None,
+    ) -> None:
+        self._uploads, self._modules, self._clip, self._lr = uploads, modules, clip, lr
+        self._parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
+        self._trainer = _optimizer(optimizer, self._parameters, lr, weight_decay, amsgrad)
+        _load_moments(self._trainer, moments or {})
+        self._total, self._steps = torch.zeros((), device=uploads.device), 0
+        for module in modules:
+            module.train()
+
+    def step(self, loss: Tensor, lr_factor: float = 1.0) -> None:
+        """Take one step that lowers `loss`. Networks of other learners get no gradient."""
+        self._trainer.param_groups[0]["lr"] = self._lr * lr_factor
+        self._trainer.zero_grad()
+        loss.backward(inputs=self._parameters)  # type: ignore[no-untyped-call]
+        if self._clip > 0:
+            for module in self._modules:
+                clip_gradients(module, self._clip)
+        self._trainer.step()
+        self._total += loss.detach()
+        self._steps += 1
+
+    def finish(self, metric: str = "server_loss") -> Payload:
+        """Put the networks into eval mode; return the optimizer's moments.
+
+        The mean loss is recorded as `metric` of the round. Raise FloatingPointError if the training
+        has diverged; the round is then not committed.
+        """
+        self._trainer.zero_grad()
+        for module in self._modules:
+            module.eval()
+        finite = all(bool(p.isfinite().all()) for p in self._parameters)
+        if not (self._total.isfinite() and finite):
+            raise FloatingPointError("the server's training diverged; lower its learning rate")
+        if self._steps:
+            self._uploads.metrics[metric] = float(self._total) / self._steps
+        return _moments(self._trainer)
+
+
 def learn(
     uploads: Uploads,
     modules: Sequence[nn.Module],
@@ -26,6 +82,7 @@ def learn(
     optimizer: OptimizerName = "adam",
     schedule: Literal["constant", "cosine"] = "constant",
     weight_decay: float = 0.0,
+    amsgrad: bool = False,
     clip: float = 0.0,
     moments: Payload | None = None,
     metric: str = "server_loss",
@@ -36,40 +93,33 @@ def learn(
     learning rate falls to zero over the steps. The mean loss is recorded as `metric` of the round.
     Raise FloatingPointError if the training diverges; the round is then not committed.
     """
-    parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
-    trainer = _optimizer(optimizer, parameters, lr, weight_decay)
-    _load_moments(trainer, moments or {})
-    for module in modules:
-        module.train()
-    total = torch.zeros((), device=uploads.device)
+    learner = Learner(
+        uploads,
+        modules,
+        lr=lr,
+        optimizer=optimizer,
+        weight_decay=weight_decay,
+        amsgrad=amsgrad,
+        clip=clip,
+        moments=moments,
+    )
     for step in range(steps):
-        if schedule == "cosine":
-            trainer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * step / steps)) / 2
-        value = loss()
-        trainer.zero_grad()
-        value.backward()
-        if clip > 0:
-            for module in modules:
-                clip_gradients(module, clip)
-        trainer.step()
-        total += value.detach()
-    trainer.zero_grad()
-    for module in modules:
-        module.eval()
-    if not (total.isfinite() and all(bool(p.isfinite().all()) for p in parameters)):
-        raise FloatingPointError("the server's training diverged; lower its learning rate")
-    if steps:
-        uploads.metrics[metric] = float(total) / steps
-    return _moments(trainer)
+        cosine = (1 + math.cos(math.pi * step / steps)) / 2
+        learner.step(loss(), cosine if schedule == "cosine" else 1.0)
+    return learner.finish(metric)
 
 
 def _optimizer(
-    name: OptimizerName, parameters: list[nn.Parameter], lr: float, weight_decay: float
+    name: OptimizerName,
+    parameters: list[nn.Parameter],
+    lr: float,
+    weight_decay: float,
+    amsgrad: bool,
 ) -> torch.optim.Optimizer:
     if name == "sgd":
         return torch.optim.SGD(parameters, lr, weight_decay=weight_decay, fused=True)
     kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
-    return kind(parameters, lr, weight_decay=weight_decay, fused=True)
+    return kind(parameters, lr, weight_decay=weight_decay, amsgrad=amsgrad, fused=True)
 
 
 def _moments(optimizer: torch.optim.Optimizer) -> Payload:

@@ -133,6 +133,11 @@ def numbered(examples: Examples) -> Examples:
     return replace(examples, y=positions)
 
 
+def unlabelled(x: Tensor) -> Examples:
+    """Return samples with these inputs, such as representations, whose labels are -1."""
+    return Examples(x, torch.full((len(x),), -1), torch.arange(len(x)))
+
+
 @contextmanager
 def _freed_gradients(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Free the gradients afterwards, so that an idle client does not use twice the memory."""

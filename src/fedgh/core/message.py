@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 Sharing = Literal["nothing", "class means", "moments", "more"]
 """Kinds of information about a client's data in an upload, from least to most."""
+
+SamplePart = Literal["representations", "logits", "labels"]
+"""What a message may tell of each training sample."""
 
 
 @dataclass(frozen=True)
@@ -240,6 +243,34 @@ class PublicOutputs(Message):
     def check(self, payload: Payload) -> None:
         if self.kind == "probabilities" and self.kind in payload:
             _check_sums(self.kind, payload[self.kind])
+
+
+@dataclass(frozen=True, init=False)
+class PerSample(Message):
+    """A row for each training sample of the client, in their order.
+
+    `representations` [n, rep_dim], `logits` [n, classes] and `labels` [n], or some of them.
+    """
+
+    parts: tuple[SamplePart, ...]
+
+    def __init__(self, *parts: SamplePart) -> None:
+        for each in parts:
+            _check_choice(each, *get_args(SamplePart))
+        object.__setattr__(self, "parts", parts)
+
+    def specs(self, method: "Method", shapes: Shapes) -> list[wire.Spec]:
+        task, rows = shapes.task, wire.Dim("samples", shapes.task.max_samples)
+        known: dict[SamplePart, wire.Field] = {
+            "representations": wire.Field(torch.float32, (rows, task.rep_dim)),
+            "logits": wire.Field(torch.float32, (rows, task.num_classes)),
+            "labels": wire.Field(torch.int32, (rows,), at_least=0, at_most=task.num_classes - 1),
+        }
+        return [{each: known[each] for each in self.parts}]
+
+    def check(self, payload: Payload) -> None:
+        if any(each in payload and len(payload[each]) == 0 for each in self.parts):
+            raise WireError("rows for each training sample, and there is none")
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,10 @@ GlobalRounds = Literal["last", "every", "never"]
 """The evaluated rounds in which global accuracy is measured."""
 
 
+UNKNOWN_SAMPLES = 100_000
+"""Bound on a client's training samples where the server does not know its data."""
+
+
 @dataclass(frozen=True)
 class Task:
     """The values that the server and all clients know."""
@@ -68,6 +72,7 @@ class Task:
     input_shape: tuple[int, ...] = ()
     privacy: Privacy | None = None  # the mechanism that makes uploads private; None without privacy
     public_size: int = 0  # number of public samples that the method uses
+    max_samples: int = UNKNOWN_SAMPLES  # most training samples of a client
 
     def stream(self, name: str, round: int = 0) -> torch.Generator:
         """Return a random stream that is the same for the server and all clients in a round."""

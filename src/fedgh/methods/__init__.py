@@ -17,11 +17,14 @@ from fedgh.methods.fedbabu import FedBABU
 from fedgh.methods.fedclassavg import FedClassAvg
 from fedgh.methods.fedgh import FedGH
 from fedgh.methods.fedgh_plus import FedGHPlus
+from fedgh.methods.fedgkt import FedGKT
 from fedgh.methods.fedkd import FedKD
 from fedgh.methods.fedper import FedPer
 from fedgh.methods.fedproto import FedProto
 from fedgh.methods.fedrep import FedRep
+from fedgh.methods.fedzkt import FedZKT
 from fedgh.methods.fml import FML
+from fedgh.methods.hfd import HFD
 from fedgh.methods.lg_fedavg import LGFedAvg
 from fedgh.methods.standalone import Standalone
 
@@ -39,6 +42,9 @@ METHODS: dict[str, type[Method]] = {
         LGFedAvg,
         FedClassAvg,
         FD,
+        HFD,
+        FedGKT,
+        FedZKT,
         FedProto,
         FedGH,
         FedGHPlus,

@@ -22,7 +22,7 @@ from fedgh.core.groups import (
     states_by_group,
 )
 from fedgh.core.header import LinearSGD, linear_header
-from fedgh.core.learn import learn
+from fedgh.core.learn import Learner, learn
 from fedgh.core.local import (
     class_means,
     class_outputs,
@@ -31,6 +31,7 @@ from fedgh.core.local import (
     numbered,
     outputs,
     train,
+    unlabelled,
 )
 from fedgh.core.losses import distill
 from fedgh.core.message import (
@@ -42,7 +43,9 @@ from fedgh.core.message import (
     OneOf,
     Own,
     PerClass,
+    PerSample,
     PublicOutputs,
+    SamplePart,
     Shapes,
     Sharing,
 )
@@ -56,6 +59,7 @@ from fedgh.core.method import (
     Positive,
     PublicFor,
     SamePart,
+    Several,
 )
 from fedgh.core.subnet import CoordinateMean, cut, put, sizes_of, take
 from fedgh.core.types import (
@@ -72,8 +76,9 @@ from fedgh.core.types import (
 from fedgh.core.uploads import Uploads
 from fedgh.core.wire import Dim, Field, Spec, largest_row_norm
 from fedgh.errors import ConfigError, WireError
-from fedgh.models import shared_model
+from fedgh.models import shared_layers, shared_model
 from fedgh.models.cuts import check_cut
+from fedgh.models.generator import input_generator
 
 __all__ = [
     "HEADER",
@@ -86,6 +91,7 @@ __all__ = [
     "Examples",
     "Field",
     "Fraction",
+    "Learner",
     "LinearSGD",
     "Message",
     "Method",
@@ -98,11 +104,14 @@ __all__ = [
     "Own",
     "Payload",
     "PerClass",
+    "PerSample",
     "Positive",
     "PublicFor",
     "PublicOutputs",
     "Recipient",
     "SamePart",
+    "SamplePart",
+    "Several",
     "Shapes",
     "Sharing",
     "Spec",
@@ -122,6 +131,7 @@ __all__ = [
     "forever",
     "group_numbers",
     "group_prefix",
+    "input_generator",
     "largest_row_norm",
     "learn",
     "linear_header",
@@ -137,10 +147,12 @@ __all__ = [
     "plain_mean",
     "prefixed",
     "put",
+    "shared_layers",
     "shared_model",
     "sizes_of",
     "states_by_group",
     "take",
     "train",
+    "unlabelled",
     "update_spec",
 ]

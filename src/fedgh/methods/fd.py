@@ -4,6 +4,8 @@ Clients send the mean of their softmax outputs for each of their classes. A clie
 pulled towards the means of the *other* participants of the last round.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, cat
 from torch.nn.functional import cross_entropy, log_softmax
@@ -20,6 +22,26 @@ def distillation(logits: Tensor, y: Tensor, targets: Tensor, filled: Tensor) -> 
     return -(filled[y, None] * targets[y] * log_softmax(logits, dim=1)).sum() / len(y)
 
 
+def no_rows(width: int) -> Payload:
+    """Return a table without rows; each would have a class and the number of its owner."""
+    none = torch.zeros(0, dtype=torch.int32)
+    return {"owner": none, "classes": none, "means": torch.zeros(0, width)}
+
+
+def mean_of_others(table: Payload, client: int, num_classes: int) -> Payload:
+    """Return the mean row of each class over all clients but one, as a table."""
+    others = table["owner"] != client
+    sums, holders = class_table.sums(table["classes"][others], table["means"][others], num_classes)
+    return {"means": (sums / holders[:, None]).float(), "filled": holders > 0}
+
+
+def collected(sent: Sequence[tuple[int, Payload]]) -> Payload:
+    """Return the rows that several clients have sent, in one table."""
+    owners = [torch.full_like(own["classes"], number) for number, own in sent]
+    rows = {name: cat([own[name] for _, own in sent]) for name in ("classes", "means")}
+    return {"owner": cat(owners), **rows}
+
+
 class FD(api.Method):
     """A class without samples at the other participants of the last round has no target."""
 
@@ -30,13 +52,10 @@ class FD(api.Method):
     gamma: api.NonNegative = 0.1  # weight of the distillation; the paper gives no value
 
     def init_server(self, task: api.Task, models: api.Models, rng: torch.Generator) -> Payload:
-        labels = torch.zeros(0, dtype=torch.int32)
-        return {"owner": labels, "classes": labels, "means": torch.zeros(0, task.num_classes)}
+        return no_rows(task.num_classes)
 
     def broadcast(self, server: Payload, to: Recipient) -> Payload:
-        others, width = server["owner"] != to.id, server["means"].shape[1]
-        sums, holders = class_table.sums(server["classes"][others], server["means"][others], width)
-        table = {"means": (sums / holders[:, None]).float(), "filled": holders > 0}
+        table = mean_of_others(server, to.id, server["means"].shape[1])
         return class_table.select(table, to.classes)  # a new client receives all classes
 
     def client_update(self, client: Client, down: Payload) -> Payload:
@@ -51,8 +70,4 @@ class FD(api.Method):
 
     def server_update(self, server: Payload, uploads: Uploads) -> Payload:
         sent = [(upload.client_id, upload.payload) for upload in uploads]
-        if not sent:
-            return server
-        owners = [torch.full_like(own["classes"], number) for number, own in sent]
-        rows = {name: cat([own[name] for _, own in sent]) for name in ("classes", "means")}
-        return {"owner": cat(owners), **rows}
+        return collected(sent) if sent else server

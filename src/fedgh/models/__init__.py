@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -127,6 +128,14 @@ def shared_model(name: str, task: Task) -> SplitModel:
             return split_model(extractor(name), task)
         except ConfigError as error:
             raise ConfigError(f"method.shared = '{name}': {error}") from None
+
+
+def shared_layers(task: Task, *widths: int) -> nn.Sequential:
+    """Linear layers from width to width, with ReLUs between them, at a start that all know."""
+    with isolated(task.seed, "shared-layers"):
+        layers = [nn.Linear(before, after) for before, after in pairwise(widths)]
+    between: list[nn.Module] = [part for layer in layers for part in (layer, nn.ReLU())]
+    return nn.Sequential(*between[:-1])
 
 
 def check_extractor(name: str, make: Extractor, task: Task) -> None:

@@ -18,7 +18,15 @@ from fedgh.core.message import Message, Shapes
 from fedgh.core.records import ClientInfo, Identity
 from fedgh.core.rng import isolated, stream
 from fedgh.core.server import ServerResources
-from fedgh.core.types import Examples, GlobalRounds, LocalTraining, Payload, SplitModel, Task
+from fedgh.core.types import (
+    UNKNOWN_SAMPLES,
+    Examples,
+    GlobalRounds,
+    LocalTraining,
+    Payload,
+    SplitModel,
+    Task,
+)
 from fedgh.data import partition as partitions
 from fedgh.data.global_sample import balanced
 from fedgh.data.partition import Partition
@@ -68,7 +76,14 @@ class Experiment:
             input_shape=self.input_shape,
             privacy=self.privacy,
             public_size=self.public_size,
+            max_samples=self.max_samples,
         )
+
+    @property
+    def max_samples(self) -> int:
+        """The most training samples of a client, or a bound where the data are not here."""
+        train = self.partition.bounds[:, 1] - self.partition.bounds[:, 0]
+        return int(train.max()) or UNKNOWN_SAMPLES
 
     @property
     def public_size(self) -> int:
