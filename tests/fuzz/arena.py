@@ -1,4 +1,4 @@
-"""The server of a small federation among clients that answer at once: nothing is trained."""
+"""The server of a small federation whose clients answer with given bytes and do not train."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ TASK = Task(num_classes=4, rep_dim=3, num_clients=CLIENTS, rounds=9, seed=0, inp
 
 @cache
 def method_of(name: str) -> Method:
-    """The method, with the smallest network or feature map where it shares one."""
+    """Return a method; one that shares a network or feature map has a small one."""
     kind: Callable[..., Method] = METHODS[name]
     small = {"shared": "tests.support.tiny:mlp", "feature_dim": 8}
     return kind(**{key: value for key, value in small.items() if hasattr(kind, key)})
@@ -37,13 +37,13 @@ def method_of(name: str) -> Method:
 
 @dataclass(frozen=True)
 class Answers:
-    """An engine whose clients send what they are told to; who is not told anything has failed."""
+    """An engine whose clients send the given uploads; a client without one has failed."""
 
     uploads: Mapping[int, bytes]
     examples: Mapping[int, int]
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
-        """Answer at once."""
+        """Yield the replies without any computation."""
         scores = dict.fromkeys(METRICS, 0.5)
         for job in jobs:
             up = self.uploads.get(job.client_id)
@@ -52,15 +52,15 @@ class Answers:
             yield Reply(job.client_id, job.round, examples, up, scores, error=error)
 
     def save(self, round: int) -> None:
-        """Nobody has a state."""
+        """Do nothing: the clients have no state."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True)
-class Played:
-    """What a round has come to."""
+class RoundResult:
+    """The result of a round."""
 
     server: Payload
     recipients: list[Recipient]  # of the next round
@@ -73,8 +73,8 @@ def play(
     uploads: Mapping[int, bytes],
     examples: Mapping[int, int] | None = None,
     defence: Defence | None = None,
-) -> Played:
-    """Round 2, in which clients send these bytes."""
+) -> RoundResult:
+    """Run round 2 with these uploads, and return its result."""
     federation = Server(
         TASK,
         method_of(name),
@@ -91,7 +91,7 @@ def play(
     )
     rejected = {problem.client: problem.reason for problem in record.rejected}
     recipients = [federation.recipient(client) for client in range(CLIENTS)]
-    return Played(federation.server, recipients, rejected, accepted)
+    return RoundResult(federation.server, recipients, rejected, accepted)
 
 
 def _network() -> SplitModel:
@@ -104,13 +104,13 @@ SURROUNDINGS = ServerResources(networks=(_network,))
 
 @cache
 def init_server(name: str) -> Payload:
-    """What the server holds before the first round."""
+    """Return the server's state before the first round."""
     return method_of(name).init_server(TASK, [_network()], stream(0, "server"))
 
 
 @cache
 def start(name: str) -> Payload:
-    """The state after a first round in which all were honest."""
+    """Return the state after a first round of honest clients."""
     server = init_server(name)
     before = Server.initial_state(TASK, server)
     sent = _sent(name, spec_of(name))
@@ -121,20 +121,20 @@ def start(name: str) -> Payload:
 
 @cache
 def spec_of(name: str) -> wire.Spec:
-    """What an upload to that server has to be."""
+    """Return the declaration of the uploads to that server."""
     (spec,) = method_of(name).upload_specs(Shapes(TASK, _network))
     return spec
 
 
 @cache
 def honest_uploads(name: str) -> dict[int, bytes]:
-    """What the clients send if all are honest."""
+    """Return the uploads of honest clients."""
     return _sent(name, spec_of(name))
 
 
 @cache
 def without_hostile(name: str, defence: Defence) -> Payload:
-    """The server after a round in which one has failed and all others were honest."""
+    """Return the server's state after a round in which only the malicious client failed."""
     there = {k: up for k, up in honest_uploads(name).items() if k != HOSTILE}
     return play(name, there, defence=defence).server
 

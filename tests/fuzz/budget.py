@@ -1,8 +1,8 @@
-"""How many hostile inputs are tried, and where the number comes from.
+"""The number of inputs of the fuzz tests, and the limits on time and memory for one input.
 
-Every test asks for a share of `INPUTS`. Without $FEDGH_FUZZ the inputs are few and always the same;
-with it they are as many as it says, new ones every time, and a failure prints how to repeat it.
-No input may take seconds of computing, or gigabytes; one that waits is ended by pytest's timeout.
+Every test uses a share of `INPUTS`. Without $FEDGH_FUZZ the inputs are few and always the same. The
+variable sets the number of inputs; they are then new in every run, and a failure prints how to
+repeat it. An input that blocks is ended by pytest's timeout.
 """
 
 import functools
@@ -16,36 +16,36 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
 
-ASKED = os.environ.get("FEDGH_FUZZ")
-INPUTS = int(ASKED or 2_000)
+REQUESTED = os.environ.get("FEDGH_FUZZ")
+INPUTS = int(REQUESTED or 2_000)
 
 MAX_SECONDS = 5.0
-"""Of computing, for one input: a busy machine is no bug."""
+"""Maximum seconds of CPU time for one input, so that a busy machine does not fail a test."""
 
 MAX_MEMORY = 2**30
-"""Bytes by which one input may raise the most that this process has ever used."""
+"""Maximum number of bytes by which one input may raise the peak memory of this process."""
 
 Test = Callable[..., None]
 
 
 class Tally:
-    """How many inputs the tests of this process have seen."""
+    """The number of inputs that the tests of this process have used."""
 
     seen = 0
 
 
-def _most_used() -> int:
+def _peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def fuzz(share: float, **strategies: SearchStrategy[Any]) -> Callable[[Test], Test]:
-    """Run a test on its share of the inputs; a parametrised one takes it for every parameter."""
+    """Run a test on its share of the inputs; a parametrised test, for every parameter."""
     wanted = math.ceil(share * INPUTS)
     tuned = settings(
         max_examples=wanted,
-        derandomize=ASKED is None,
+        derandomize=REQUESTED is None,
         database=None,
-        deadline=None,  # a busy machine is no bug
+        deadline=None,  # a busy machine must not fail a test
         print_blob=True,
         suppress_health_check=[
             HealthCheck.too_slow,
@@ -58,10 +58,10 @@ def fuzz(share: float, **strategies: SearchStrategy[Any]) -> Callable[[Test], Te
         @functools.wraps(test)
         def counted(*args: Any, **kwargs: Any) -> None:
             Tally.seen += 1
-            before, start = _most_used(), time.process_time()
+            before, start = _peak_memory(), time.process_time()
             test(*args, **kwargs)
             assert time.process_time() - start < MAX_SECONDS
-            assert _most_used() - before < MAX_MEMORY
+            assert _peak_memory() - before < MAX_MEMORY
 
         search: Test = tuned(given(**strategies)(counted))
         search.__dict__["wanted"] = wanted

@@ -1,4 +1,4 @@
-"""Inputs are counted where they are used, so that the number at the end is a true one."""
+"""Count the inputs of every fuzz test, and check that each test used its share."""
 
 from collections.abc import Generator
 
@@ -9,7 +9,7 @@ from tests.fuzz.budget import Tally
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """A test that ran out of new inputs has not done its share."""
+    """Fail a test that used fewer inputs than its share."""
     before = Tally.seen
     result = yield
     seen = Tally.seen - before

@@ -1,4 +1,4 @@
-"""What is valid, worked out a second time: slowly, value by value, with nothing of the package."""
+"""A second, slow implementation of the validity checks, which uses no code of the package."""
 
 import json
 import math
@@ -21,15 +21,15 @@ LETTERS = {
 
 
 def header(message: bytes) -> dict[str, Any]:
-    """What a message says of its tensors."""
+    """Return the safetensors header of a message."""
     length = struct.unpack_from("<Q", message)[0]
-    found: dict[str, Any] = json.loads(message[8 : 8 + length])
-    found.pop("__metadata__", None)
-    return found
+    entries: dict[str, Any] = json.loads(message[8 : 8 + length])
+    entries.pop("__metadata__", None)
+    return entries
 
 
 def parse(message: bytes) -> dict[str, tuple[torch.dtype, list[int], list[float]]]:
-    """The tensors of a message in a dtype that methods use: dtype, shape and values."""
+    """Return dtype, shape and values of each tensor; only for dtypes that methods use."""
     body = message[8 + struct.unpack_from("<Q", message)[0] :]
     out = {}
     for name, entry in header(message).items():
@@ -40,8 +40,8 @@ def parse(message: bytes) -> dict[str, tuple[torch.dtype, list[int], list[float]
     return out
 
 
-def same(payload: Payload, message: bytes) -> bool:
-    """Whether the payload is what the message says, bit for bit."""
+def equals(payload: Payload, message: bytes) -> bool:
+    """Return true if the payload equals the tensors of the message, bit for bit."""
     read = {
         name: (tensor.dtype, list(tensor.shape), tensor.flatten().tolist())
         for name, tensor in payload.items()
@@ -50,7 +50,7 @@ def same(payload: Payload, message: bytes) -> bool:
 
 
 def valid(payload: Payload, spec: wire.Spec, max_norm: float) -> bool:
-    """Whether a payload keeps every promise."""
+    """Return true if a payload matches its declaration."""
     if set(payload) != set(spec):
         return False
     sizes: dict[str, set[int]] = {}
@@ -77,15 +77,15 @@ def valid(payload: Payload, spec: wire.Spec, max_norm: float) -> bool:
             or len(set(values)) < len(values)
         ):
             return False
-    return all(len(found) == 1 for found in sizes.values())
+    return all(len(of_dim) == 1 for of_dim in sizes.values())
 
 
 def _largest_norm(tensor: torch.Tensor) -> float:
-    """Of the rows of a matrix, of the filters of a convolution, of a vector as a whole."""
+    """Return the largest norm of a row of a matrix, a filter of a convolution, or a vector."""
     rows = list(tensor) if tensor.ndim > 1 else [tensor]
     return max((math.hypot(*row.flatten().tolist()) for row in rows), default=0.0)
 
 
 def harmless(reason: str) -> bool:
-    """One short line that any terminal can show."""
+    """Return true if a reason is one short line of printable characters."""
     return 0 < len(reason) <= MAX_REASON and reason.isprintable()

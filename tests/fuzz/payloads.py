@@ -1,4 +1,4 @@
-"""Hostile messages: payloads that break promises, and bytes that were tampered with."""
+"""Strategies for malicious messages: wrong payloads, and bytes that were changed."""
 
 import json
 import struct
@@ -48,16 +48,16 @@ SPECIAL = [
     *(float("nan"), float("inf"), float("-inf"), 3.4e38, -3.4e38, 1e30, 1e19, 1e-45, -0.0, 1e9),
     *(-1.0, 2147483647.0, -2147483648.0),
 ]
-WHOLE = [1, 2**31 - 1]  # numbers of samples
+COUNTS = [1, 2**31 - 1]  # valid numbers of samples
 
 
 def frame(header: bytes, body: bytes, length: int | None = None) -> bytes:
-    """A safetensors message by hand: the length of the header, the header, the tensors."""
+    """Return a safetensors message: the length of the header, the header, the tensors."""
     return struct.pack("<Q", len(header) if length is None else length) + header + body
 
 
 def honest(spec: wire.Spec, seed: int, size: int = 2) -> Payload:
-    """Small random tensors as declared; what the sender may choose has this size."""
+    """Return small random tensors that match a declaration; free dimensions have this size."""
     rng = torch.Generator().manual_seed(seed)
     payload: Payload = {}
     for name, field in spec.items():
@@ -75,33 +75,33 @@ def honest(spec: wire.Spec, seed: int, size: int = 2) -> Payload:
 
 @st.composite
 def payloads(draw: DrawFn, spec: wire.Spec) -> Payload:
-    """What was declared, with none, one or several promises broken."""
+    """Draw a payload that matches its declaration except for up to three changes."""
     payload = honest(spec, draw(st.integers(0, 9)), draw(st.integers(0, 5)))
     for _ in range(draw(st.integers(0, 3))):
         if bool(payload) and draw(st.booleans()):
             name = draw(st.sampled_from(sorted(payload)))
-            payload[name] = draw(_twisted(payload[name]))
+            payload[name] = draw(_changed_tensor(payload[name]))
         else:
-            payload = draw(_renamed(payload))
+            payload = draw(_changed_names(payload))
     return payload
 
 
 @st.composite
 def extreme(draw: DrawFn, spec: wire.Spec) -> Payload:
-    """As declared, with all numbers of a tensor at one edge: so medians become extreme, too."""
+    """Draw a payload as declared; each tensor repeats one extreme value, as medians then do."""
     payload = honest(spec, draw(st.integers(0, 9)), draw(st.integers(0, 4)))
     for name, field in spec.items():
         if field.classes is None:
-            values = [-1.0, 0.0, 1e-45, 1.0, 300.0] if field.dtype.is_floating_point else WHOLE
+            values = [-1.0, 0.0, 1e-45, 1.0, 300.0] if field.dtype.is_floating_point else COUNTS
             values = [0, 1] if field.dtype in (torch.bool, torch.uint8) else values
             payload[name] = torch.full_like(payload[name], draw(st.sampled_from(values)))
     return payload
 
 
 @st.composite
-def _twisted(draw: DrawFn, tensor: torch.Tensor) -> torch.Tensor:
-    """The same tensor with something wrong."""
-    if tensor.is_complex():  # nobody asked for it; it is wrong enough
+def _changed_tensor(draw: DrawFn, tensor: torch.Tensor) -> torch.Tensor:
+    """Draw the tensor with one change, mostly invalid."""
+    if tensor.is_complex():  # not in any declaration, so invalid already
         return tensor
     kinds = ["value", "value", "all values", "row twice", "dtype", "shape", "scale"]
     kind = draw(st.sampled_from(kinds))
@@ -120,20 +120,20 @@ def _twisted(draw: DrawFn, tensor: torch.Tensor) -> torch.Tensor:
         return changed
     value = draw(st.sampled_from(SPECIAL) | st.integers(-3, 12))
     flat = changed.view(-1)
-    places = slice(None) if kind == "all values" else draw(st.integers(0, flat.numel() - 1))
-    flat[places] = torch.tensor(value, dtype=torch.float64).to(tensor.dtype)
+    indices = slice(None) if kind == "all values" else draw(st.integers(0, flat.numel() - 1))
+    flat[indices] = torch.tensor(value, dtype=torch.float64).to(tensor.dtype)
     return changed
 
 
 @st.composite
-def _renamed(draw: DrawFn, payload: Payload) -> Payload:
-    """One tensor less, one more, or one under another name."""
+def _changed_names(draw: DrawFn, payload: Payload) -> Payload:
+    """Draw the payload with one tensor removed, added or renamed."""
     names = sorted(payload)
     out = dict(payload)
     if bool(names) and draw(st.booleans()):
-        kept = out.pop(draw(st.sampled_from(names)))
+        removed = out.pop(draw(st.sampled_from(names)))
         if draw(st.booleans()):
-            out[draw(NAMES)] = kept
+            out[draw(NAMES)] = removed
     else:
         out[draw(NAMES)] = torch.zeros(draw(st.lists(st.integers(0, 3), max_size=3)))
     return out
@@ -141,7 +141,7 @@ def _renamed(draw: DrawFn, payload: Payload) -> Payload:
 
 @st.composite
 def tampered(draw: DrawFn, message: bytes) -> bytes:
-    """Bytes after an accident or with intent: flipped, cut, inserted, doubled, moved."""
+    """Draw the bytes of a message with some flipped, cut, inserted, doubled or moved."""
     data = bytearray(message)
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(data)))
@@ -160,30 +160,30 @@ def tampered(draw: DrawFn, message: bytes) -> bytes:
             case "move":
                 piece = data[start:stop]
                 del data[start:stop]
-                place = draw(st.integers(0, len(data)))
-                data[place:place] = piece
+                index = draw(st.integers(0, len(data)))
+                data[index:index] = piece
     return bytes(data)
 
 
 @st.composite
-def reheaded(draw: DrawFn, message: bytes) -> bytes:
-    """The tensors of a message under a header that lies about them."""
+def with_false_header(draw: DrawFn, message: bytes) -> bytes:
+    """Draw the tensors of a message with a false header."""
     length = struct.unpack_from("<Q", message)[0]
     body = message[8 + length :]
     entries: list[tuple[str, Any]] = list(json.loads(message[8 : 8 + length]).items())
     for _ in range(draw(st.integers(0, 3))):
-        place = draw(st.integers(0, len(entries)))
+        index = draw(st.integers(0, len(entries)))
         match draw(st.sampled_from(["field", "field", "new", "new", "double", "name", "drop"])):
-            case "field" if place < len(entries):
-                entries[place] = (entries[place][0], draw(_lying(entries[place][1])))
-            case "double" if place < len(entries):
-                entries.append(entries[place])
-            case "name" if place < len(entries):
-                entries[place] = (draw(NAMES), entries[place][1])
-            case "drop" if place < len(entries):
-                del entries[place]
+            case "field" if index < len(entries):
+                entries[index] = (entries[index][0], draw(_changed_entry(entries[index][1])))
+            case "double" if index < len(entries):
+                entries.append(entries[index])
+            case "name" if index < len(entries):
+                entries[index] = (draw(NAMES), entries[index][1])
+            case "drop" if index < len(entries):
+                del entries[index]
             case _:
-                entries.insert(place, (draw(NAMES), draw(_entries())))
+                entries.insert(index, (draw(NAMES), draw(_entries())))
     header = _json(entries)
     match draw(st.sampled_from(["as it is"] * 4 + ["length", "spaces", "deep", "latin", "body"])):
         case "length":
@@ -201,22 +201,22 @@ def reheaded(draw: DrawFn, message: bytes) -> bytes:
 
 
 def _json(entries: list[tuple[str, Any]]) -> bytes:
-    """An object that may have a name twice."""
+    """Return a JSON object, which may have a name twice."""
     pairs = [f"{json.dumps(name)}:{json.dumps(value)}" for name, value in entries]
     return ("{" + ",".join(pairs) + "}").encode()
 
 
 @st.composite
-def _lying(draw: DrawFn, entry: object) -> object:
-    """The description of a tensor with one part changed."""
+def _changed_entry(draw: DrawFn, entry: object) -> object:
+    """Draw the header entry of a tensor with one part changed."""
     if not isinstance(entry, dict):
         return draw(NUMBERS)
     part = draw(st.sampled_from(["dtype", "shape", "data_offsets", "other", "whole", "extra"]))
     match part:
-        case "other":  # as many bytes, taken for something else
-            bytes_there = _length(entry.get("data_offsets"))
+        case "other":  # the same number of bytes as another type
+            byte_count = _length(entry.get("data_offsets"))
             dtype, size = draw(st.sampled_from(SIZES))
-            return entry | {"dtype": dtype, "shape": [bytes_there // size]}
+            return entry | {"dtype": dtype, "shape": [byte_count // size]}
         case "dtype":
             return entry | {part: draw(st.sampled_from(DTYPES))}
         case "shape" | "data_offsets":
@@ -229,7 +229,7 @@ def _lying(draw: DrawFn, entry: object) -> object:
 
 
 def _length(numbers: object) -> int:
-    """The bytes between two offsets; 0 if they have been changed to something else."""
+    """Return the bytes between two offsets, or 0 if they are not two integers."""
     match numbers:
         case [int(start), int(end)]:
             return end - start
@@ -237,7 +237,7 @@ def _length(numbers: object) -> int:
 
 
 def _entries() -> SearchStrategy[dict[str, Any]]:
-    """The description of a tensor that is not there, or of one without any numbers."""
+    """Draw the header entry of a tensor that does not exist, or of one without elements."""
     return st.fixed_dictionaries(
         {
             "dtype": st.sampled_from(DTYPES),
@@ -254,20 +254,20 @@ def _entries() -> SearchStrategy[dict[str, Any]]:
 
 
 def messages(spec: wire.Spec) -> SearchStrategy[bytes]:
-    """What a hostile party may send where such a payload is expected."""
-    usual = wire.to_bytes(honest(spec, seed=0))
+    """Draw a message of a malicious party where a payload with this declaration is expected."""
+    honest_message = wire.to_bytes(honest(spec, seed=0))
     return st.one_of(
         payloads(spec).map(_encoded),
         payloads(spec).map(_encoded),
         extreme(spec).map(_encoded),
-        tampered(usual),
-        reheaded(usual),
+        tampered(honest_message),
+        with_false_header(honest_message),
         st.binary(max_size=200),
     )
 
 
 def _encoded(payload: Payload) -> bytes:
-    """As a message, also where safetensors itself would refuse the name."""
+    """Return a payload as a message, even if safetensors would refuse a name."""
     try:
         return wire.to_bytes(payload)
     except Exception:

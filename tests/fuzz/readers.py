@@ -1,4 +1,4 @@
-"""Everything that reads a run folder."""
+"""Call all functions that read a run folder."""
 
 from pathlib import Path
 
@@ -13,13 +13,13 @@ from fedgh.trained import confusion
 from tests.fuzz.refusal import Refused, attempt
 
 ROUNDS = 3
-"""Of the runs that are looked at."""
+"""Rounds of the runs in these tests."""
 
 
-def look_at(folder: Path) -> None:
-    """Everything that a report, a comparison and the status of a federation read."""
+def read_everything(folder: Path) -> None:
+    """Read all that a report, a comparison and the status of a federation read."""
     run = NamedRun("run", RunFolder(folder))
-    asked = [
+    reads = [
         lambda: (run.rounds, run.evaluated, run.result),
         lambda: (run.clients, client_sheet(run)),
         lambda: run.identity,
@@ -29,6 +29,6 @@ def look_at(folder: Path) -> None:
         lambda: check_finished(run.folder, ROUNDS),
         lambda: Session.read(folder),
     ]
-    for ask in asked:
-        found = attempt(FedghError, ask)
-        assert not isinstance(found, Refused) or "\n" not in found.why
+    for read in reads:
+        outcome = attempt(FedghError, read)
+        assert not isinstance(outcome, Refused) or "\n" not in outcome.why

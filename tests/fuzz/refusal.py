@@ -1,4 +1,4 @@
-"""The only two ways things may end: they work, or they are refused in words."""
+"""Run a function that must succeed or raise an error of fedgh."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Refused:
-    """Why something was refused."""
+    """The text of an error of fedgh."""
 
     why: str
 
 
 def attempt(kind: type[FedghError], do: Callable[[], T]) -> T | Refused:
-    """What came of it; any error of another kind fails the test."""
+    """Return the result of `do`, or Refused for an error of this kind; raise any other error."""
     try:
         return do()
     except kind as error:

@@ -1,4 +1,4 @@
-"""The objects of a reply: whatever they are and name, they end as a reply or a refusal."""
+"""Any objects of a reply give a reply or an error, within limits of time and memory."""
 
 import json
 import time
@@ -39,8 +39,8 @@ MAX_MEMORY = 2**27  # bytes, at any moment
 
 
 @dataclass(frozen=True)
-class Thing:
-    """An object as Flower writes it: what it is, what it consists of, and its bytes."""
+class FlowerObject:
+    """An object as Flower writes it: its kind, the objects it refers to, and its bytes."""
 
     kind: str
     parts: list[str]
@@ -48,7 +48,7 @@ class Thing:
     length: str
 
     @classmethod
-    def read(cls, content: bytes) -> "Thing":
+    def read(cls, content: bytes) -> "FlowerObject":
         head, _, body = content.partition(b"\0")
         kind, parts, length = head.decode().split(" ")
         return cls(kind, parts.split(",") if parts else [], body, length)
@@ -58,15 +58,16 @@ class Thing:
         return head.encode("utf-8", "surrogatepass") + self.body
 
 
-def thing(kind: str, parts: list[str], body: bytes) -> Thing:
-    return Thing(kind, parts, body, str(len(body)))
+def flower_object(kind: str, parts: list[str], body: bytes) -> FlowerObject:
+    return FlowerObject(kind, parts, body, str(len(body)))
 
 
-LocalGrid({})  # messages say whose they are
+LocalGrid({})  # sets the identity of this process, which Flower puts into messages
 UP = bytes(2**19)
 MESSAGE = Message(messages.pack_answer(Reply(2, 7, up=UP, metrics={"accuracy": 0.5})), 1, "train")
 HONEST = {
-    name: Thing.read(item.deflate()) for name, item in get_all_nested_objects(MESSAGE).items()
+    name: FlowerObject.read(item.deflate())
+    for name, item in get_all_nested_objects(MESSAGE).items()
 }
 ROOT, ARRAY = MESSAGE.object_id, next(n for n, t in HONEST.items() if t.kind == "Array")
 CHUNK = HONEST[ARRAY].parts[0]
@@ -95,63 +96,63 @@ BODIES = st.one_of(
 
 
 @st.composite
-def _changed(draw: DrawFn, things: dict[str, Thing]) -> dict[str, Thing]:
-    """The same objects but for one lie."""
-    name = draw(st.sampled_from(sorted(things)))
-    known = st.sampled_from(sorted(things))
+def _changed(draw: DrawFn, objects: dict[str, FlowerObject]) -> dict[str, FlowerObject]:
+    """Draw the objects with one false change."""
+    name = draw(st.sampled_from(sorted(objects)))
+    known = st.sampled_from(sorted(objects))
     match draw(
         st.sampled_from(["order", "order", "size", "parts", "kind", "body", "length", "more"])
     ):
         case "order":
             about = {"dtype": "uint8", "shape": [1], "stype": "x", "arraychunk_ids": draw(ORDERS)}
             body = json.dumps(about).encode()
-            return things | {ARRAY: thing("Array", things[ARRAY].parts, body)}
+            return objects | {ARRAY: flower_object("Array", objects[ARRAY].parts, body)}
         case "size":
             body = bytes(draw(st.sampled_from([0, 2**20, 2**20 + 2_000, 2**22])))
-            return things | {CHUNK: thing("ArrayChunk", [], body)}
+            return objects | {CHUNK: flower_object("ArrayChunk", [], body)}
         case "parts":
             parts = draw(st.lists(known | NAMES, max_size=4))
-            return things | {name: replace(things[name], parts=parts)}
+            return objects | {name: replace(objects[name], parts=parts)}
         case "kind":
-            return things | {name: replace(things[name], kind=draw(KINDS | NAMES))}
+            return objects | {name: replace(objects[name], kind=draw(KINDS | NAMES))}
         case "body":
             body = draw(BODIES)
-            return things | {name: replace(things[name], body=body, length=str(len(body)))}
+            return objects | {name: replace(objects[name], body=body, length=str(len(body)))}
         case "length":
-            return things | {name: replace(things[name], length=draw(LENGTHS))}
-    return things | draw(_many(name, things[name]))
+            return objects | {name: replace(objects[name], length=draw(LENGTHS))}
+    return objects | draw(_many(name, objects[name]))
 
 
 @st.composite
-def _many(draw: DrawFn, name: str, parent: Thing) -> dict[str, Thing]:
-    """Many objects more, side by side or each within the last; perhaps the last has the first."""
+def _many(draw: DrawFn, name: str, parent: FlowerObject) -> dict[str, FlowerObject]:
+    """Draw many more objects, side by side or nested; the last may refer to the first."""
     kind, count = draw(KINDS), draw(st.sampled_from([1, 2, 12, 30, 2_000]))
     names = [f"{name}-{k}" for k in range(count)]
     if draw(st.booleans()):
-        new = {own: thing(kind, [], b"%d" % k) for k, own in enumerate(names)}
+        new = {own: flower_object(kind, [], b"%d" % k) for k, own in enumerate(names)}
         return new | {name: replace(parent, parts=parent.parts + names)}
     ends = draw(st.sampled_from([[], [name], [CHUNK]]))
     inside = [[after] for after in names[1:]] + [ends]
-    new = {own: thing(kind, parts, b"{}") for own, parts in zip(names, inside, strict=True)}
+    new = {own: flower_object(kind, parts, b"{}") for own, parts in zip(names, inside, strict=True)}
     return new | {name: replace(parent, parts=[*parent.parts, names[0]])}
 
 
 class Store(dict[str, bytes | None]):
-    """The objects that a SuperLink has; None is lost, nothing has not come yet."""
+    """The objects that a SuperLink has; None is a lost one, b"" has not arrived yet."""
 
     def __repr__(self) -> str:
-        """Short: the objects may be large."""
+        """Return a short text, since the objects may be large."""
         lines = [f"{name[:80]}: {(content or b'')[:160]!r}" for name, content in self.items()]
         return "\n".join(lines[:40])
 
 
 @st.composite
 def stores(draw: DrawFn) -> Store:
-    """An honest reply after a few lies, and perhaps an accident."""
-    things = HONEST
+    """Draw the objects of a reply with up to three false changes, and perhaps one damaged."""
+    objects = HONEST
     for _ in range(draw(st.integers(0, 3))):
-        things = draw(_changed(things))
-    contents = Store({name: t.content() for name, t in things.items()})
+        objects = draw(_changed(objects))
+    contents = Store({name: t.content() for name, t in objects.items()})
     name = draw(st.sampled_from(sorted(contents)))
     match draw(st.sampled_from(["as it is"] * 5 + ["lost", "late", "tampered"])):
         case "lost":
@@ -164,14 +165,14 @@ def stores(draw: DrawFn) -> Store:
 
 
 class SuperLink(RuntimeHttpClient):
-    """One that checks nothing."""
+    """A SuperLink that checks nothing."""
 
     def __init__(self, contents: Store) -> None:
         super().__init__("http://localhost", verify=False)
         self.contents = contents
 
     def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:  # noqa: N802
-        return PullAppMessagesResponse(messages_list=[message_to_proto(FOUND)])
+        return PullAppMessagesResponse(messages_list=[message_to_proto(PULLED)])
 
     def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:  # noqa: N802
         content = self.contents.get(request.object_id)
@@ -187,8 +188,8 @@ class SuperLink(RuntimeHttpClient):
         return ConfirmMessageReceivedResponse()
 
 
-FOUND = Message(RecordDict(), 1, "train")
-FOUND.metadata.__dict__["_message_id"] = ROOT
+PULLED = Message(RecordDict(), 1, "train")
+PULLED.metadata.__dict__["_message_id"] = ROOT
 
 
 @pytest.fixture(scope="module")
@@ -216,11 +217,11 @@ def traced() -> Iterator[None]:
 def received(server: Flower, contents: Store) -> Reply | None:
     grid = LocalGrid({})
     grid._client = SuperLink(contents)
-    found = server.pull(Inbox(grid), "name", JOB)
-    return None if found is None else engine.reply_of(JOB, found, sent_bytes=10)
+    pulled = server.pull(Inbox(grid), "name", JOB)
+    return None if pulled is None else engine.reply_of(JOB, pulled, sent_bytes=10)
 
 
-def test_the_objects_of_an_honest_reply_are_one(server: Flower) -> None:
+def test_the_objects_of_an_honest_reply_give_the_reply(server: Flower) -> None:
     reply = received(server, Store({name: t.content() for name, t in HONEST.items()}))
     assert reply is not None
     assert reply.up == UP
@@ -229,7 +230,7 @@ def test_the_objects_of_an_honest_reply_are_one(server: Flower) -> None:
 
 @pytest.mark.usefixtures("traced")
 @fuzz(0.06, contents=stores())
-def test_objects_are_a_reply_or_a_refusal(server: Flower, contents: Store) -> None:
+def test_any_objects_give_a_reply_or_an_error(server: Flower, contents: Store) -> None:
     before = tracemalloc.get_traced_memory()[0]
     tracemalloc.reset_peak()
     began = time.monotonic()
@@ -237,7 +238,7 @@ def test_objects_are_a_reply_or_a_refusal(server: Flower, contents: Store) -> No
     assert time.monotonic() - began < MAX_TIME
     assert tracemalloc.get_traced_memory()[1] - before < MAX_MEMORY
     if reply is None:
-        assert b"" in contents.values(), "else there is nothing to wait for"
+        assert b"" in contents.values(), "no reply only if an object has not arrived"
         return
     assert (reply.client_id, reply.round) == (JOB.client_id, JOB.round)
     assert all(oracle.harmless(text) for text in (reply.error, reply.invalid) if text is not None)

@@ -1,4 +1,4 @@
-"""The same accidents as a user meets them: one line, an exit code, no traceback."""
+"""Commands with damaged inputs: one line of error, an exit code, no traceback."""
 
 import gzip
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def _garbage_to_report(place: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("accident", "code", "says"),
+    ("make_command", "code", "says"),
     [
         (_deep_config, 2, "deep.toml is not valid TOML"),
         (_binary_config, 2, "binary.toml cannot be read"),
@@ -81,16 +81,16 @@ def _garbage_to_report(place: Path) -> list[str]:
         (_garbage_to_report, 1, "cannot be read"),
     ],
 )
-def test_an_accident_is_one_line(
-    accident: Callable[[Path], list[str]],
+def test_a_damaged_input_gives_one_line_of_error(
+    make_command: Callable[[Path], list[str]],
     code: int,
     says: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = accident(tmp_path)
-    assert inside(monkeypatch, *words) == code
+    arguments = make_command(tmp_path)
+    assert inside(monkeypatch, *arguments) == code
     err = capsys.readouterr().err
     assert err.startswith("error: ")
     assert err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Configurations: an experiment, or a ConfigError that says why not."""
+"""Any configuration gives an experiment or a ConfigError with a reason."""
 
 import tomllib
 from pathlib import Path
@@ -22,7 +22,7 @@ from tests.fuzz.budget import fuzz
 from tests.fuzz.payloads import tampered
 from tests.fuzz.refusal import Refused, attempt
 from tests.support.public import CHORUS
-from tests.trust.watch import WATCH
+from tests.trust.watch import RECORDER
 
 DEMO = config.load("demo").to_table()
 KEYS = sorted({key for section in DEMO.values() for key in section} | {"dir", "path", "target"})
@@ -43,7 +43,7 @@ VALUES: SearchStrategy[Any] = st.recursive(
 
 @st.composite
 def tables(draw: DrawFn) -> dict[str, Any]:
-    """The demo with some changes, each possibly sensible."""
+    """Draw the table of the demo with some changes, valid or not."""
     table: dict[str, Any] = {name: dict(section) for name, section in DEMO.items()}
     for _ in range(draw(st.integers(0, 4))):
         name = draw(st.sampled_from([*DEMO, "modle", "__class__", ""]))
@@ -59,22 +59,22 @@ def tables(draw: DrawFn) -> dict[str, Any]:
     return table
 
 
-def one_line_each(why: str) -> bool:
-    """Every mistake has a line, and every line says something."""
+def has_only_full_lines(why: str) -> bool:
+    """Return true if no line of an error is empty."""
     return all(line.strip() for line in why.split("\n"))
 
 
-def assert_sound(found: Config | Refused) -> None:
-    """An experiment is the same after it was written down; a refusal says why."""
-    if isinstance(found, Refused):
-        assert one_line_each(found.why)
+def assert_valid_or_refused(outcome: Config | Refused) -> None:
+    """Check that an experiment is equal after writing and reading, or an error has a reason."""
+    if isinstance(outcome, Refused):
+        assert has_only_full_lines(outcome.why)
     else:
-        assert config.parse(tomllib.loads(found.to_toml())) == found
+        assert config.parse(tomllib.loads(outcome.to_toml())) == outcome
 
 
 @fuzz(0.06, table=tables())
-def test_a_table_is_an_experiment_that_survives_toml_or_refused(table: dict[str, Any]) -> None:
-    assert_sound(attempt(ConfigError, lambda: config.parse(table)))
+def test_a_table_is_refused_or_an_experiment_that_toml_preserves(table: dict[str, Any]) -> None:
+    assert_valid_or_refused(attempt(ConfigError, lambda: config.parse(table)))
 
 
 TOML = tomli_w.dumps(DEMO).encode()
@@ -113,7 +113,7 @@ FILES = st.one_of(
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("configs")
 
 
@@ -122,29 +122,29 @@ PARTS = st.tuples(
     st.integers(1, 120_000),
     st.sampled_from(["a", "a = 1", "a]", "a]]\nb = 1", "\n", " = "]),
 )
-"""What is repeated, up to how many bytes, and what follows."""
+"""Texts that are repeated, up to a number of bytes, and what follows."""
 
 
-@example(lines=[("a.", 120_000, "a = 1")])  # takes minutes where it is not refused
+@example(lines=[("a.", 120_000, "a = 1")])  # parsing takes minutes unless refused
 @fuzz(0.02, lines=st.lists(PARTS, min_size=1, max_size=3))
-def test_a_key_of_very_many_parts_takes_no_time(
-    place: Path, lines: list[tuple[str, int, str]]
+def test_a_key_of_very_many_parts_is_parsed_quickly(
+    folder: Path, lines: list[tuple[str, int, str]]
 ) -> None:
-    file = place / "experiment.toml"
+    file = folder / "experiment.toml"
     file.write_text("\n".join(part * (size // len(part)) + end for part, size, end in lines))
-    assert_sound(attempt(ConfigError, lambda: config.load_run(file, trust=FOREIGN)))
+    assert_valid_or_refused(attempt(ConfigError, lambda: config.load_run(file, trust=FOREIGN)))
 
 
 @fuzz(0.04, table=tables())
-def test_a_table_from_elsewhere_imports_nothing(table: dict[str, Any]) -> None:
-    with WATCH.watching() as seen:
-        found = attempt(ConfigError, lambda: config.parse(table, FOREIGN))
-    assert [what for what in seen if what.startswith(("import", "open", "socket"))] == []
-    if isinstance(found, Config):
-        assert found.data.dir is found.data.path is None
-        assert found.public.dir is found.public.path is None
-        assert found.method_name in METHODS
-        assert all(map(is_packaged, found.model.extractors))
+def test_a_table_from_a_remote_party_imports_nothing(table: dict[str, Any]) -> None:
+    with RECORDER.recording() as events:
+        outcome = attempt(ConfigError, lambda: config.parse(table, FOREIGN))
+    assert [what for what in events if what.startswith(("import", "open", "socket"))] == []
+    if isinstance(outcome, Config):
+        assert outcome.data.dir is outcome.data.path is None
+        assert outcome.public.dir is outcome.public.path is None
+        assert outcome.method_name in METHODS
+        assert all(map(is_packaged, outcome.model.extractors))
 
 
 @example(content=b"[data]\nname = " + b"[" * 3_000)
@@ -153,10 +153,10 @@ def test_a_table_from_elsewhere_imports_nothing(table: dict[str, Any]) -> None:
 @example(content=b"[federation]\nseed = " + b"1" * 5_000)
 @example(content=b"[data]\ndir = '~nobody-is-called-this/x'")
 @fuzz(0.04, content=FILES)
-def test_a_file_is_an_experiment_or_refused(place: Path, content: bytes) -> None:
-    file = place / "experiment.toml"
+def test_a_file_is_an_experiment_or_refused(folder: Path, content: bytes) -> None:
+    file = folder / "experiment.toml"
     file.write_bytes(content)
-    assert_sound(attempt(ConfigError, lambda: config.load(file)))
+    assert_valid_or_refused(attempt(ConfigError, lambda: config.load(file)))
 
 
 OVERRIDES = st.one_of(
@@ -170,8 +170,8 @@ OVERRIDES = st.one_of(
 
 
 @fuzz(0.04, overrides=st.lists(OVERRIDES, min_size=1, max_size=3))
-def test_overrides_are_taken_or_refused(overrides: list[str]) -> None:
-    assert_sound(attempt(ConfigError, lambda: config.load("demo", overrides)))
+def test_overrides_are_applied_or_refused(overrides: list[str]) -> None:
+    assert_valid_or_refused(attempt(ConfigError, lambda: config.load("demo", overrides)))
 
 
 HUGE = st.sampled_from([1, 2, 3, 7, 2**31, 2**32, 2**62, 2**63, 2**64, 10**30])
@@ -201,8 +201,8 @@ SETTINGS = st.fixed_dictionaries(
 
 
 @pytest.fixture(scope="module")
-def table_of_numbers(place: Path) -> Path:
-    file = place / "numbers.npz"
+def table_of_numbers(folder: Path) -> Path:
+    file = folder / "numbers.npz"
     np.savez(file, x=np.arange(120.0).reshape(40, 3), y=np.arange(40) % 4)
     return file
 
@@ -218,7 +218,7 @@ def test_an_experiment_is_prepared_or_refused(
         words.append("method.shared=mlp")
     prepared = attempt(FedghError, lambda: prepare(config.load("demo", words)))
     if isinstance(prepared, Refused):
-        assert one_line_each(prepared.why)
+        assert has_only_full_lines(prepared.why)
         return
     assert len(prepared.fingerprint()) == 32
     assert sum(row.train for row in prepared.clients()) > 0

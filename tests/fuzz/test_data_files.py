@@ -39,12 +39,12 @@ pillow = pytest.importorskip("PIL.Image")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("data")
 
 
 def read(load: Callable[[], T], file: Path) -> T | None:
-    """What is in a file, or None after a refusal in one line that names it."""
+    """Return the content of a file, or None after one line of error that names the file."""
     with cheap():
         found = attempt(DataError, load)
     if isinstance(found, Refused):
@@ -54,7 +54,7 @@ def read(load: Callable[[], T], file: Path) -> T | None:
     return found
 
 
-# CIFAR, three images to a file instead of ten thousand.
+# CIFAR, with three images per file instead of ten thousand.
 
 IMAGES = 3
 
@@ -66,7 +66,7 @@ def cifar(label_bytes: int) -> bytes:
 
 @st.composite
 def cifar_files(draw: DrawFn) -> tuple[int, bytes]:
-    """One or two bytes of label, and a file that is longer, shorter or different."""
+    """Draw the number of label bytes, and a file that is longer, shorter or different."""
     label_bytes = draw(st.sampled_from([1, 2]))
     whole = bytearray(cifar(label_bytes))
     for _ in range(draw(st.integers(0, 2))):
@@ -78,9 +78,9 @@ def cifar_files(draw: DrawFn) -> tuple[int, bytes]:
 
 
 @fuzz(0.03, file=cifar_files())
-def test_cifar_files(place: Path, file: tuple[int, bytes]) -> None:
+def test_a_cifar_file_is_read_or_refused(folder: Path, file: tuple[int, bytes]) -> None:
     label_bytes, content = file
-    path = place / "batch.bin"
+    path = folder / "batch.bin"
     path.write_bytes(content)
     width = label_bytes + 3072
 
@@ -100,13 +100,13 @@ def test_cifar_files(place: Path, file: tuple[int, bytes]) -> None:
 
 
 @fuzz(0.01, names=st.binary(max_size=40) | tampered("\n".join(map(str, range(100))).encode()))
-def test_the_class_names_of_cifar100(
-    place: Path, monkeypatch: pytest.MonkeyPatch, names: bytes
+def test_class_names_of_cifar100_are_read_or_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, names: bytes
 ) -> None:
-    monkeypatch.setattr(sources, "locate", lambda *_: place)
+    monkeypatch.setattr(sources, "locate", lambda *_: folder)
     some = (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.zeros(2))
     monkeypatch.setattr(sources, "read_cifar", lambda *_, **__: some)
-    path = place / "fine_label_names.txt"
+    path = folder / "fine_label_names.txt"
     path.write_bytes(names)
     found = read(lambda: SOURCES["cifar100"](DataLocation()), path)
     assert found is None or found.num_classes == 100
@@ -127,8 +127,8 @@ BOMB = zipped(bytes(2**20))
 
 
 @st.composite
-def lying_idx_files(draw: DrawFn) -> bytes:
-    """An idx file of any claim, with more than it should have."""
+def false_idx_files(draw: DrawFn) -> bytes:
+    """Draw an idx file with a false header or more bytes than it should have."""
     shape = draw(st.lists(st.integers(0, 2**32 - 1), max_size=4))
     head = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
     return zipped(draw(st.sampled_from([head, IDX]))) + draw(st.integers(1, 9)) * BOMB
@@ -139,12 +139,12 @@ def lying_idx_files(draw: DrawFn) -> bytes:
     content=st.one_of(
         tampered(zipped(IDX)),
         tampered(IDX).map(zipped),
-        lying_idx_files(),
+        false_idx_files(),
         st.binary(max_size=40),
     ),
 )
-def test_idx_files(place: Path, content: bytes) -> None:
-    path = place / "images.gz"
+def test_an_idx_file_is_read_or_refused(folder: Path, content: bytes) -> None:
+    path = folder / "images.gz"
     path.write_bytes(content)
     found = read(lambda: sources.read_idx(path, SHAPE), path)
     if found is not None:
@@ -153,8 +153,8 @@ def test_idx_files(place: Path, content: bytes) -> None:
         assert found.tobytes() == raw[12:]
 
 
-def test_an_idx_file_that_would_fill_the_memory_is_not_unpacked(place: Path) -> None:
-    path = place / "bomb.gz"
+def test_an_idx_file_that_unpacks_to_gigabytes_is_refused(folder: Path) -> None:
+    path = folder / "bomb.gz"
     path.write_bytes(gzip.compress(bytes(2**20)) * 2_000)  # two gigabytes
     with pytest.raises(DataError, match="bomb"):
         sources.read_idx(path, SHAPE)
@@ -217,7 +217,7 @@ DTYPES = ["|u1", "|b1", "<i8", "<f4", ">f8", "<f16", "<c8", "<U0", "<U7", "|S0",
 
 @st.composite
 def claims(draw: DrawFn) -> bytes:
-    """The start of an array that may claim any size."""
+    """Draw the header of an array, which may claim any size."""
     shape = tuple(draw(st.lists(SIZES, max_size=5)))
     return npy_header(draw(st.sampled_from(DTYPES)), shape)
 
@@ -227,7 +227,7 @@ ANY_NPY = MEMBERS | st.builds(bytes.__add__, claims(), st.binary(max_size=72))
 
 @st.composite
 def entries(draw: DrawFn, name: bytes) -> Entry:
-    """What an archive may have under a name: an array, a bomb, one of them with lies about it."""
+    """Draw an entry of an archive: an array or much data, perhaps with a false size."""
     entry = stored(name, draw(ANY_NPY))
     if draw(st.integers(0, 3)) == 0:
         entry = zeros(name, draw(claims()), mebibytes=draw(st.integers(1, 20)))
@@ -247,7 +247,7 @@ def entries(draw: DrawFn, name: bytes) -> Entry:
 
 @st.composite
 def bombs(draw: DrawFn) -> bytes:
-    """An archive of such entries, some of them twice."""
+    """Draw an archive of such entries, perhaps with repeated names."""
     listed = [draw(entries(b"x.npy")), draw(entries(b"y.npy"))]
     if draw(st.integers(0, 3)) == 0:
         listed.append(draw(entries(draw(st.sampled_from([b"x.npy", b"z.npy", b"z/", b"x"])))))
@@ -256,7 +256,7 @@ def bombs(draw: DrawFn) -> bytes:
 
 @st.composite
 def archives(draw: DrawFn) -> bytes:
-    """A .npz file with the right names or others, of arrays or not, damaged or not."""
+    """Draw a .npz file: with right or wrong names, with or without arrays, perhaps damaged."""
     out = io.BytesIO()
     how = draw(st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA]))
     members = {
@@ -271,8 +271,8 @@ def archives(draw: DrawFn) -> bytes:
 
 
 @fuzz(0.02, content=ANY_NPY)
-def test_npy_files(place: Path, content: bytes) -> None:
-    path = place / "mine.npy"
+def test_an_npy_file_is_read_or_refused(folder: Path, content: bytes) -> None:
+    path = folder / "mine.npy"
     path.write_bytes(content)
     found = read(lambda: read_npy(path), path)
     if found is not None:
@@ -281,8 +281,8 @@ def test_npy_files(place: Path, content: bytes) -> None:
 
 
 @fuzz(0.02, content=bombs())
-def test_what_is_read_of_an_archive_is_there(place: Path, content: bytes) -> None:
-    path = place / "bomb.npz"
+def test_arrays_of_an_archive_are_read_exactly_or_refused(folder: Path, content: bytes) -> None:
+    path = folder / "bomb.npz"
     path.write_bytes(content)
     found = read(lambda: read_npz(path, "x"), path)
     if found is not None:
@@ -291,8 +291,8 @@ def test_what_is_read_of_an_archive_is_there(place: Path, content: bytes) -> Non
 
 
 @fuzz(0.05, content=archives() | bombs() | st.binary(max_size=60))
-def test_npz_files(place: Path, content: bytes) -> None:
-    path = place / "mine.npz"
+def test_an_npz_file_is_read_or_refused(folder: Path, content: bytes) -> None:
+    path = folder / "mine.npz"
     path.write_bytes(content)
     found = read(lambda: SOURCES["npz"](DataLocation(path=path)), path)
     if found is not None:
@@ -304,28 +304,35 @@ def test_npz_files(place: Path, content: bytes) -> None:
 # A user's images
 
 
-def picture(kind: str) -> bytes:
+def image(kind: str) -> bytes:
     pixels = random.Random(0).randbytes(8 * 8 * 3)
     out = io.BytesIO()
     pillow.frombytes("RGB", (8, 8), pixels).save(out, kind)
     return out.getvalue()
 
 
-PICTURES = {"png": "PNG", "jpg": "JPEG", "bmp": "BMP", "gif": "GIF", "tif": "TIFF", "ppm": "PPM"}
+IMAGE_FORMATS = {
+    "png": "PNG",
+    "jpg": "JPEG",
+    "bmp": "BMP",
+    "gif": "GIF",
+    "tif": "TIFF",
+    "ppm": "PPM",
+}
 
 
 @st.composite
-def pictures(draw: DrawFn) -> tuple[str, bytes]:
-    """The ending of a file, and a picture of that or another kind, perhaps damaged."""
-    ending = draw(st.sampled_from(sorted(PICTURES)))
-    whole = picture(PICTURES[draw(st.just(ending) | st.sampled_from(sorted(PICTURES)))])
+def images(draw: DrawFn) -> tuple[str, bytes]:
+    """The ending of a file, and a image of that or another kind, perhaps damaged."""
+    ending = draw(st.sampled_from(sorted(IMAGE_FORMATS)))
+    whole = image(IMAGE_FORMATS[draw(st.just(ending) | st.sampled_from(sorted(IMAGE_FORMATS)))])
     return ending, draw(st.just(whole) | tampered(whole) | tampered(whole) | st.binary(max_size=30))
 
 
-@fuzz(0.05, drawn=pictures())
-def test_image_folders(place: Path, drawn: tuple[str, bytes]) -> None:
+@fuzz(0.05, drawn=images())
+def test_an_image_folder_is_read_or_refused(folder: Path, drawn: tuple[str, bytes]) -> None:
     ending, content = drawn
-    root = place / "images" / ending
+    root = folder / "images" / ending
     (root / "cat").mkdir(parents=True, exist_ok=True)
     path = root / "cat" / f"one.{ending}"
     path.write_bytes(content)
@@ -334,8 +341,8 @@ def test_image_folders(place: Path, drawn: tuple[str, bytes]) -> None:
 
 
 @st.composite
-def large_pictures(draw: DrawFn) -> tuple[int, int, bytes]:
-    """A width, a height, and the picture that claims them."""
+def images_with_false_sizes(draw: DrawFn) -> tuple[int, int, bytes]:
+    """A width, a height, and the image that claims them."""
     side = st.integers(1, 40) | st.integers(2**10, 2**15) | st.integers(1, 2**31 - 1)
     width, height = draw(side), draw(side)
     match draw(st.sampled_from(["png", "bmp", "ppm", "runs", "text", "gif"])):
@@ -358,16 +365,18 @@ def large_pictures(draw: DrawFn) -> tuple[int, int, bytes]:
     return width, height, b"P6 %d %d 255 " % (width, height) + draw(st.binary(max_size=99))
 
 
-@fuzz(0.02, drawn=large_pictures())
-def test_images_that_claim_a_size(place: Path, drawn: tuple[int, int, bytes]) -> None:
+@fuzz(0.02, drawn=images_with_false_sizes())
+def test_an_image_with_a_false_size_is_refused_without_much_memory(
+    folder: Path, drawn: tuple[int, int, bytes]
+) -> None:
     width, height, content = drawn
-    path = place / "large.png"
+    path = folder / "large.png"
     path.write_bytes(content)
     found = read(lambda: read_image(path, (3, 8, 8)), path)
     assert found is None or width * height <= MAX_PIXELS
 
 
-# What is no file
+# Paths that are not regular files
 
 READERS: dict[str, Callable[[Path], object]] = {
     ".npy": read_npy,
@@ -380,9 +389,9 @@ TARGETS = ["pipe", "/dev/zero", "/dev/full", "/dev/tty", "/proc/self/mem", ".", 
 
 
 @contextmanager
-def special_file(place: Path, name: str, target: str) -> Iterator[Path]:
-    """A pipe, or a link to something that is no file with data."""
-    path = place / name
+def special_file(folder: Path, name: str, target: str) -> Iterator[Path]:
+    """Create a pipe, or a link to a path that is not a file with data."""
+    path = folder / name
     try:
         if target == "pipe":
             os.mkfifo(path)
@@ -399,6 +408,6 @@ def special_file(place: Path, name: str, target: str) -> Iterator[Path]:
     ending=st.sampled_from(sorted(READERS)),
     target=st.sampled_from(TARGETS),
 )
-def test_special_files(place: Path, stem: str, ending: str, target: str) -> None:
-    with special_file(place, f"special {stem}{ending}", target) as path:
+def test_a_special_file_is_refused(folder: Path, stem: str, ending: str, target: str) -> None:
+    with special_file(folder, f"special {stem}{ending}", target) as path:
         assert read(lambda: READERS[ending](path), path) is None

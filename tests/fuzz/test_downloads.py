@@ -1,4 +1,4 @@
-"""A hostile server: a client learns from a sound message, or fails and stays as it was."""
+"""Downloads of a malicious server: a client trains on a valid one, or fails and keeps its state."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,27 +24,27 @@ CLIENT = 0
 
 
 @dataclass
-class Kept:
-    """The file of a client, in memory; what is written is seen, and forgotten."""
+class MemoryFiles:
+    """Storage for one client in memory; written states are recorded, not read back."""
 
     state: Payload | None = None
     written: list[Payload] = field(default_factory=list)
 
     def load(self, client: int) -> Payload | None:
-        """Its state."""
+        """Return the client's state."""
         return self.state
 
     def write(self, round: int, client: int, state: Payload) -> None:
-        """See a new one."""
+        """Record a new state."""
         self.written.append(state)
 
     def seal(self, round: int) -> None:
-        """Nothing is on a disk."""
+        """Do nothing: no file is used."""
 
 
 @cache
 def blueprint(name: str) -> Blueprint:
-    """Clients with twelve points each."""
+    """Return the blueprint of clients with twelve samples each."""
     y = torch.arange(12 * TASK.num_clients) % TASK.num_classes
     x = torch.randn(len(y), *TASK.input_shape, generator=torch.Generator().manual_seed(0))
     parts = partition.iid(y.numpy(), TASK.num_clients, seed=0)
@@ -55,8 +55,8 @@ def blueprint(name: str) -> Blueprint:
 
 
 def train(name: str, state: Payload | None, round: int, down: bytes) -> tuple[Payload | None, str]:
-    """The state that a client writes after a job, and why it has failed."""
-    files = Kept(state)
+    """Run a job; return the state that the client writes, and its error."""
+    files = MemoryFiles(state)
     host = ClientHost(blueprint(name), files, memory=0)  # nothing is kept between two jobs
     reply = host.run(Job(CLIENT, round, down, evaluate=True, trained=round - 1))
     assert (reply.client_id, reply.round) == (CLIENT, round)
@@ -66,7 +66,7 @@ def train(name: str, state: Payload | None, round: int, down: bytes) -> tuple[Pa
 
 @cache
 def after_one_round(name: str) -> Payload:
-    """The state of a client that has taken part in the first round."""
+    """Return the state of a client after the first round."""
     down = method_of(name).broadcast(init_server(name), Recipient(CLIENT))
     state, error = train(name, None, 1, wire.to_bytes(down))
     assert state is not None, error
@@ -74,21 +74,21 @@ def after_one_round(name: str) -> Payload:
 
 
 @cache
-def usual(name: str) -> Payload:
-    """What an honest server sends in the second round."""
+def honest_download(name: str) -> Payload:
+    """Return the download of an honest server in the second round."""
     return method_of(name).broadcast(part(start(name), "server."), Recipient(CLIENT, last_round=1))
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_an_honest_message_is_learned_from(name: str) -> None:
-    state, error = train(name, after_one_round(name), 2, wire.to_bytes(usual(name)))
+def test_a_client_trains_on_an_honest_download(name: str) -> None:
+    state, error = train(name, after_one_round(name), 2, wire.to_bytes(honest_download(name)))
     assert state is not None, error
     assert error == ""
 
 
 @pytest.mark.parametrize("name", METHODS)
 @fuzz(0.01, data=st.data())
-def test_a_hostile_download_is_refused_or_valid(name: str, data: st.DataObject) -> None:
+def test_a_malicious_download_is_refused_or_valid(name: str, data: st.DataObject) -> None:
     specs = method_of(name).download_specs(Shapes.of(blueprint(name).make(CLIENT)))
     message = data.draw(st.sampled_from(specs).flatmap(messages))
     before = {key: tensor.clone() for key, tensor in after_one_round(name).items()}
@@ -99,5 +99,5 @@ def test_a_hostile_download_is_refused_or_valid(name: str, data: st.DataObject) 
         assert len(error) < 2 * oracle.MAX_REASON
     else:
         payload = wire.from_bytes(message)
-        assert oracle.same(payload, message)
+        assert oracle.equals(payload, message)
         assert any(oracle.valid(payload, spec, NORM) for spec in specs)

@@ -1,4 +1,4 @@
-"""Run folders made to do harm: special files and settings that name code, in any combination."""
+"""Malicious run folders: special files and settings that name code, in any combination."""
 
 import os
 import shutil
@@ -18,10 +18,10 @@ from fedgh.trained.clients import TrainedFederation
 from fedgh.training import loop
 from fedgh.training.experiment import prepare
 from tests.fuzz.budget import fuzz
-from tests.fuzz.readers import look_at
+from tests.fuzz.readers import read_everything
 from tests.fuzz.refusal import Refused, attempt
 from tests.trust.commands import SMALL
-from tests.trust.watch import WATCH
+from tests.trust.watch import RECORDER
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = [*SMALL, "method.name=fml", "method.shared=mlp"]
     path = tmp_path_factory.mktemp("folders") / "run"
     loop.run(prepare(config.load("demo", words)), path)
-    LivePage(path).content()  # the first one imports what draws charts
+    LivePage(path).content()  # the first page imports the chart library
     return path
 
 
@@ -56,10 +56,10 @@ VALUES = [
 ]
 
 
-def place(file: Path, kind: str, kept: Path) -> None:
-    """Put something else where a file of a run is."""
+def set_trap(file: Path, kind: str, target: Path) -> None:
+    """Replace a file of a run by a special file."""
     if file.parent.is_symlink() or not file.parent.is_dir():
-        return  # behind another trap
+        return  # its folder is a trap already
     if file.is_dir() and not file.is_symlink():
         shutil.rmtree(file)
     file.unlink(missing_ok=True)
@@ -71,11 +71,11 @@ def place(file: Path, kind: str, kept: Path) -> None:
         with file.open("wb") as out:
             out.truncate(2**36)
     elif kind != "nothing":
-        file.symlink_to({"device": "/dev/zero", "link": str(kept), "loop": str(file)}[kind])
+        file.symlink_to({"device": "/dev/zero", "link": str(target), "loop": str(file)}[kind])
 
 
 def change(file: Path, settings: list[tuple[tuple[str, str], Any]]) -> None:
-    """Other settings in a configuration, if it still is one."""
+    """Change settings in a configuration, if it is still a regular file."""
     table = attempt(FedghError, lambda: config.read_toml(file))
     if not isinstance(table, Refused):
         for (section, key), value in settings:
@@ -88,29 +88,29 @@ def change(file: Path, settings: list[tuple[tuple[str, str], Any]]) -> None:
     settings=st.lists(st.tuples(st.sampled_from(SETTINGS), st.sampled_from(VALUES)), max_size=2),
     traps=st.dictionaries(st.sampled_from(NAMES), st.sampled_from(KINDS), max_size=3),
 )
-def test_a_hostile_folder_is_read_or_refused(
+def test_a_malicious_folder_is_read_or_refused(
     run: Path,
     tmp_path_factory: pytest.TempPathFactory,
     settings: list[tuple[tuple[str, str], Any]],
     traps: dict[str, str],
 ) -> None:
-    home = tmp_path_factory.mktemp("hostile")
-    folder, kept = shutil.copytree(run, home / "run"), home / "kept"
-    kept.write_text("precious")
+    root = tmp_path_factory.mktemp("hostile")
+    folder, target = shutil.copytree(run, root / "run"), root / "target"
+    target.write_text("precious")
     change(folder / "config.toml", settings)
     for name, kind in traps.items():
-        place(folder / name, kind, kept)
-    with WATCH.watching() as seen:
-        look_at(folder)
+        set_trap(folder / name, kind, target)
+    with RECORDER.recording() as events:
+        read_everything(folder)
         LivePage(folder).content()
-        for ask in (
+        for read in (
             lambda: name_runs([folder])[0].result,
             lambda: TrainedFederation.load(folder).clients[0].loaded,
             lambda: TrainedFederation.load(folder, data=True).clients[1].loaded,
             RunFolder(folder).rewind,
         ):
-            found = attempt(FedghError, ask)
-            assert not isinstance(found, Refused) or "\n" not in found.why
-    assert [what for what in seen if "elsewhere_evil" in what or "/dev/zero" in what] == []
-    assert kept.read_text() == "precious"
-    shutil.rmtree(home)
+            outcome = attempt(FedghError, read)
+            assert not isinstance(outcome, Refused) or "\n" not in outcome.why
+    assert [event for event in events if "elsewhere_evil" in event or "/dev/zero" in event] == []
+    assert target.read_text() == "precious"
+    shutil.rmtree(root)

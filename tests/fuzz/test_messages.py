@@ -1,4 +1,4 @@
-"""What Flower brings: whatever it is, it is a reply, a request, or a refusal in one line."""
+"""Any message from Flower gives a reply, a request, or one line of error."""
 
 import json
 import math
@@ -23,7 +23,7 @@ from tests.fuzz import oracle
 from tests.fuzz.budget import fuzz
 from tests.fuzz.payloads import NAMES, tampered
 from tests.fuzz.refusal import Refused, attempt
-from tests.trust.watch import WATCH
+from tests.trust.watch import RECORDER
 
 JOB = Job(client_id=2, round=7, down=b"", evaluate=True)
 ANSWER: dict[str, Any] = {
@@ -67,27 +67,27 @@ VALUES = st.recursive(
 
 
 @st.composite
-def heads(draw: DrawFn, usual: dict[str, Any]) -> bytes:
-    """The JSON of a message, changed in some fields or altogether."""
+def json_texts(draw: DrawFn, honest: dict[str, Any]) -> bytes:
+    """Draw the JSON of a message, with some or all fields changed."""
     if draw(st.integers(0, 5)) == 0:
         return draw(st.binary(max_size=80) | VALUES.map(_json))
-    head = dict(usual)
+    fields = dict(honest)
     for _ in range(draw(st.integers(0, 3))):
-        name = draw(st.sampled_from(sorted(usual)))
+        name = draw(st.sampled_from(sorted(honest)))
         match draw(st.sampled_from(["value", "value", "inside", "extra", "missing"])):
             case "value":
-                head[name] = draw(VALUES)
-            case "inside" if isinstance(head.get(name), dict):
-                head[name] = head[name] | draw(st.dictionaries(KEYS, VALUES, max_size=3))
+                fields[name] = draw(VALUES)
+            case "inside" if isinstance(fields.get(name), dict):
+                fields[name] = fields[name] | draw(st.dictionaries(KEYS, VALUES, max_size=3))
             case "missing":
-                head.pop(name, None)
+                fields.pop(name, None)
             case _:
-                head[draw(NAMES)] = draw(VALUES)
-    text = _json(head)
+                fields[draw(NAMES)] = draw(VALUES)
+    text = _json(fields)
     match draw(st.sampled_from(["as it is", "number", "number", "tampered"])):
         case "number" if NUMBER.search(text):
-            spot = draw(st.sampled_from([found.span() for found in NUMBER.finditer(text)]))
-            return text[: spot[0]] + draw(EDGES) + text[spot[1] :]
+            span = draw(st.sampled_from([number.span() for number in NUMBER.finditer(text)]))
+            return text[: span[0]] + draw(EDGES) + text[span[1] :]
         case "tampered":
             return draw(tampered(text))
     return text
@@ -107,7 +107,7 @@ def _json(value: object) -> bytes:
     return json.dumps(value).encode("utf-8", "surrogatepass")
 
 
-BODIES: SearchStrategy[Any] = st.one_of(
+PAYLOADS: SearchStrategy[Any] = st.one_of(
     st.none(),
     st.binary(max_size=20).map(
         lambda data: ArrayRecord({"safetensors": Array("uint8", (len(data),), "safetensors", data)})
@@ -121,16 +121,16 @@ BODIES: SearchStrategy[Any] = st.one_of(
 
 
 @st.composite
-def contents(draw: DrawFn, usual: dict[str, Any]) -> RecordDict:
-    """The content of a message, records of other kinds and names included."""
-    head: Any = ConfigRecord({"json": draw(heads(usual))})
+def contents(draw: DrawFn, honest: dict[str, Any]) -> RecordDict:
+    """Draw the content of a message, with records of other kinds and names."""
+    json_record: Any = ConfigRecord({"json": draw(json_texts(honest))})
     if draw(st.integers(0, 9)) == 0:
-        head = draw(
+        json_record = draw(
             st.sampled_from(
                 [ConfigRecord({"json": "text"}), ConfigRecord(), MetricRecord({"json": 1})]
             )
         )
-    records = {"fedgh": head, "payload": draw(BODIES)}
+    records = {"fedgh": json_record, "payload": draw(PAYLOADS)}
     return RecordDict({name: record for name, record in records.items() if record is not None})
 
 
@@ -139,41 +139,41 @@ def grid() -> LocalGrid:
     return LocalGrid({})
 
 
-def arrived(grid: LocalGrid, content: RecordDict) -> Message:
+def delivered(grid: LocalGrid, content: RecordDict) -> Message:
     (name,) = grid.push_messages([Message(content, 1, "train", group_id="7")])
     return grid.collect(name)
 
 
-def number(value: object, low: float, high: float) -> bool:
+def is_number(value: object, low: float, high: float) -> bool:
     return isinstance(value, int | float) and math.isfinite(value) and low <= value <= high
 
 
 @fuzz(0.12, content=contents(ANSWER))
-def test_an_answer_is_a_sound_reply_or_a_failure(grid: LocalGrid, content: RecordDict) -> None:
-    reply = engine.reply_of(JOB, arrived(grid, content), sent_bytes=10)
+def test_an_answer_gives_a_valid_reply_or_an_error(grid: LocalGrid, content: RecordDict) -> None:
+    reply = engine.reply_of(JOB, delivered(grid, content), sent_bytes=10)
     assert (reply.client_id, reply.round) == (JOB.client_id, JOB.round)
     assert all(oracle.harmless(text) for text in (reply.error, reply.invalid) if text is not None)
     assert any(part is not None for part in (reply.up, reply.error, reply.invalid))
     assert reply.up is None or isinstance(reply.up, bytes)
     assert type(reply.num_examples) is int
-    assert number(reply.num_examples, 0, 2**53)
+    assert is_number(reply.num_examples, 0, 2**53)
     assert len(reply.metrics) <= 16
     for name, value in reply.metrics.items():
         assert name.isascii()
         assert name.replace("_", "a").isalpha()
-        assert number(value, *((0, 1) if "accuracy" in name else (-1e9, 1e9)))
+        assert is_number(value, *((0, 1) if "accuracy" in name else (-1e9, 1e9)))
     for name, value in reply.seconds.items():
         assert name.isascii()
-        assert number(value, 0, 1e9)
+        assert is_number(value, 0, 1e9)
 
 
 @fuzz(0.06, content=contents(REQUEST))
-def test_a_request_is_understood_or_refused(content: RecordDict) -> None:
-    found = attempt(WireError, lambda: messages.read_request(content))
-    if isinstance(found, Refused):
-        assert oracle.harmless(found.why)
+def test_a_request_is_read_or_refused(content: RecordDict) -> None:
+    outcome = attempt(WireError, lambda: messages.read_request(content))
+    if isinstance(outcome, Refused):
+        assert oracle.harmless(outcome.why)
         return
-    request, down = found
+    request, down = outcome
     assert set(request.experiment) <= set(SAFE)
     assert not request.experiment.startswith(".")
     assert 0 < request.deadline < math.inf
@@ -187,21 +187,22 @@ def test_a_request_is_understood_or_refused(content: RecordDict) -> None:
 SAFE = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
 
 
-def _brings_nothing(*_: object) -> Blueprint:
+def _no_client(*_: object) -> Blueprint:
     raise ValueError("a secret")
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("participant")
-    (place / "states").mkdir()
-    return place
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a client."""
+    path = tmp_path_factory.mktemp("client")
+    (path / "states").mkdir()
+    return path
 
 
 SETTINGS = sorted(
     (section, key) for section, keys in config.load("demo").to_table().items() for key in keys
 )
-ASKED = st.one_of(
+REQUESTED_VALUES = st.one_of(
     VALUES,
     st.sampled_from(
         [
@@ -213,45 +214,50 @@ ASKED = st.one_of(
 )
 
 
-@fuzz(0.03, changes=st.lists(st.tuples(st.sampled_from(SETTINGS), ASKED), min_size=1, max_size=4))
-def test_a_participant_follows_no_name_of_a_server(
+@fuzz(
+    0.03,
+    changes=st.lists(
+        st.tuples(st.sampled_from(SETTINGS), REQUESTED_VALUES), min_size=1, max_size=4
+    ),
+)
+def test_a_client_follows_no_name_in_a_servers_settings(
     grid: LocalGrid,
-    home: Path,
+    folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     changes: list[tuple[tuple[str, str], Any]],
 ) -> None:
     monkeypatch.setattr("faulthandler.dump_traceback_later", lambda *_, **__: None)
     monkeypatch.setattr(client, "log", lambda _: None)
-    monkeypatch.setenv("FEDGH_DATA", str(home / "nothing"))
-    monkeypatch.setattr("pooch.os_cache", lambda _: home / "nothing")
+    monkeypatch.setenv("FEDGH_DATA", str(folder / "nothing"))
+    monkeypatch.setattr("pooch.os_cache", lambda _: folder / "nothing")
     settings = config.load("demo", ["model.extractors=mlp", "federation.clients=3"]).to_table()
     for (section, key), value in changes:
         settings[section][key] = value
     content = RecordDict(
         {"fedgh": ConfigRecord({"json": _json({**REQUEST, "settings": settings})})}
     )
-    with WATCH.watching() as seen:
+    with RECORDER.recording() as events:
         reply = client.answer(
-            arrived(grid, content),
-            {"client": 2, "state": str(home / "states")},
+            delivered(grid, content),
+            {"client": 2, "state": str(folder / "states")},
             client.partitioned_client,
         )
     assert reply.error is not None, "the fingerprint is not that of these data"
-    assert [what for what in seen if "side_effect" in what or what.startswith("socket")] == []
+    assert [what for what in events if "side_effect" in what or what.startswith("socket")] == []
     assert oracle.harmless(reply.error)
 
 
 @fuzz(0.03, content=contents(REQUEST))
-def test_a_participant_answers_every_request_and_stays_in_its_folder(
-    grid: LocalGrid, home: Path, monkeypatch: pytest.MonkeyPatch, content: RecordDict
+def test_a_client_answers_every_request_and_writes_only_in_its_folder(
+    grid: LocalGrid, folder: Path, monkeypatch: pytest.MonkeyPatch, content: RecordDict
 ) -> None:
     monkeypatch.setattr("faulthandler.dump_traceback_later", lambda *_, **__: None)
     monkeypatch.setattr(client, "log", lambda _: None)
-    node: NodeConfig = {"client": 2, "state": str(home / "states")}
-    reply = client.answer(arrived(grid, content), node, _brings_nothing)
+    node: NodeConfig = {"client": 2, "state": str(folder / "states")}
+    reply = client.answer(delivered(grid, content), node, _no_client)
     assert reply.up is None
     assert reply.error is not None
     assert "secret" not in reply.error
     assert isinstance(messages.pack_answer(reply), RecordDict)
-    assert [item.name for item in home.iterdir()] == ["states"]
-    assert all(item.is_dir() for item in (home / "states").iterdir())
+    assert [item.name for item in folder.iterdir()] == ["states"]
+    assert all(item.is_dir() for item in (folder / "states").iterdir())

@@ -1,4 +1,4 @@
-"""Run folders after an accident: what was committed comes back as it was, or is refused."""
+"""Damaged run folders: committed rounds are read as they were written, or refused."""
 
 import json
 import os
@@ -31,7 +31,7 @@ from fedgh.trust import OWN
 from tests.fuzz import payloads
 from tests.fuzz.budget import fuzz
 from tests.fuzz.payloads import NAMES, tampered
-from tests.fuzz.readers import ROUNDS, look_at
+from tests.fuzz.readers import ROUNDS, read_everything
 from tests.fuzz.refusal import Refused, attempt
 from tests.support.runs import interrupted
 from tests.support.tiny import QUICK
@@ -58,23 +58,23 @@ AUDIT = audit.Audit(
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that is finished, and one that crashed while it wrote the line of its last round."""
-    home = tmp_path_factory.mktemp("folders")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, and one that crashed while it wrote the line of its last round."""
+    root = tmp_path_factory.mktemp("folders")
     rng = np.random.default_rng(0)
-    np.savez(home / "data.npz", x=rng.normal(size=(90, 4)), y=np.arange(90) % 3)
-    data = ["data.name=npz", f"data.path={home / 'data.npz'}", "federation.clients=3"]
+    np.savez(root / "data.npz", x=rng.normal(size=(90, 4)), y=np.arange(90) % 3)
+    data = ["data.name=npz", f"data.path={root / 'data.npz'}", "federation.clients=3"]
     experiment = prepare(
         config.load("demo", [*QUICK, *data, "model.extractors=tests.support.tiny:mlp"])
     )
-    finished = loop.run(experiment, home / "finished")
+    finished = loop.run(experiment, root / "finished")
     confusion.measure(finished, trust=OWN)
     Session("demo-1", 1, 7, finished.run_id).write(finished.path)
     audit.write(finished, AUDIT)
-    interrupted(experiment, home / "crashed", after=ROUNDS - 1)
-    with (home / "crashed" / "rounds.jsonl").open("ab") as file:
+    interrupted(experiment, root / "crashed", after=ROUNDS - 1)
+    with (root / "crashed" / "rounds.jsonl").open("ab") as file:
         file.write(lines(finished.path)[-1])
-    return home
+    return root
 
 
 def lines(folder: Path) -> list[bytes]:
@@ -82,21 +82,24 @@ def lines(folder: Path) -> list[bytes]:
 
 
 @pytest.mark.parametrize("run", ["finished", "crashed"])
-def test_a_history_that_ends_anywhere(run: str, place: Path, tmp_path: Path) -> None:
-    """At every byte: whole rounds, or none at all."""
-    folder = shutil.copytree(place / run, tmp_path / "run")
+def test_a_history_cut_off_at_any_byte_has_whole_rounds_or_none(
+    run: str, folders: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(folders / run, tmp_path / "run")
     ends = np.cumsum([len(line) for line in lines(folder)])
     expected = RunFolder.open(folder).records()
     for end in range(ends[-1], -1, -1):
         os.truncate(folder / "rounds.jsonl", end)
-        found = attempt(FedghError, RunFolder.open(folder).records)
-        assert isinstance(found, Refused) or found == expected[: (ends - 1 <= end).sum()]
+        outcome = attempt(FedghError, RunFolder.open(folder).records)
+        assert isinstance(outcome, Refused) or outcome == expected[: (ends - 1 <= end).sum()]
 
 
 @fuzz(0.01, end=st.integers(0, 3_000), rest=st.binary(max_size=9))
-def test_what_a_crash_wrote_in_part_is_forgotten(place: Path, end: int, rest: bytes) -> None:
-    folder = place / "crashed"
-    committed, last = b"".join(lines(folder)[: ROUNDS - 1]), lines(place / "finished")[-1]
+def test_an_unfinished_last_line_of_the_history_is_ignored(
+    folders: Path, end: int, rest: bytes
+) -> None:
+    folder = folders / "crashed"
+    committed, last = b"".join(lines(folder)[: ROUNDS - 1]), lines(folders / "finished")[-1]
     (folder / "rounds.jsonl").write_bytes(committed + last[:end] + rest)
     done, _ = RunFolder.open(folder).rewind()
     assert done == ROUNDS - 1
@@ -131,7 +134,7 @@ PIECES = [b"\xff", b"\0", b"[" * 5_000, b"1" * 5_000, b"NaN", b"1e999", b"{}", b
 
 @st.composite
 def damages(draw: DrawFn) -> tuple[str, int, Any]:
-    """A file, a place in it, and what happens there."""
+    """Draw a file, a position in it, and the damage there."""
     what = st.one_of(
         st.sampled_from(["cut", "remove", "drop"]),
         st.sampled_from(PIECES),
@@ -141,26 +144,26 @@ def damages(draw: DrawFn) -> tuple[str, int, Any]:
 
 
 def damaged(content: bytes, seed: int, what: Any) -> bytes:
-    """The content of a file after that has happened to it."""
-    at = seed % (len(content) + 1)
+    """Return the content of a file after the damage."""
+    start = seed % (len(content) + 1)
     if what == "cut":
-        return content[:at]
+        return content[:start]
     if what == "remove":
-        return content[:at] + content[at + 1 + seed % 40 :]
+        return content[:start] + content[start + 1 + seed % 40 :]
     if isinstance(what, bytes):
-        return content[:at] + what + content[at + seed % 9 :]
+        return content[:start] + what + content[start + seed % 9 :]
     try:
         parts = [json.loads(line) for line in content.splitlines()]
     except ValueError:
         try:
             parts = [json.loads(content)]
         except ValueError:
-            return content[:at]
+            return content[:start]
     return b"".join(json.dumps(_changed(part, seed, what)).encode() + b"\n" for part in parts)
 
 
 def _changed(value: Any, seed: int, what: Any) -> Any:
-    """The same value but for one place somewhere in it."""
+    """Return the value with one change somewhere in it."""
     if not value or not isinstance(value, dict | list):
         return value if what == "drop" else what[1]
     keys = list(value) if isinstance(value, dict) else list(range(len(value)))
@@ -178,8 +181,8 @@ def _changed(value: Any, seed: int, what: Any) -> Any:
 
 
 @contextmanager
-def holding(file: Path, content: bytes) -> Iterator[None]:
-    """A file with another content for a while."""
+def with_content(file: Path, content: bytes) -> Iterator[None]:
+    """Replace the content of a file for the duration of the block."""
     before = file.read_bytes()
     file.write_bytes(content)
     try:
@@ -189,61 +192,61 @@ def holding(file: Path, content: bytes) -> Iterator[None]:
 
 
 @fuzz(0.06, damage=damages())
-def test_a_damaged_folder_is_read_or_refused(place: Path, damage: tuple[str, int, Any]) -> None:
+def test_a_damaged_folder_is_read_or_refused(folders: Path, damage: tuple[str, int, Any]) -> None:
     name, seed, what = damage
-    file = place / "finished" / name
-    with holding(file, damaged(file.read_bytes(), seed, what)):
-        look_at(place / "finished")
+    file = folders / "finished" / name
+    with with_content(file, damaged(file.read_bytes(), seed, what)):
+        read_everything(folders / "finished")
 
 
 @fuzz(0.01, damage=damages())
-def test_the_models_of_a_damaged_folder_are_used_or_refused(
-    place: Path, damage: tuple[str, int, Any]
+def test_the_models_of_a_damaged_folder_are_loaded_or_refused(
+    folders: Path, damage: tuple[str, int, Any]
 ) -> None:
     name, seed, what = damage
-    file = place / "crashed" / name
+    file = folders / "crashed" / name
     if not file.exists():
         return
 
     def use() -> list[str]:
-        trained = TrainedFederation.load(place / "crashed", trust=True)
+        trained = TrainedFederation.load(folders / "crashed", trust=True)
         assert len(trained.history) >= ROUNDS - 1
         return trained.clients[0].predict(np.zeros((2, 4)))
 
-    with holding(file, damaged(file.read_bytes(), seed, what)):
-        found = attempt(FedghError, use)
-    assert len(found) == 2 if isinstance(found, list) else "\n" not in found.why
+    with with_content(file, damaged(file.read_bytes(), seed, what)):
+        outcome = attempt(FedghError, use)
+    assert len(outcome) == 2 if isinstance(outcome, list) else "\n" not in outcome.why
 
 
 @st.composite
-def states(draw: DrawFn, usual: bytes) -> bytes:
-    """A file of tensors, damaged as messages are."""
-    return draw(tampered(usual) | payloads.reheaded(usual) | st.binary(max_size=60))
+def states(draw: DrawFn, content: bytes) -> bytes:
+    """Draw a file of tensors, damaged like a message."""
+    return draw(tampered(content) | payloads.with_false_header(content) | st.binary(max_size=60))
 
 
 @fuzz(0.03, data=st.data())
-def test_a_damaged_checkpoint_is_loaded_or_refused(place: Path, data: st.DataObject) -> None:
-    file = place / "finished" / "checkpoint" / "server.safetensors"
-    run = RunFolder.open(place / "finished")
+def test_a_damaged_checkpoint_is_loaded_or_refused(folders: Path, data: st.DataObject) -> None:
+    file = folders / "finished" / "checkpoint" / "server.safetensors"
+    run = RunFolder.open(folders / "finished")
     round, state = run.committed()
-    with holding(file, data.draw(states(file.read_bytes()))):
-        found = attempt(FedghError, run.committed)
-    if isinstance(found, Refused):
-        assert str(file) in found.why or "rounds.jsonl" in found.why
+    with with_content(file, data.draw(states(file.read_bytes()))):
+        outcome = attempt(FedghError, run.committed)
+    if isinstance(outcome, Refused):
+        assert str(file) in outcome.why or "rounds.jsonl" in outcome.why
     else:
-        assert found[0] == round
-        assert found[1].keys() == state.keys()
-        assert all(found[1][name].nan_to_num().equal(state[name].nan_to_num()) for name in state)
+        assert outcome[0] == round
+        assert outcome[1].keys() == state.keys()
+        assert all(outcome[1][name].nan_to_num().equal(state[name].nan_to_num()) for name in state)
 
 
 @fuzz(0.02, data=st.data())
-def test_damaged_class_means_are_drawn_or_refused(place: Path, data: st.DataObject) -> None:
-    file = next((place / "finished" / "means").iterdir())
-    run = NamedRun("run", RunFolder(place / "finished"))
-    with holding(file, data.draw(payloads.messages(SPEC) | states(file.read_bytes()))):
-        found = attempt(FedghError, lambda: project(run))
-    if isinstance(found, Projection):
-        assert all(np.isfinite([row["x"], row["y"]]).all() for row in found.rows)
+def test_damaged_class_means_are_projected_or_refused(folders: Path, data: st.DataObject) -> None:
+    file = next((folders / "finished" / "means").iterdir())
+    run = NamedRun("run", RunFolder(folders / "finished"))
+    with with_content(file, data.draw(payloads.messages(SPEC) | states(file.read_bytes()))):
+        outcome = attempt(FedghError, lambda: project(run))
+    if isinstance(outcome, Projection):
+        assert all(np.isfinite([row["x"], row["y"]]).all() for row in outcome.rows)
 
 
 ANY = st.sampled_from(
@@ -252,10 +255,10 @@ ANY = st.sampled_from(
 
 
 @fuzz(0.005, name=ANY, data=st.data())
-def test_a_damaged_run_goes_on_or_is_refused(
-    place: Path, tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
+def test_a_damaged_run_is_resumed_or_refused(
+    folders: Path, tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
 ) -> None:
-    folder = shutil.copytree(place / "crashed", tmp_path_factory.mktemp("resumed") / "run")
+    folder = shutil.copytree(folders / "crashed", tmp_path_factory.mktemp("resumed") / "run")
     if " " in name:
         client = int(name.split()[-1])
         (file,) = folder.glob(f"checkpoint/client-{client:06}.round-{ROUNDS - 1:06}.safetensors")
@@ -272,9 +275,9 @@ def test_a_damaged_run_goes_on_or_is_refused(
         assert [record.round for record in run.records()] == [1, 2, 3]
 
 
-PAGE = b'{"releases": 3, "spent": 0.5}'
-PAGES = st.one_of(
-    tampered(PAGE),
+LEDGER = b'{"releases": 3, "spent": 0.5}'
+LEDGERS = st.one_of(
+    tampered(LEDGER),
     st.tuples(VALUES, VALUES).map(
         lambda pair: json.dumps({"releases": pair[0], "spent": pair[1]}).encode()
     ),
@@ -283,15 +286,15 @@ PAGES = st.one_of(
 
 
 @example(content=b"{}")
-@fuzz(0.005, content=PAGES)
-def test_a_damaged_ledger_never_counts_less_than_a_release(place: Path, content: bytes) -> None:
+@fuzz(0.005, content=LEDGERS)
+def test_a_damaged_ledger_is_refused_or_counts_a_release(folders: Path, content: bytes) -> None:
     pytest.importorskip("dp_accounting")
-    path = place / "ledger.json"
+    path = folders / "ledger.json"
     path.write_bytes(content)
-    found = attempt(FedghError, lambda: Ledger(path, max_epsilon=5.0, delta=1e-5).spend(1.0))
-    if isinstance(found, Refused):
+    outcome = attempt(FedghError, lambda: Ledger(path, max_epsilon=5.0, delta=1e-5).spend(1.0))
+    if isinstance(outcome, Refused):
         assert path.read_bytes() == content
-        assert "\n" not in found.why
+        assert "\n" not in outcome.why
     else:
         before, after = json.loads(content), json.loads(path.read_bytes())
         assert after["releases"] == before["releases"] + 1

@@ -1,4 +1,4 @@
-"""Every command that reads a folder it did not make, ready to be tried on a hostile one."""
+"""All commands that read a run folder of a remote party, for tests with malicious folders."""
 
 import shutil
 from collections.abc import Callable
@@ -25,25 +25,25 @@ SMALL = [
     *("model.rep_dim=4", "run.engine=serial", "data.partition=iid"),
 ]
 STUDY = Reproduction("cost", "smoke", [0], [], None)
-"""A study whose runs are looked for in the folder."""
+"""The study whose runs `reproduce` reads."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """A folder with runs from elsewhere, and what the user brings."""
+class RemoteFolder:
+    """A folder with a run of a remote party, and with the user's own files."""
 
     path: Path
     method: str  # of the run
 
     @property
     def run(self) -> Path:
-        """The run, where a comparison of this method looks for it."""
+        """Path of the run, where a comparison of this method expects it."""
         return self.path / "runs" / f"{self.method}-seed0"
 
-    def copy(self, to: Path) -> "Place":
-        """The same elsewhere."""
+    def copy(self, to: Path) -> "RemoteFolder":
+        """Copy the folder to another path, and return the copy."""
         shutil.copytree(self.path, to, symlinks=True)
-        return Place(to, self.method)
+        return RemoteFolder(to, self.method)
 
     def settings(self, section: str, key: str, value: object) -> None:
         """Change the configuration of the run."""
@@ -53,92 +53,105 @@ class Place:
         file.write_text(tomli_w.dumps(table))
 
 
-def make(path: Path, method: str) -> Place:
-    """A finished run with everything that a run folder may hold."""
+def make(path: Path, method: str) -> RemoteFolder:
+    """Create a folder with a finished run and all files that commands need."""
     shared = ["method.shared=mlp"] if method in ("fml", "fedkd") else []
     experiment = prepare(config.load("demo", [*SMALL, f"method.name={method}", *shared]))
-    place = Place(path, method)
-    loop.run(experiment, place.run)
+    folder = RemoteFolder(path, method)
+    loop.run(experiment, folder.run)
     (path / "own.toml").write_text(experiment.config.to_toml())
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (40, 1, 32, 32)).astype(np.uint8)
     np.savez(path / "data.npz", x=x, y=np.arange(40) % 10)
     np.save(path / "x.npy", x)
     FederationFolder.create(path / "federation", experiment.config)
-    return place
+    return folder
 
 
-Command = Callable[[Place, pytest.MonkeyPatch], object]
+Command = Callable[[RemoteFolder, pytest.MonkeyPatch], object]
 
 
-def _typed(*words: str) -> Command:
-    """A command line in which RUN, HERE and OUT stand for the run, its place and a new folder."""
+def _command_line(*arguments: str) -> Command:
+    """Return a command line in which RUN, HERE and OUT are replaced.
 
-    def act(place: Place, monkeypatch: pytest.MonkeyPatch) -> object:
-        out = place.path / "out"
+    They stand for the run, the folder around it, and a new folder.
+    """
+
+    def act(folder: RemoteFolder, monkeypatch: pytest.MonkeyPatch) -> object:
+        out = folder.path / "out"
         out.mkdir(exist_ok=True)
-        meant = {"RUN": str(place.run), "HERE": str(place.path), "OUT": str(out)}
-        given = [meant.get(word, word.replace("HERE/", f"{place.path}/")) for word in words]
-        return inside(monkeypatch, *(word.replace("OUT/", f"{out}/") for word in given))
+        values = {"RUN": str(folder.run), "HERE": str(folder.path), "OUT": str(out)}
+        replaced = [
+            values.get(argument, argument.replace("HERE/", f"{folder.path}/"))
+            for argument in arguments
+        ]
+        return inside(monkeypatch, *(argument.replace("OUT/", f"{out}/") for argument in replaced))
 
     return act
 
 
-def _audit(place: Place, monkeypatch: pytest.MonkeyPatch) -> object:
+def _audit(folder: RemoteFolder, monkeypatch: pytest.MonkeyPatch) -> object:
     little = Effort(sizes=(1,), reconstructions=2, candidates=4, levels=())
     monkeypatch.setattr(audits, "Effort", lambda: little)
-    return _typed("audit", "RUN")(place, monkeypatch)
+    return _command_line("audit", "RUN")(folder, monkeypatch)
 
 
-def _watch(place: Place, _: pytest.MonkeyPatch) -> object:
-    return LivePage(place.run).content()
+def _watch(folder: RemoteFolder, _: pytest.MonkeyPatch) -> object:
+    return LivePage(folder.run).content()
 
 
 def _sweep(command: str) -> Command:
-    def act(place: Place, monkeypatch: pytest.MonkeyPatch) -> object:
-        words = [command, str(place.path / "own.toml"), "--methods", place.method, "--seeds", "0"]
-        return inside(monkeypatch, *words, "--out", str(place.path / "runs"))
+    def act(folder: RemoteFolder, monkeypatch: pytest.MonkeyPatch) -> object:
+        arguments = [
+            command,
+            str(folder.path / "own.toml"),
+            "--methods",
+            folder.method,
+            "--seeds",
+            "0",
+        ]
+        return inside(monkeypatch, *arguments, "--out", str(folder.path / "runs"))
 
     return act
 
 
-def _reproduce(place: Place, monkeypatch: pytest.MonkeyPatch) -> object:
+def _reproduce(folder: RemoteFolder, monkeypatch: pytest.MonkeyPatch) -> object:
     (trial, *_) = STUDY.trials([])
-    there = place.path / "studies" / "smoke" / trial.folder
-    there.parent.mkdir(parents=True, exist_ok=True)
-    place.run.rename(there)
-    words = ["reproduce", STUDY.name, "--budget", "smoke", "--no-run"]
-    return inside(monkeypatch, *words, "--out", str(place.path / "studies"))
+    study_run = folder.path / "studies" / "smoke" / trial.folder
+    study_run.parent.mkdir(parents=True, exist_ok=True)
+    folder.run.rename(study_run)
+    arguments = ["reproduce", STUDY.name, "--budget", "smoke", "--no-run"]
+    return inside(monkeypatch, *arguments, "--out", str(folder.path / "studies"))
 
 
-def _resume(place: Place, monkeypatch: pytest.MonkeyPatch) -> object:
-    return inside(monkeypatch, "resume", str(place.run), "--quiet")
+def _resume(folder: RemoteFolder, monkeypatch: pytest.MonkeyPatch) -> object:
+    return inside(monkeypatch, "resume", str(folder.run), "--quiet")
 
 
 READERS: dict[str, Command] = {
-    "report": _typed("report", "RUN"),
-    "clients": _typed("clients", "RUN"),
-    "predict": _typed("predict", "RUN", "HERE/x.npy", "--client", "0", "--csv", "OUT/p.csv"),
-    "export": _typed("export", "RUN", "--client", "0", "--format", "safetensors"),
+    "report": _command_line("report", "RUN"),
+    "clients": _command_line("clients", "RUN"),
+    "predict": _command_line("predict", "RUN", "HERE/x.npy", "--client", "0", "--csv", "OUT/p.csv"),
+    "export": _command_line("export", "RUN", "--client", "0", "--format", "safetensors"),
     "audit": _audit,
-    "newcomer": _typed(
+    "newcomer": _command_line(
         *("newcomer", "RUN", "--data", "HERE/data.npz", "--network", "mlp", "--rounds", "1"),
         *("--out", "OUT/joined"),
     ),
-    "forget": _typed("forget", "RUN", "--client", "0"),
+    "forget": _command_line("forget", "RUN", "--client", "0"),
     "watch": _watch,
     "compare": _sweep("compare"),
     "advise": _sweep("advise"),
     "reproduce": _reproduce,
-    "flower status": _typed("flower", "status", "HERE/federation", "--out", "RUN"),
+    "flower status": _command_line("flower", "status", "HERE/federation", "--out", "RUN"),
 }
-"""What may be used on a run folder from elsewhere."""
+"""Commands that are safe with a run folder of a remote party."""
 
 RUN_CODE: dict[str, Command] = {"resume": _resume}
-"""What imports the code that a run folder names, by its purpose; SECURITY.md lists it."""
+"""Commands that import code named in a run folder, on purpose; SECURITY.md lists them."""
 
 NO_RUN_FOLDER = {
     *("run", "tune", "partition", "list", "new-method", "data fetch"),
     *("flower init", "flower up", "flower join", "flower stop"),
 }
-"""What reads no run folder that it did not make; some of it runs code that the user names."""
+"""Commands that read no run folder of a remote party; some run code that the user names."""

@@ -1,4 +1,4 @@
-"""Every field of a configuration that can hold text, and hostile texts for it."""
+"""All fields of a configuration that can have text, and malicious texts for them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +13,7 @@ SECTIONS: dict[str, type[Any]] = {
 
 
 def texts() -> Iterator[tuple[str, str, str, Names | None]]:
-    """Every field that can hold text: method, section, key, what it declares."""
+    """Yield every field that can have text: method, section, key, declaration."""
     for section, kind in SECTIONS.items():
         for key, names in declarations(kind).items():
             yield "fedgh", section, key, names
@@ -45,12 +45,13 @@ CASES = sorted(
 )
 
 
-FIRST = [
+FIRST_OF_EACH_KIND = [
     case
     for case in CASES
     if case[2] == "shared" or case[3] in [values[0] for values in HOSTILE.values()]
 ]
 
 
-def followed(seen: list[str]) -> list[str]:
+def evil_events(seen: list[str]) -> list[str]:
+    """Return the audit events that concern a malicious name."""
     return [what for what in seen if "elsewhere_evil" in what or "elsewhere-evil" in what]

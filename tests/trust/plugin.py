@@ -1,4 +1,4 @@
-"""A method from elsewhere whose field declares nothing about its text."""
+"""A method outside fedgh with a text field that has no declaration."""
 
 from typing import ClassVar
 
@@ -6,7 +6,7 @@ from fedgh.methods.standalone import Standalone
 
 
 class Plugin(Standalone):
-    """Standalone with a text."""
+    """Standalone with an undeclared text field."""
 
     name: ClassVar[str] = "plugin"
 

@@ -1,7 +1,7 @@
-"""Files in a folder from elsewhere: devices, pipes, links and floods; and what is written there.
+"""Special files in a folder of a remote party: devices, pipes, links and very large files.
 
-By enumeration: of the places in the code that touch files, of the files of a run, of the commands.
-A new one fails here until it is decided how it is opened.
+The tests enumerate all calls in the code that use files, all files of a run, and all commands. A
+new one fails here until it is classified.
 """
 
 import ast
@@ -24,23 +24,23 @@ from fedgh.trained.clients import TrainedFederation
 from fedgh.training import loop
 from fedgh.trust import OWN
 from tests.support.tiny import quick
-from tests.trust.commands import READERS, RUN_CODE, SMALL, Place, make
-from tests.trust.watch import WATCH
+from tests.trust.commands import READERS, RUN_CODE, SMALL, RemoteFolder, make
+from tests.trust.watch import RECORDER
 
 SOURCE = Path(fedgh.__file__).parent
 
-TOUCHES = {
+FILE_FUNCTIONS = {
     *("open", "read_text", "write_text", "write_bytes", "mkdir", "touch", "load_file", "safe_open"),
     *("save_file", "fromfile", "memmap", "loadtxt", "genfromtxt", "savez", "symlink_to"),
     *("copyfile", "copytree", "move", "rename", "hardlink_to", "mkstemp", "rmtree", "from_file"),
 }
-"""Functions and methods that open, make or move a file, whatever they belong to."""
+"""Names of functions and methods that open, create or move a file, of any class."""
 
 PACKAGED = "of the package itself"
-DECIDED = {
+ALLOWED_CALLS = {
     ("cli/reading.py", "webbrowser.open"): "an address",
-    ("cli/__init__.py", "os.open"): "/dev/null, for output that is not read any more",
-    ("cli/helpers.py", "folder.mkdir"): "takes a new folder in one step",
+    ("cli/__init__.py", "os.open"): "/dev/null, for output after its reader has ended",
+    ("cli/helpers.py", "folder.mkdir"): "creates a new folder, or fails if it exists",
     ("cli/models.py", "RunFolder.open"): "opens no file",
     ("config.py", "item.read_text"): PACKAGED,
     (
@@ -71,11 +71,11 @@ DECIDED = {
     ("data/sources.py", "gzip.open"): "unpacks from a file that fedgh.files has opened",
     ("data/arrays.py", "archive.open"): "unpacks from a file that fedgh.files has opened",
 }
-"""Calls that may be made outside files.py, and why."""
+"""Calls that are allowed outside files.py, with the reason."""
 
 
-def touching() -> Iterator[tuple[str, str]]:
-    """The calls in the source that touch files: in which file, of what."""
+def file_calls() -> Iterator[tuple[str, str]]:
+    """Yield the calls in the source that use files: source file and function."""
     for path in sorted(SOURCE.rglob("*.py")):
         name = path.relative_to(SOURCE).as_posix()
         if name == "files.py":
@@ -83,12 +83,12 @@ def touching() -> Iterator[tuple[str, str]]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 last = getattr(node.func, "attr", getattr(node.func, "id", ""))
-                if last in TOUCHES:
+                if last in FILE_FUNCTIONS:
                     yield name, ast.unparse(node.func)
 
 
-def test_files_are_opened_in_one_place() -> None:
-    assert set(touching()) - DECIDED.keys() == set()
+def test_files_are_opened_only_in_fedgh_files() -> None:
+    assert set(file_calls()) - ALLOWED_CALLS.keys() == set()
 
 
 FILES = {
@@ -101,14 +101,14 @@ FILES = {
     r"\.lock": "locked, never read",
     r"tensorboard/events\.out\.tfevents\..*": "written for TensorBoard, never read",
 }
-"""All that a run folder may hold."""
+"""Patterns of all files that a run folder may have, with their purpose."""
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """A run with everything that a run folder may hold."""
-    made = make(tmp_path_factory.mktemp("elsewhere") / "place", "fedgh")
-    run = RunFolder(made.run)
+def remote_folder(tmp_path_factory: pytest.TempPathFactory) -> RemoteFolder:
+    """A folder with a run that has all files that a run folder may have."""
+    created = make(tmp_path_factory.mktemp("elsewhere") / "remote_folder", "fedgh")
+    run = RunFolder(created.run)
     confusion.measure(run, trust=OWN)
     run.count_requests([0, 1])
     little = Effort(sizes=(1,), reconstructions=2, candidates=4, levels=())
@@ -116,21 +116,21 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     client = TrainedFederation.load(run.path).clients[0]
     client.export(run.path / "export" / "client-0.safetensors", "safetensors")
     write_page([run.path])
-    return made
+    return created
 
 
 def files_of(run: Path) -> list[str]:
     return sorted(path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file())
 
 
-def test_every_file_of_a_run_is_decided(place: Place, tmp_path: Path) -> None:
+def test_every_file_of_a_run_is_classified(remote_folder: RemoteFolder, tmp_path: Path) -> None:
     loop.run(quick(*SMALL, "run.callbacks=tensorboard"), tmp_path / "run")
-    on_flower = shutil.copytree(place.run, tmp_path / "on flower")
+    on_flower = shutil.copytree(remote_folder.run, tmp_path / "on flower")
     Session("run-1", 1, 7, RunFolder(on_flower).run_id).write(on_flower)
     found = files_of(on_flower) + files_of(tmp_path / "run")
-    undecided = [name for name in found if not any(re.fullmatch(kind, name) for kind in FILES)]
-    assert undecided == []
-    for kind in FILES:  # and none is decided that there is not
+    unclassified = [name for name in found if not any(re.fullmatch(kind, name) for kind in FILES)]
+    assert unclassified == []
+    for kind in FILES:  # and every pattern has a file
         assert any(re.fullmatch(kind, name) for name in found), kind
 
 
@@ -142,8 +142,8 @@ def pipe(path: Path, _: Path) -> None:
     os.mkfifo(path)
 
 
-def link_to_a_file(path: Path, kept: Path) -> None:
-    path.symlink_to(kept)
+def link_to_a_file(path: Path, user_file: Path) -> None:
+    path.symlink_to(user_file)
 
 
 def folder(path: Path, _: Path) -> None:
@@ -152,13 +152,13 @@ def folder(path: Path, _: Path) -> None:
 
 def flood(path: Path, _: Path) -> None:
     with path.open("wb") as file:
-        file.truncate(2**40)  # takes no room on the disk, as long as it is not copied
+        file.truncate(2**40)  # a sparse file: it takes no space on the disk
 
 
 TRAPS: list[Callable[[Path, Path], None]] = [
     *(link_to_a_device, pipe, link_to_a_file, folder, flood)
 ]
-READ = [
+TRAPPED_FILES = [
     *("config.toml", "data.json", "clients.json", "rounds.jsonl", "summary.json"),
     *("confusion.json", "audit.json", "flower.json", "asked.json", ".lock", "report.html"),
     *("checkpoint/server.safetensors", "checkpoint/client-000000.round-000001.safetensors"),
@@ -166,17 +166,19 @@ READ = [
 ]
 
 
-def test_the_traps_are_set_in_every_file(place: Place) -> None:
-    there = {name for name in READ if (place.run / name).exists()} | {"flower.json"}
-    alike = {re.sub(r"client-\d{6}", "client-000000", name) for name in files_of(place.run)}
-    assert alike <= there
-    assert there == set(READ)
+def test_every_file_of_a_run_is_replaced_by_a_trap(remote_folder: RemoteFolder) -> None:
+    existing = {name for name in TRAPPED_FILES if (remote_folder.run / name).exists()} | {
+        "flower.json"
+    }
+    names = {re.sub(r"client-\d{6}", "client-000000", name) for name in files_of(remote_folder.run)}
+    assert names <= existing
+    assert existing == set(TRAPPED_FILES)
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Path:
-    """A file of the user's, outside the folder."""
-    path = tmp_path / "kept.txt"
+def user_file(tmp_path: Path) -> Path:
+    """A file of the user outside the folder."""
+    path = tmp_path / "user_file.txt"
     path.write_text("precious")
     return path
 
@@ -185,9 +187,9 @@ COMMANDS = READERS | RUN_CODE
 
 
 def cases() -> Iterator[object]:
-    """Every trap in every file for every command; the ordinary tests take some of each."""
+    """Yield every trap in every file for every command; most only with the mark `faults`."""
     for i, command in enumerate(COMMANDS):
-        for j, name in enumerate(READ):
+        for j, name in enumerate(TRAPPED_FILES):
             for k, trap in enumerate(TRAPS):
                 often = (i + j) % len(TRAPS) == k and (i + 2 * j) % 3 == 0
                 marks = [] if often else [pytest.mark.faults]
@@ -199,13 +201,13 @@ def test_a_trap_is_neither_opened_nor_written_through(
     trap: Callable[[Path, Path], None],
     name: str,
     command: str,
-    place: Place,
-    kept: Path,
+    remote_folder: RemoteFolder,
+    user_file: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    hostile = place.copy(tmp_path / "place")
+    hostile = remote_folder.copy(tmp_path / "remote_folder")
     target = hostile.run / name
     if target.is_dir():
         if trap in (folder, flood):
@@ -215,25 +217,25 @@ def test_a_trap_is_neither_opened_nor_written_through(
         target.symlink_to(tmp_path / "elsewhere")
     else:
         target.unlink(missing_ok=True)
-        trap(target, kept)
+        trap(target, user_file)
     monkeypatch.chdir(tmp_path)
     opened = target if trap is not flood and name != ".lock" else None
-    with WATCH.watching(trap=opened):
+    with RECORDER.recording(trap=opened):
         COMMANDS[command](hostile, monkeypatch)
-    assert kept.read_text() == "precious"
+    assert user_file.read_text() == "precious"
     if (tmp_path / "elsewhere").exists():
         assert list((tmp_path / "elsewhere").iterdir()) == []
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_file_that_is_written_takes_the_place_of_a_link(
-    place: Place, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_written_file_replaces_a_link(
+    remote_folder: RemoteFolder, user_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hostile = place.copy(tmp_path / "place")
+    hostile = remote_folder.copy(tmp_path / "remote_folder")
     for number in range(os.getpid() - 3, os.getpid() + 3):  # names of an earlier version
-        (hostile.run / f"report.html.{number}.part").symlink_to(kept)
+        (hostile.run / f"report.html.{number}.part").symlink_to(user_file)
     (hostile.run / "report.html").unlink()
-    (hostile.run / "report.html").symlink_to(kept)
+    (hostile.run / "report.html").symlink_to(user_file)
     assert READERS["report"](hostile, monkeypatch) == 0
-    assert kept.read_text() == "precious"
+    assert user_file.read_text() == "precious"
     assert not (hostile.run / "report.html").is_symlink()

@@ -1,6 +1,6 @@
-"""What a server asks of a participant: nothing that it names is followed, and there are limits.
+"""Requests of a server to a client: names in them are not followed, and limits apply.
 
-By enumeration of the fields that hold text, as in `test_names`.
+The tests enumerate all fields with text, as in `test_names`.
 """
 
 import json
@@ -26,8 +26,8 @@ from fedgh.training.experiment import Experiment
 from tests.flower.local import FIRST_NODE, LocalFederation
 from tests.support.public import CHORUS
 from tests.trust.commands import SMALL
-from tests.trust.names import FIRST, followed
-from tests.trust.watch import WATCH
+from tests.trust.names import FIRST_OF_EACH_KIND, evil_events
+from tests.trust.watch import RECORDER
 
 Ask = Callable[..., Reply]
 
@@ -38,7 +38,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "MIN_FIRST_ROUND", 0.0)
 
 
-def bring(task: Task, _: NodeConfig) -> ClientSpec:
+def make_client(task: Task, _: NodeConfig) -> ClientSpec:
     rng = torch.Generator().manual_seed(0)
     data = torch.randn(30, 5, generator=rng), torch.arange(30) % task.num_classes
     return ClientSpec(nn.Linear(5, task.rep_dim), data)
@@ -46,20 +46,20 @@ def bring(task: Task, _: NodeConfig) -> ClientSpec:
 
 PRIVATE = ["data.name=private", "data.classes=no,yes", "data.shape=[5]", "model.rep_dim=4"]
 KINDS: dict[str, tuple[ClientApp, list[str]]] = {
-    "dealt data": (client.app, SMALL),
-    "own data": (client_app(bring), [*SMALL, *PRIVATE]),
+    "partitioned data": (client.app, SMALL),
+    "own data": (client_app(make_client), [*SMALL, *PRIVATE]),
 }
 
 
 @pytest.fixture(params=KINDS)
 def ask(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """Put a question to a participant as a server may, with other settings."""
+    """A function that sends a client the request of a server with changed settings."""
     app, overrides = KINDS[request.param]
     (tmp_path / "elsewhere_evil.py").write_text("raise SystemExit('imported')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def asked(
+    def send(
         method: str = "fedgh", section: str = "", key: str = "", value: Any = None, **changes: Any
     ) -> Reply:
         shared = ["method.shared=mlp"] if method in ("fml", "fedkd") else []
@@ -70,13 +70,13 @@ def ask(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         if section:
             settings.setdefault(section, {})[key] = value
         federation = LocalFederation(tmp_path / "federation", prepared, [app])
-        return put(federation, prepared, settings=settings, **changes)
+        return send_request(federation, prepared, settings=settings, **changes)
 
-    return asked
+    return send
 
 
-def put(federation: LocalFederation, prepared: Experiment, **changes: Any) -> Reply:
-    """Put the first question of a run to client 0, changed in some fields."""
+def send_request(federation: LocalFederation, prepared: Experiment, **changes: Any) -> Reply:
+    """Send client 0 the first request of a run, with some fields changed."""
     server = Flower(
         federation.grid,
         {},
@@ -98,17 +98,17 @@ def put(federation: LocalFederation, prepared: Experiment, **changes: Any) -> Re
 
 
 @pytest.mark.parametrize("method", ["fedgh", "fml", "fedkd"])
-def test_what_a_server_may_ask_is_answered(ask: Ask, method: str) -> None:
+def test_a_client_answers_an_honest_request(ask: Ask, method: str) -> None:
     assert ask(method).error is None
 
 
-@pytest.mark.parametrize(("method", "section", "key", "value"), FIRST)
-def test_no_name_of_a_server_is_followed(
+@pytest.mark.parametrize(("method", "section", "key", "value"), FIRST_OF_EACH_KIND)
+def test_a_client_follows_no_name_in_a_servers_settings(
     ask: Ask, method: str, section: str, key: str, value: str
 ) -> None:
-    with WATCH.watching() as seen:
+    with RECORDER.recording() as events:
         reply = ask(method, section, key, [value] if key in ("extractors", "callbacks") else value)
-    assert followed(seen) == []
+    assert evil_events(events) == []
     replaced = section in ("data", "public") or (key == "extractors" and reply.error is None)
     refusal = "is not part of fedgh, and this client does not allow it"
     assert replaced or refusal in str(reply.error)
@@ -116,31 +116,31 @@ def test_no_name_of_a_server_is_followed(
 
 @pytest.fixture
 def no_official_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No official data set is on this machine, and none may be fetched."""
+    """No official data set is on this machine, and a download fails the test."""
     monkeypatch.setenv("FEDGH_DATA", str(tmp_path / "nothing"))
     monkeypatch.setattr("pooch.os_cache", lambda _: tmp_path / "nothing")
     monkeypatch.setattr("pooch.retrieve", lambda *_, **__: pytest.fail("a download"))
 
 
 @pytest.mark.usefixtures("no_official_data")
-def test_a_server_does_not_start_a_download(ask: Ask) -> None:
-    with WATCH.watching() as seen:
+def test_a_client_downloads_no_data_at_a_servers_request(ask: Ask) -> None:
+    with RECORDER.recording() as events:
         reply = ask("fedgh", "data", "name", "cifar10")
-    assert [what for what in seen if what.startswith("socket")] == []
+    assert [what for what in events if what.startswith("socket")] == []
     assert "downloads nothing at" in str(reply.error) or "partitions a data set" in str(reply.error)
 
 
 PUBLIC = {"name": "npz", "samples": 20}
 
 
-def needing_public(tmp_path: Path, kind: str) -> tuple[LocalFederation, Experiment]:
-    """A participant in a federation whose method gives public data to all, and its server."""
+def federation_with_public_data(tmp_path: Path, kind: str) -> tuple[LocalFederation, Experiment]:
+    """Return a federation whose clients need public data, and its experiment."""
     rng = np.random.default_rng(0)
-    image = (1, 32, 32) if kind == "dealt data" else (5,)
+    image = (1, 32, 32) if kind == "partitioned data" else (5,)
     x = rng.integers(0, 256, (30, *image)).astype(np.uint8)
     np.savez(tmp_path / "public.npz", x=x, y=np.arange(30) % 2)
     app, overrides = KINDS[kind]
-    app = app if kind == "dealt data" else client_app(bring, methods=[CHORUS])
+    app = app if kind == "partitioned data" else client_app(make_client, methods=[CHORUS])
     public = [f"public.path={tmp_path / 'public.npz'}", "public.name=npz", "public.samples=20"]
     settings = [*overrides, f"method.name={CHORUS}", *public]
     prepared = experiment.prepare(config.load("demo", settings))
@@ -149,26 +149,26 @@ def needing_public(tmp_path: Path, kind: str) -> tuple[LocalFederation, Experime
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_public_data_come_from_the_participants_own_place(kind: str, tmp_path: Path) -> None:
-    federation, prepared = needing_public(tmp_path, kind)
+def test_a_client_loads_public_data_from_its_own_path(kind: str, tmp_path: Path) -> None:
+    federation, prepared = federation_with_public_data(tmp_path, kind)
     settings = shared_settings(prepared)
     assert settings["public"] == PUBLIC
     assert prepared.public is not None
     digest = prepared.public.digest.hex()
     settings["public"] |= {"path": "/elsewhere_evil/data.npz", "dir": "/elsewhere_evil"}
-    with WATCH.watching() as seen:
-        reply = put(federation, prepared, settings=settings, public=digest)
+    with RECORDER.recording() as events:
+        reply = send_request(federation, prepared, settings=settings, public=digest)
     assert reply.error is None
-    assert followed(seen) == []
-    assert any("public.npz" in what for what in seen)
+    assert evil_events(events) == []
+    assert any("public.npz" in what for what in events)
 
 
 @pytest.mark.usefixtures("no_official_data")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_server_does_not_start_a_download_of_public_data(kind: str, tmp_path: Path) -> None:
-    federation, prepared = needing_public(tmp_path, kind)
+def test_a_client_downloads_no_public_data_at_a_servers_request(kind: str, tmp_path: Path) -> None:
+    federation, prepared = federation_with_public_data(tmp_path, kind)
     settings = {**shared_settings(prepared), "public": {**PUBLIC, "name": "cifar100"}}
-    reply = put(federation, prepared, settings=settings)
+    reply = send_request(federation, prepared, settings=settings)
     assert str(reply.error).startswith("cifar100 is not on this client's machine, and a client")
 
 
@@ -185,70 +185,78 @@ LIMITS = [
 
 
 @pytest.mark.parametrize(("section", "key", "value", "limit"), LIMITS)
-def test_a_participant_has_limits(ask: Ask, section: str, key: str, value: Any, limit: str) -> None:
+def test_a_client_refuses_settings_beyond_its_limits(
+    ask: Ask, section: str, key: str, value: Any, limit: str
+) -> None:
     reply = ask("fedgh_plus" if section == "method" else "fedgh", section, key, value)
     if key == "extractors" and reply.error is None:
-        return  # its network is its own
+        return  # the client has its own network
     assert str(reply.error).startswith(f"{section}.{key} asks for ")
     assert str(reply.error).endswith(f", more than {limit}")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_participant_limits_public_data(kind: str, tmp_path: Path) -> None:
-    federation, prepared = needing_public(tmp_path, kind)
+def test_a_client_limits_the_size_of_public_data(kind: str, tmp_path: Path) -> None:
+    federation, prepared = federation_with_public_data(tmp_path, kind)
     settings = {**shared_settings(prepared), "public": {**PUBLIC, "samples": 10**9}}
-    reply = put(federation, prepared, settings=settings)
+    reply = send_request(federation, prepared, settings=settings)
     assert str(reply.error) == "public.samples asks for 1000000000, more than max-public=100000"
 
 
-def test_every_limit_is_tried() -> None:
+def test_every_limit_of_a_client_is_tested() -> None:
     tried = {limit.partition("=")[0] for *_, limit in LIMITS}
-    elsewhere = {"max-public", "max-epsilon", "max-seconds", "max-experiments", "max-rounds-kept"}
+    tested_elsewhere = {
+        "max-public",
+        "max-epsilon",
+        "max-seconds",
+        "max-experiments",
+        "max-rounds-kept",
+    }
     known = {name.replace("_", "-") for name in Bound.model_fields if name.startswith("max_")}
-    assert tried | elsewhere == known
+    assert tried | tested_elsewhere == known
 
 
-def test_a_deadline_has_a_limit(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[float] = []
+def test_a_client_limits_the_deadline(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    durations: list[float] = []
     monkeypatch.setattr(
-        "faulthandler.dump_traceback_later", lambda seconds, **_: given.append(seconds)
+        "faulthandler.dump_traceback_later", lambda seconds, **_: durations.append(seconds)
     )
     assert ask(deadline=1e300).error is None
-    assert max(given) == 86_400
+    assert max(durations) == 86_400
 
 
 @pytest.mark.parametrize("name", ["privacy.json", "experiments", "privacy.lock", "a", "A" * 80])
-def test_the_name_of_an_experiment_is_no_name_of_a_file(
+def test_the_name_of_an_experiment_is_not_used_as_a_file_name(
     ask: Ask, name: str, tmp_path: Path
 ) -> None:
     assert ask(experiment=name).error is None
     (states,) = (tmp_path / "federation" / "states").iterdir()
     assert states.name == "experiments"
-    (home,) = states.iterdir()
-    assert home.name != name
-    assert (home / "client-0" / "name.txt").read_text() == f"{name}\n"
+    (folder,) = states.iterdir()
+    assert folder.name != name
+    assert (folder / "client-0" / "name.txt").read_text() == f"{name}\n"
 
 
-def test_experiments_are_not_kept_without_end(tmp_path: Path) -> None:
+def test_a_client_limits_the_number_of_stored_experiments(tmp_path: Path) -> None:
     prepared = experiment.prepare(config.load("demo", SMALL))
     federation = LocalFederation(
         tmp_path / "federation", prepared, settings={"max-experiments": "2"}
     )
 
     def begin(name: str) -> Reply:
-        return put(federation, prepared, experiment=name)
+        return send_request(federation, prepared, experiment=name)
 
     assert [begin(name).error for name in ("a", "b", "a")] == [None] * 3
     assert "(max-experiments)" in str(begin("c").error)
     assert begin("b").error is None
 
 
-def test_a_ledger_outlives_a_server_that_names_its_file(tmp_path: Path) -> None:
+def test_an_experiment_named_like_the_ledger_does_not_change_it(tmp_path: Path) -> None:
     overrides = [*SMALL, "privacy.protects=client", "privacy.epsilon=4"]
     prepared = experiment.prepare(config.load("demo", overrides))
     federation = LocalFederation(tmp_path / "federation", prepared, settings={"max-epsilon": "100"})
     for name in ("privacy.json", "privacy.lock"):
-        assert put(federation, prepared, experiment=name).error is None
+        assert send_request(federation, prepared, experiment=name).error is None
     run = federation.run()
     assert run.records()[0].failed == []
     assert json.loads((federation.path / "states" / "privacy.json").read_text())["releases"] >= 1

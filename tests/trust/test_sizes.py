@@ -1,4 +1,4 @@
-"""A few characters in a folder from elsewhere ask for gigabytes or hours; no command gives them."""
+"""Settings in a folder of a remote party that request gigabytes or hours are refused."""
 
 import json
 import shutil
@@ -10,12 +10,12 @@ import pytest
 
 from tests.support.commands import inside
 from tests.support.hostile import cheap
-from tests.trust.commands import READERS, SMALL, Place, make
+from tests.trust.commands import READERS, SMALL, RemoteFolder, make
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    return make(tmp_path_factory.mktemp("elsewhere") / "place", "fedgh")
+def remote_folder(tmp_path_factory: pytest.TempPathFactory) -> RemoteFolder:
+    return make(tmp_path_factory.mktemp("elsewhere") / "remote_folder", "fedgh")
 
 
 SETTINGS: list[dict[str, Any]] = [
@@ -31,7 +31,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 def cases(changes: list[dict[str, Any]]) -> Iterator[object]:
-    """Every change for every command; the ordinary tests take some of each."""
+    """Yield every change for every command; most only with the mark `faults`."""
     for i, change in enumerate(changes):
         for j, command in enumerate(READERS):
             marks = [] if (i + j) % 3 == 0 else [pytest.mark.faults]
@@ -39,19 +39,19 @@ def cases(changes: list[dict[str, Any]]) -> Iterator[object]:
 
 
 @pytest.mark.parametrize(("settings", "command"), list(cases(SETTINGS)))
-def test_a_small_change_of_the_settings_costs_little(
+def test_settings_that_request_much_memory_or_time_are_refused_cheaply(
     settings: dict[str, Any],
     command: str,
-    place: Place,
+    remote_folder: RemoteFolder,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    hostile = place.copy(tmp_path / "place")
+    copy = remote_folder.copy(tmp_path / "remote_folder")
     for key, value in settings.items():
         section, _, name = key.partition(".")
-        hostile.settings(section, name, value)
+        copy.settings(section, name, value)
     with cheap():
-        READERS[command](hostile, monkeypatch)
+        READERS[command](copy, monkeypatch)
 
 
 DATA: list[dict[str, Any]] = [
@@ -60,39 +60,39 @@ DATA: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(("change", "command"), list(cases(DATA)))
-def test_a_small_change_of_the_data_costs_little(
+def test_data_descriptions_that_request_much_memory_are_refused_cheaply(
     change: dict[str, Any],
     command: str,
-    place: Place,
+    remote_folder: RemoteFolder,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    hostile = place.copy(tmp_path / "place")
-    file = hostile.run / "data.json"
+    copy = remote_folder.copy(tmp_path / "remote_folder")
+    file = copy.run / "data.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with cheap():
-        READERS[command](hostile, monkeypatch)
+        READERS[command](copy, monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["clients.json", "summary.json", "data.json"])
-def test_very_many_parts_of_a_file_cost_little(
-    name: str, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_files_with_millions_of_entries_are_refused_cheaply(
+    name: str, remote_folder: RemoteFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hostile = place.copy(tmp_path / "place")
-    (hostile.run / name).write_text(f"[{'{},' * 20_000_000}{{}}]")
+    copy = remote_folder.copy(tmp_path / "remote_folder")
+    (copy.run / name).write_text(f"[{'{},' * 20_000_000}{{}}]")
     with cheap():
-        READERS["clients"](hostile, monkeypatch)
-        READERS["compare"](hostile, monkeypatch)
+        READERS["clients"](copy, monkeypatch)
+        READERS["compare"](copy, monkeypatch)
 
 
-def test_a_sparse_state_is_not_read(
-    place: Place,
+def test_a_very_large_sparse_state_file_is_refused(
+    remote_folder: RemoteFolder,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    hostile = place.copy(tmp_path / "place")
-    (state,) = (hostile.run / "checkpoint").glob("client-000000.*")
+    copy = remote_folder.copy(tmp_path / "remote_folder")
+    (state,) = (copy.run / "checkpoint").glob("client-000000.*")
     content = state.read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
@@ -102,7 +102,7 @@ def test_a_sparse_state_is_not_read(
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + 2**33)
     with cheap():
-        assert READERS["predict"](hostile, monkeypatch) == 1
+        assert READERS["predict"](copy, monkeypatch) == 1
     assert "it has more than" in capsys.readouterr().err
 
 
@@ -112,9 +112,9 @@ def test_a_run_of_a_sweep_is_not_written_behind_a_link(
     for folder in ("runs", "elsewhere"):
         (tmp_path / folder).mkdir()
     (tmp_path / "runs" / "fedgh-seed0").symlink_to(tmp_path / "elsewhere")
-    settings = [word for setting in SMALL for word in ("--set", setting)]
-    words = ["compare", "demo", "--methods", "fedgh", "--seeds", "0", *settings]
-    assert inside(monkeypatch, *words, "--out", str(tmp_path / "runs")) == 1
+    settings = [argument for setting in SMALL for argument in ("--set", setting)]
+    arguments = ["compare", "demo", "--methods", "fedgh", "--seeds", "0", *settings]
+    assert inside(monkeypatch, *arguments, "--out", str(tmp_path / "runs")) == 1
     assert "is a symbolic link" in capsys.readouterr().err
     assert list((tmp_path / "elsewhere").iterdir()) == []
     shutil.rmtree(tmp_path / "runs")

@@ -1,4 +1,4 @@
-"""What this process imports, opens and connects to, as Python's audit events tell."""
+"""Record what this process imports, opens and connects to, through Python's audit events."""
 
 import os
 import stat
@@ -11,37 +11,37 @@ EVENTS = ("import", "open", "socket.connect", "socket.getaddrinfo")
 
 
 class TrapOpenedError(Exception):
-    """A file was opened that must not be: it might have blocked, or filled the memory."""
+    """A file was opened that must not be: it could block, or fill the memory."""
 
 
-class Watch:
-    """Notes what happens while it is on; an audit hook stays for the life of the process."""
+class AuditRecorder:
+    """Records audit events while it is active; its hook stays until the process ends."""
 
     def __init__(self) -> None:
-        self.on = False
-        self.seen: list[str] = []
+        self.active = False
+        self.events: list[str] = []
         self.trap: str | None = None
         self.kind = 0
-        sys.addaudithook(self._hear)
+        sys.addaudithook(self._record)
 
     @contextmanager
-    def watching(self, trap: object = None) -> Iterator[list[str]]:
-        """Note what happens; opening the file `trap` is stopped before it is done.
+    def recording(self, trap: object = None) -> Iterator[list[str]]:
+        """Record events in the block; raise TrapOpenedError before the file `trap` is opened.
 
-        A command may put a file of its own in place of the trap, and may open that.
+        A command may replace the trap by a file of its own, and may open that file.
         """
-        self.seen, self.trap = [], None if trap is None else str(trap)
+        self.events, self.trap = [], None if trap is None else str(trap)
         self.kind = 0 if self.trap is None else _kind(self.trap)
-        self.on = True
+        self.active = True
         try:
-            yield self.seen
+            yield self.events
         finally:
-            self.on = False
+            self.active = False
 
-    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self.on or event not in EVENTS:
+    def _record(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self.active or event not in EVENTS:
             return
-        self.seen.append(f"{event} {arguments[:2]}")
+        self.events.append(f"{event} {arguments[:2]}")
         if event == "open" and self.trap is not None and not isinstance(arguments[0], int):
             path = os.fsdecode(arguments[0] or "")
             inside = path == self.trap or path.startswith(f"{self.trap}/")
@@ -50,11 +50,11 @@ class Watch:
 
 
 def _kind(path: str) -> int:
-    """The kind of file that stands at a path: link, pipe, folder, ...; 0 for none."""
+    """Return the kind of file at a path (link, pipe, folder, ...), or 0 if there is none."""
     try:
         return stat.S_IFMT(os.lstat(path).st_mode)
     except FileNotFoundError:
         return 0
 
 
-WATCH = Watch()
+RECORDER = AuditRecorder()
