@@ -24,7 +24,7 @@ from rich.progress import track
 from fedgh import ClientSpec, Federation, Source, TrainedFederation
 from fedgh.core.rng import isolated
 from fedgh.data.partition import by_classes
-from fedgh.data.sources import Where, digits
+from fedgh.data.sources import DataLocation, digits
 from fedgh.files import write_atomic
 from fedgh.methods.fedgh import FedGH
 from fedgh.models import extractor
@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--newcomers", type=int, default=6, help="of the eleven, the first so many")
     parser.add_argument("--seeds", default="0,1,2")
     asked = parser.parse_args()
-    source = digits(Where())
+    source = digits(DataLocation())
     todo = [(s, n) for s in map(int, asked.seeds.split(",")) for n in range(asked.newcomers)]
     cases = []
     for seed, newcomer in track(todo, "newcomers"):

@@ -18,7 +18,7 @@ import torch
 
 from fedgh import cli, config
 from fedgh.data import sources
-from fedgh.data.sources import Source, Where
+from fedgh.data.sources import DataLocation, Source
 from tests.docs.blocks import Block, Command, commands
 from tests.docs.tables import HARMLESS, NOT_RUN, SMALL, SMALL_FIRST, SMALL_LAST
 
@@ -128,7 +128,7 @@ def _set(settings: list[str]) -> list[str]:
 def _stand_in(name: str, classes: int) -> Any:
     """As many classes, shapes and types as the real data set; noise instead of images."""
 
-    def source(where: Where) -> Source:
+    def source(where: DataLocation) -> Source:
         y = torch.arange(classes * 20) % classes
         x = torch.randint(256, (len(y), 3, 32, 32), generator=torch.Generator().manual_seed(0))
         return Source(name, x.to(torch.uint8), y, tuple(map(str, range(classes))))

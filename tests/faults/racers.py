@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from fedgh import cli
-from fedgh.data.sources import SOURCES, Where
+from fedgh.data.sources import SOURCES, DataLocation
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def main() -> None:
     import fedgh.studies.sweep  # noqa: F401 - with all that commands import when they need it
     import tests.support.tiny  # noqa: F401
 
-    SOURCES["digits"](Where())
+    SOURCES["digits"](DataLocation())
     sys.modules["altair"] = None  # type: ignore[assignment] # a page takes longer than a run
     for line in sys.stdin:
         request = json.loads(line)

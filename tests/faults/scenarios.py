@@ -10,7 +10,7 @@ import torch
 from fedgh import __version__, config
 from fedgh.config import Config
 from fedgh.core import wire
-from fedgh.data.sources import SOURCES, Source, Where
+from fedgh.data.sources import SOURCES, DataLocation, Source
 from fedgh.errors import RunError
 from fedgh.training import loop
 from fedgh.training.experiment import Experiment, prepare
@@ -33,7 +33,7 @@ TINY = [
 
 def _few_digits() -> Source:
     """Sixty digits of three kinds: a round takes milliseconds."""
-    digits = SOURCES["digits"](Where())
+    digits = SOURCES["digits"](DataLocation())
     chosen = [place for label in range(3) for place in (digits.y == label).nonzero()[:20].flatten()]
     return Source("digits", digits.x[chosen], digits.y[chosen], digits.class_names[:3])
 
