@@ -97,7 +97,7 @@ def test_public_data_of_the_server_alone_are_nowhere_else(tmp_path: Path) -> Non
 
 
 def test_what_is_not_here_cannot_be_held_out() -> None:
-    with pytest.raises(ConfigError, match=r"data.name = 'private': participants have their own"):
+    with pytest.raises(ConfigError, match=r"data.name = 'private': each client has its own"):
         quick(*PRIVATE, "public.name=held-out", f"method.name={CHORUS}")
 
 
