@@ -87,7 +87,7 @@ def test_what_cannot_be_attacked_is_said(tmp_path: Path, words: list[str], reaso
     [
         ("checkpoint", 0, "has no checkpoint/"),
         ("config.toml", 0, "is not a run folder"),
-        ("flower.json", 0, "with the participants"),
+        ("flower.json", 0, "on the clients' machines"),
         ("", 5, "--client 5: there are 5"),
     ],
 )
