@@ -21,7 +21,7 @@ def distillation(logits: Tensor, y: Tensor, targets: Tensor, filled: Tensor) -> 
 
 
 class FD(api.Method):
-    """A class without samples at the other participants of the last round has no target."""
+    """A class has no target if no other participant of the last round has samples of it."""
 
     up = down = api.PerClass("output")
 
