@@ -280,7 +280,7 @@ def test_unsuitable_public_data_are_rejected() -> None:
     x, y = points(4, seed=9, n=30)
     for public, says in (
         (None, "chorus needs public data"),
-        ("held-out", r"data.name = 'own': participants have their own"),
+        ("held-out", r"data.name = 'own': each client has its own"),
         ("digits", r"inputs are \(1, 32, 32\) of uint8, those of the data \(4,\) of float32"),
         ((x[:, :3], y), r"inputs are \(3,\) of float32, those of the data \(4,\)"),
         (points(4, seed=2), "own data has 0 samples that are not also private"),

@@ -89,7 +89,7 @@ def test_a_run_that_cannot_be_attacked_is_refused_with_the_reason(
     [
         ("checkpoint", 0, "has no checkpoint/"),
         ("config.toml", 0, "is not a run folder"),
-        ("flower.json", 0, "with the clients"),
+        ("flower.json", 0, "on the clients' machines"),
         ("", 5, "--client 5: the run has 5 clients"),
     ],
 )

@@ -170,7 +170,7 @@ def test_classes_of_several_sources_are_sorted() -> None:
         (lambda: (X[:2], np.array(["cat", None], object)), "some labels are missing"),
         (lambda: (np.array([[2**24 + 1]]), [0]), "integers above 16777216 lose digits"),
         (lambda: (torch.zeros(2, 3, dtype=torch.complex64), [0, 1]), "inputs should be numbers"),
-        (lambda: (IMAGES[..., 0], Y), r"are bytes of shape \(6, 5, 4\) images"),
+        (lambda: (IMAGES[..., 0], Y), r"bytes of shape \(6, 5, 4\) are ambiguous"),
     ],
 )
 def test_unsupported_data_are_rejected_with_a_reason(data: Callable[[], Any], problem: str) -> None:

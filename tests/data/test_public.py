@@ -158,7 +158,7 @@ def test_impossible_public_data_are_rejected(tmp_path: Path) -> None:
         ([], r"^chorus needs public data, but public.name = 'none'; .* 'held-out' takes"),
         (["public.name=nowhere"], r"^public.name: no data set 'nowhere'; did you mean 'none'"),
         (["public.name=private"], r"^public.name: no data set 'private'"),
-        (["public.name=digits"], r"the private data themselves; public.name = 'held-out' takes"),
+        (["public.name=digits"], r"the private data set itself; public.name = 'held-out' holds"),
         (["public.name=npz"], r"^public.path: public.name = 'npz' needs it"),
         (["public.name=npz", f"public.path={tmp_path / 'no.npz'}"], r"^public.path: .* not exist"),
         (["public.name=image-folder", f"public.path={__file__}"], r"^public.path: .* should be a"),
@@ -195,7 +195,7 @@ def test_impossible_public_data_are_rejected(tmp_path: Path) -> None:
 def test_the_private_data_set_cannot_be_public(tmp_path: Path) -> None:
     settings = npz(tmp_path / "p.npz", noise())
     same = ["data.name=npz", f"data.path={tmp_path / 'p.npz'}", "data.partition=iid"]
-    with pytest.raises(ConfigError, match="the private data themselves"):
+    with pytest.raises(ConfigError, match="the private data set itself"):
         quick(*settings, *same, f"method.name={CHORUS}")
     npz(tmp_path / "data.npz", 255 - noise(60))
     other = [*same, f"data.path={tmp_path / 'data.npz'}"]

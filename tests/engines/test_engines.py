@@ -565,5 +565,7 @@ def test_a_server_state_of_an_earlier_version_of_a_method_is_refused(
         done, state = folder.committed()
         state["server.known"] = state.pop(missing)
         folder.commit(done, state)
-    with pytest.raises(RunError, match=f"its server is that of an earlier {method}; go on with"):
+    with pytest.raises(
+        RunError, match=f"its server's state is that of an earlier {method}; resume"
+    ):
         loop.resume(tmp_path / "run")

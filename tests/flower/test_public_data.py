@@ -101,7 +101,7 @@ def test_public_data_of_the_server_only_are_not_needed_by_clients(tmp_path: Path
 
 
 def test_held_out_public_data_are_refused_if_clients_have_their_own_data() -> None:
-    with pytest.raises(ConfigError, match=r"data.name = 'private': participants have their own"):
+    with pytest.raises(ConfigError, match=r"data.name = 'private': each client has its own"):
         quick(*PRIVATE, "public.name=held-out", f"method.name={CHORUS}")
 
 

@@ -212,7 +212,9 @@ class Misspelt(FedGH):
     up = api.Network("own", "extractr")  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize(("name", "reason"), [("Odd", "is no message"), ("Misspelt", "extractr")])
+@pytest.mark.parametrize(
+    ("name", "reason"), [("Odd", "is not a Message"), ("Misspelt", "extractr")]
+)
 def test_an_impossible_declaration_is_rejected_before_the_run(name: str, reason: str) -> None:
     with pytest.raises(MethodError, match=reason):
         quick(f"method.name={HERE}:{name}")

@@ -221,7 +221,7 @@ def test_a_network_may_return_more_outputs_in_train_mode() -> None:
             SHAPE,
             "returns one number per class; name in `layer`",
         ),
-        (nn.Conv1d(4, 16, 3), (4, 50), r"gives \(2, 16, 48\): which of it is the vector"),
+        (nn.Conv1d(4, 16, 3), (4, 50), r"returns \(2, 16, 48\) instead of a vector"),
         (nn.LSTM(4, 16), (7, 4), "mixes the samples of a batch"),
     ],
 )

@@ -116,10 +116,9 @@ def test_layers_that_keep_units_separate_can_be_cut(make: Callable[..., nn.Modul
 @pytest.mark.parametrize("make", MIXED)
 def test_layers_that_mix_or_reorder_units_cannot_be_cut(make: Callable[..., nn.Module]) -> None:
     shape = (2, 6, 6)
-    check_cut(
-        model_of(make, shape), model_of(make, shape), shape
-    )  # the whole network is a part of itself
-    with pytest.raises(ConfigError, match="gives other logits"):
+    # The whole network is a part of itself.
+    check_cut(model_of(make, shape), model_of(make, shape), shape)
+    with pytest.raises(ConfigError, match="returns other logits"):
         check_cut(model_of(make, shape), model_of(partial(make, width=HALF), shape), shape)
 
 
@@ -139,7 +138,7 @@ def test_an_error_names_the_tensor_that_does_not_fit(part: str, says: str) -> No
 def test_another_number_of_classes_or_channels_is_rejected() -> None:
     whole = model_of("mlp")
     fewer = split_model(extractor("mlp"), Task(4, 8, 1, 1, seed=0, input_shape=(3, 32, 32)))
-    with pytest.raises(ConfigError, match="gives other logits"):
+    with pytest.raises(ConfigError, match="returns other logits"):
         check_cut(whole, fewer, (3, 32, 32))
     with pytest.raises(ConfigError, match=r"a network fails on inputs of shape \(3, 32, 32\)"):
         check_cut(whole, model_of("mlp", (1, 32, 32)), (3, 32, 32))

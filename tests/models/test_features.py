@@ -91,7 +91,7 @@ def test_impossible_maps_are_rejected_with_a_reason(tmp_path: Path) -> None:
         feature_map("conv", "", 16, (8,), 0)
     with pytest.raises(ConfigError, match="inputs of one shape"):
         feature_map("auto", "", 16, (), 0)
-    with pytest.raises(ConfigError, match="has none to load"):
+    with pytest.raises(ConfigError, match="has no weights to load"):
         feature_map("relu", "w.safetensors", 16, (8,), 0)
     with pytest.raises(ConfigError, match="cannot be read"):
         feature_map("tests.support.tiny:mlp", str(tmp_path / "no"), 16, (3, 4, 4), 0)

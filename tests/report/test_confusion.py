@@ -74,11 +74,11 @@ def test_a_random_part_of_many_clients_is_measured(
         ("summary.json", "has not finished"),
         ("checkpoint", "has no checkpoint/"),
         ("client", "lacks the state of client 0"),
-        ("flower.json", "with the clients"),
+        ("flower.json", "on the clients' machines"),
         ("data.json", "holds another run: its data, settings"),
         ("npz", "does not exist"),
         ("cifar10", "is not on this machine (fedgh data fetch cifar10)"),
-        ("private", "with the clients"),
+        ("private", "on the clients' machines"),
         ("confusion.json", "delete it"),
     ],
 )

@@ -43,7 +43,7 @@ def collected(sent: Sequence[tuple[int, Payload]]) -> Payload:
 
 
 class FD(api.Method):
-    """A class without samples at the other participants of the last round has no target."""
+    """A class has no target if no other participant of the last round has samples of it."""
 
     family = "data-free distillation"
     about = "Clients learn from the other clients' mean outputs per class."

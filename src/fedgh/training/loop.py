@@ -35,7 +35,8 @@ from fedgh.training.trackers import named_callbacks
 from fedgh.trust import OWN
 
 MakeEngine = Callable[[Experiment, RunFolder, int, Payload], Engine]
-"""Function of an experiment, its run folder, the number of committed rounds and their state."""
+"""Function that returns an engine, given an experiment, its run folder, the last committed round
+and the server's state after it."""
 
 
 def run(
@@ -75,7 +76,8 @@ def resume(
 ) -> Run:
     """Resume a run after its last committed round, on the same engine or another.
 
-    Import the code and open the data that its configuration names: use it only for your own runs.
+    This imports the code and opens the data that the run's configuration names, so the folder must
+    be trusted.
 
     `overrides` may change settings that do not change the result, such as `run.memory=1`.
 

@@ -20,7 +20,7 @@ from fedgh.errors import ConfigError, MethodError
 
 
 def check_public_section(config: Config) -> None:
-    """Raise ConfigError if `[public]` names no data that the method needs, or impossible data."""
+    """Raise ConfigError if the method needs public data that `[public]` does not provide."""
     method, data, public = config.method, config.data, config.public
     if public.name == "none" and method.public_for != "none":
         raise MethodError(
@@ -56,8 +56,9 @@ def load_public(
 ) -> PublicData | None:
     """Return the public data; None if the configuration names none or the method needs none.
 
-    Held-out rows are public with every method, so that clients have the same private samples with
-    all methods. `given` replaces the data set that the configuration names.
+    Held-out rows are removed from the private data also if the method does not use them: then all
+    methods train on the same private samples. `given` replaces the data set that the configuration
+    names.
     """
     public, labels, source = config.public, config.method.public_labels, sources[0]
     if public.name == HELD_OUT:
