@@ -67,13 +67,12 @@ def test_the_oracle_of_the_guide_tells_fednova_from_a_mean(reader: Reader) -> No
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("CosineProto", []), ("FedRep", ["model.extractors=mlp"]), ("AdamHeader", [])],
+    [("CosineProto", []), ("WeightedRep", ["model.extractors=mlp"]), ("AdamHeader", [])],
 )
 def test_the_other_methods_of_the_guide_keep_the_contract(
     reader: Reader, name: str, settings: list[str]
 ) -> None:
-    file = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.removeprefix("Fed")).lower()
-    method: Any = module(reader, f"fed{file}" if name.startswith("Fed") else file)
+    method: Any = module(reader, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
     check_method(getattr(method, name)(), settings)
 
 
