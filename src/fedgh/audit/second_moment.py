@@ -1,9 +1,9 @@
 """Membership inference on second moments: decide whether a sample is behind a second moment.
 
 A client of FedGH+ sends M = Σ z zᵀ over the feature vectors z of its n samples; these samples are
-"behind" M. The feature map is public. The leverage of a candidate z is h = zᵀ M⁻¹ z, at most 1 for a sample behind M. With fewer
-samples than dimensions, any other vector lies outside of the span of M, where the leverage has no
-bound: then M shows exactly which samples are behind it.
+"behind" M. The feature map is public. The leverage of a candidate z is h = zᵀ M⁻¹ z, at most 1 for
+a sample behind M. With fewer samples than dimensions, any other vector lies outside of the span of
+M, where the leverage has no bound: then M shows exactly which samples are behind it.
 
 The likelihood ratio detects more. Assume Gaussian vectors of dimension d whose second moment the
 attacker knows only from m vectors of its own, M' = Σ z zᵀ over these. The probability of M and z if
