@@ -1,7 +1,8 @@
-"""The whole benchmark: `make bench`, or `make bench QUICK=1`.
+"""The complete benchmark: `make bench`, or `make bench QUICK=1`.
 
-Rounds, header, overhead, methods and scale, a plain version beside them, and the bars that the
-project has set itself. Writes benchmarks/results/latest.json.
+It measures rounds, header, overhead, methods and scale, compares a round with a plain
+implementation, and checks the numbers against the project's targets. It writes
+benchmarks/results/latest.json.
 """
 
 import sys
@@ -40,7 +41,7 @@ AT_MOST = {
 
 
 def against_plain(bench: Bench) -> Iterator[tuple[str, float]]:
-    """The same round (B = 64) as a researcher would write it"""
+    """A FedGH round (B = 64) in a plain implementation, for comparison"""
     yield "plain_difference", _difference(bench)
     for epochs in (1, 5):
         experiment = hetero(bench.source, 64, epochs, 1)
@@ -55,7 +56,10 @@ def against_plain(bench: Bench) -> Iterator[tuple[str, float]]:
 
 
 def _difference(bench: Bench) -> float:
-    """The largest between the two headers and accuracies, after a round without augmentation."""
+    """Return the largest difference between headers or accuracies of fedgh and the plain version.
+
+    Both compute one round without augmentation.
+    """
     source = type(bench.source)(
         "some", bench.source.x[:6000], bench.source.y[:6000], bench.source.class_names
     )
@@ -78,7 +82,7 @@ def _server_lr(method: object) -> float:
 
 
 def main() -> int:
-    """Measure, write, and tell which bars are met."""
+    """Measure, write the numbers, and print which targets are met."""
     console = Console()
     sections = (SECTIONS[0], against_plain, *SECTIONS[1:])
     numbers = bench(console, sections, quick="--quick" in sys.argv, out=RESULTS)

@@ -1,4 +1,4 @@
-"""The server's work: training the header, one step per pair."""
+"""Speed of the server's header training, with one step per pair of class mean and label."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 WIDTH = 500
 LR = 0.01
 COMPARED = 2_000  # pairs for autograd, which is slow
-TURNS = 5
+REPETITIONS = 5
 MILLION = 1_000_000
 
 
 def header_training(bench: "Bench") -> Iterator[tuple[str, float]]:
-    """Header training, one core: blocks of pairs against one autograd step per pair"""
+    """Header training on one core: blocks of pairs, compared with one autograd step per pair"""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -37,20 +37,20 @@ def header_training(bench: "Bench") -> Iterator[tuple[str, float]]:
 def _compare(num_classes: int) -> Iterator[tuple[str, float]]:
     start, x, y = _problem(num_classes, 20 * COMPARED)
     blocked = autograd = 0.0
-    for _ in range(TURNS):  # in turns, so that a slow moment of the machine hits both
+    for _ in range(REPETITIONS):  # alternating, so that a slow moment of the machine affects both
         blocked += _timed(lambda: _by_blocks(start, x, y)) / len(y)
         autograd += _timed(lambda: _by_autograd(start, x[:COMPARED], y[:COMPARED])) / COMPARED
     fast = _by_blocks(start, x[:COMPARED], y[:COMPARED])
     slow = _by_autograd(start, x[:COMPARED], y[:COMPARED])
     suffix = f"c{num_classes}"
-    yield f"header_pairs_per_second_{suffix}", TURNS / blocked
-    yield f"header_autograd_pairs_per_second_{suffix}", TURNS / autograd
+    yield f"header_pairs_per_second_{suffix}", REPETITIONS / blocked
+    yield f"header_autograd_pairs_per_second_{suffix}", REPETITIONS / autograd
     yield f"header_speedup_{suffix}", autograd / blocked
     yield f"header_difference_{suffix}", max(float((fast[k] - slow[k]).abs().max()) for k in fast)
 
 
 def _million(pairs: int) -> Iterator[tuple[str, float]]:
-    """Uploads of 100 pairs one after the other, as they come in; 100 classes."""
+    """Time uploads of 100 pairs that arrive one after the other, with 100 classes."""
     start, x, y = _problem(100, 10_000)
     seconds = _timed(lambda: [_by_blocks(start, x, y) for _ in range(pairs // len(y))])
     yield "million_pairs_seconds", seconds * MILLION / pairs
@@ -58,7 +58,7 @@ def _million(pairs: int) -> Iterator[tuple[str, float]]:
 
 def _by_blocks(header: Payload, x: Tensor, y: Tensor) -> Payload:
     trained = LinearSGD(header, LR)
-    size = len(header["bias"])  # a client that holds every class
+    size = len(header["bias"])  # the pairs of a client that has every class
     for pairs, labels in zip(x.split(size), y.split(size), strict=True):
         trained.step_each(pairs, labels)
     return trained.state()
@@ -76,7 +76,7 @@ def _by_autograd(header: Payload, x: Tensor, y: Tensor) -> Payload:
 
 
 def _problem(num_classes: int, pairs: int) -> tuple[Payload, Tensor, Tensor]:
-    """A header and pairs such as clients send: what a ReLU lets through."""
+    """Return a header, and random pairs that are not negative, like outputs of a ReLU."""
     rng = stream(0, "bench-header")
     task = Task(num_classes, WIDTH, 1, 1, 0)
     x = torch.randn(pairs, WIDTH, generator=rng).relu_()

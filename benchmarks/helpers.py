@@ -1,4 +1,4 @@
-"""Processes that are just like workers, to ask what such processes can do at best."""
+"""Processes set up like workers, to measure the highest speed that such processes can reach."""
 
 import time
 from collections.abc import Callable
@@ -39,13 +39,13 @@ class Helpers:
             process.join()
 
     def all(self, function: Callable[..., T], *args: Any) -> list[T]:
-        """What `function` returns when all processes call it at the same time."""
+        """Call `function` in all processes at the same time, and return the results."""
         for connection in self._connections:
             connection.send((function, args))
         return [connection.recv() for connection in self._connections]
 
     def limit(self, seconds: float = 2.0) -> float:
-        """GFLOP/s of plain matrix products, all processes together: what cannot be beaten."""
+        """Return GFLOP/s of matrix products, summed over processes: the limit of the machine."""
         return sum(self.all(_matrix_products, seconds))
 
 
@@ -60,7 +60,7 @@ def _help(connection: Connection) -> None:
 
 
 def _matrix_products(seconds: float) -> float:
-    """GFLOP/s of sgemm in this process."""
+    """Return GFLOP/s of sgemm in this process."""
     a = torch.rand(SIZE, SIZE)
     count, start = 0, time.perf_counter()
     while (spent := time.perf_counter() - start) < seconds:

@@ -1,4 +1,4 @@
-"""What each method's round costs beside training alone."""
+"""Round time of each method, relative to training alone."""
 
 from collections.abc import Iterator
 from statistics import median
@@ -19,11 +19,11 @@ def all_methods(bench: "Bench") -> Iterator[tuple[str, float]]:
     """Round time of every method relative to standalone (CNN-3 everywhere, E = 1, B = 64)"""
     source = bench.source
     n = IMAGES // 3 if bench.quick else IMAGES
-    some = Source(source.name, source.x[:n], source.y[:n], source.class_names)
+    part = Source(source.name, source.x[:n], source.y[:n], source.class_names)
     seconds = {}
     for name in ("standalone", *sorted(set(METHODS) - {"standalone"})):
         watch = Stopwatch()
-        experiment = hetero(some, 64, 1, 3, "model.extractors=cnn3", f"method.name={name}")
+        experiment = hetero(part, 64, 1, 3, "model.extractors=cnn3", f"method.name={name}")
         loop.run(experiment, bench.folder / f"method-{name}", [watch])
         seconds[name] = median(timed.seconds for timed in watch.rounds)
         yield f"method_{name}_over_standalone", seconds[name] / seconds["standalone"]

@@ -1,9 +1,9 @@
-"""What the global header is worth to a client that joins later: digits, one of eleven left out.
+"""The benefit of the global header to a newcomer, measured on digits with eleven clients.
 
-Eleven clients with two digits each are dealt as in the demo. One of them stays away while the
-others learn together, then joins: with their header, beside itself without, and beside itself with
-a header that nobody has trained (server_lr = 0). The last tells what a header does by being the
-same for all and starting every round anew, from what it does by what it has learned.
+Samples are assigned to eleven clients with two digits each, as in the demo. One of them does not
+take part while the others train, and joins afterwards: with their global header, without it, and
+with an untrained header (server_lr = 0). The untrained header separates two effects: that the
+newcomer starts every round from a fixed header, and what the global header has learned.
 
 python -m benchmarks.newcomer [--newcomers 6] [--seeds 0,1,2]
 """
@@ -35,53 +35,55 @@ from fedgh.trained.newcomer import join
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 CLIENTS, ROUNDS, EPOCHS = 11, 10, 20
-LR = 0.02  # twice the demo's, which has two epochs a round: at 0.01 the others learned too little
-ZOO, REP_DIM = ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5"), 500
+LR = (
+    0.02  # twice that of the demo, whose rounds have two epochs; 0.01 trained the others too little
+)
+EXTRACTORS, REP_DIM = ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5"), 500
 ARMS = ("with_header", "untrained_header", "without_header")
-LOOKED_AT = (1, 5, 10, 20)
+REPORTED_EPOCHS = (1, 5, 10, 20)
 
 
-def participants(source: Source, seed: int) -> list[ClientSpec]:
-    dealt = by_classes(source.y.numpy(), source.num_classes, CLIENTS, 2, seed)
-    brought = []
-    for client, part in enumerate(dealt):
+def all_clients(source: Source, seed: int) -> list[ClientSpec]:
+    partition = by_classes(source.y.numpy(), source.num_classes, CLIENTS, 2, seed)
+    clients = []
+    for client, part in enumerate(partition):
         with isolated(seed, "network", client):
-            network = extractor(ZOO[client % len(ZOO)])(source.shape, REP_DIM)
+            network = extractor(EXTRACTORS[client % len(EXTRACTORS)])(source.shape, REP_DIM)
         index = torch.from_numpy(part)
         data = Source(source.name, source.x[index], source.y[index], source.class_names)
-        brought.append(ClientSpec(network, data))
-    return brought
+        clients.append(ClientSpec(network, data))
+    return clients
 
 
-def learn(
-    others: list[ClientSpec], classes: tuple[str, ...], seed: int, header: bool
+def train(
+    others: list[ClientSpec], classes: tuple[str, ...], seed: int, train_header: bool
 ) -> TrainedFederation:
-    """The others' federation; a header that is never trained is there from the first round on."""
-    method = FedGH() if header else FedGH(server_lr=0.0)
+    """Train the other clients; one round is enough if the header is not trained."""
+    method = FedGH() if train_header else FedGH(server_lr=0.0)
     federation = Federation(
         others, method, classes=classes, rep_dim=REP_DIM, batch_size=16, lr=LR, seed=seed
     )
-    return federation.run(ROUNDS if header else 1, progress=False)
+    return federation.run(ROUNDS if train_header else 1, progress=False)
 
 
 def case(source: Source, seed: int, newcomer: int) -> tuple[dict[str, Any], TrainedFederation]:
-    everybody = participants(source, seed)
-    others = everybody[:newcomer] + everybody[newcomer + 1 :]
-    trained = learn(others, source.class_names, seed, header=True)
-    untrained = learn(others, source.class_names, seed, header=False)
-    found = join(trained.folder, everybody[newcomer], EPOCHS)
-    control = join(untrained.folder, everybody[newcomer], EPOCHS)
-    assert found.without_header == control.without_header, "the same client, alone"
+    clients = all_clients(source, seed)
+    others = clients[:newcomer] + clients[newcomer + 1 :]
+    trained = train(others, source.class_names, seed, train_header=True)
+    untrained = train(others, source.class_names, seed, train_header=False)
+    result = join(trained.folder, clients[newcomer], EPOCHS)
+    control = join(untrained.folder, clients[newcomer], EPOCHS)
+    assert result.without_header == control.without_header, "training alone is the same in both"
     return {
         "seed": seed,
         "newcomer": newcomer,
-        "network": ZOO[newcomer % len(ZOO)],
-        "classes": found.client.classes,
-        "test_samples": len(found.client.loaded.client.data.test),
-        "others": found.others,
-        "with_header": found.with_header,
+        "network": EXTRACTORS[newcomer % len(EXTRACTORS)],
+        "classes": result.client.classes,
+        "test_samples": len(result.client.loaded.client.data.test),
+        "others": result.others,
+        "with_header": result.with_header,
         "untrained_header": control.with_header,
-        "without_header": found.without_header,
+        "without_header": result.without_header,
     }, trained
 
 
@@ -90,9 +92,9 @@ def epochs_needed(curve: list[float], goal: float) -> int | None:
 
 
 def summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means over the cases, and paired tests of the header against both ways without it."""
+    """Return means over the cases, and paired tests of the header against both alternatives."""
     needed = {arm: [epochs_needed(c[arm], c["others"]) for c in cases] for arm in ARMS}
-    counted = {  # whoever is never there is given one epoch more than were tried
+    counted = {  # a newcomer that never reaches the others counts with one epoch more than tried
         arm: np.array([EPOCHS + 1 if n is None else n for n in needed[arm]]) for arm in ARMS
     }
     curves = {arm: np.array([c[arm] for c in cases]) for arm in ARMS}
@@ -105,7 +107,7 @@ def summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
             "what": name,
         }
 
-    after = {arm: {k: curves[arm][:, k] for k in LOOKED_AT} for arm in ARMS}
+    after = {arm: {k: curves[arm][:, k] for k in REPORTED_EPOCHS} for arm in ARMS}
     return {
         "cases": len(cases),
         "others": float(np.mean([c["others"] for c in cases])),
@@ -114,7 +116,7 @@ def summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
             compared("epochs to reach the others, never counted as 21", counted),
             *(
                 compared(f"accuracy after {k} epochs", {arm: after[arm][k] for arm in ARMS})
-                for k in LOOKED_AT
+                for k in REPORTED_EPOCHS
             ),
         ],
     }
@@ -139,25 +141,32 @@ def chart(cases: list[dict[str, Any]]) -> AnyChart:
             "newcomer:N", sort=list(names.values()), legend=alt.Legend(title=None, orient="top")
         ),
     )
-    words = "Mean accuracy of newcomers on their own test data; dashed: the others."
-    return wide(alt.layer(lines, rule), words)
+    description = "Mean accuracy of newcomers on their own test data; dashed: the other clients."
+    return wide(alt.layer(lines, rule), description)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--newcomers", type=int, default=6, help="of the eleven, the first so many")
-    parser.add_argument("--seeds", default="0,1,2")
-    asked = parser.parse_args()
+    parser.add_argument(
+        "--newcomers",
+        type=int,
+        default=6,
+        help="number of the eleven clients that are tried as newcomers",
+    )
+    parser.add_argument("--seeds", default="0,1,2", help="separated by commas")
+    options = parser.parse_args()
     source = digits(DataLocation())
-    todo = [(s, n) for s in map(int, asked.seeds.split(",")) for n in range(asked.newcomers)]
+    seeds = [int(seed) for seed in options.seeds.split(",")]
     cases = []
-    for seed, newcomer in track(todo, "newcomers"):
-        found, trained = case(source, seed, newcomer)
-        cases.append(found)
+    for seed, newcomer in track(
+        [(seed, newcomer) for seed in seeds for newcomer in range(options.newcomers)], "newcomers"
+    ):
+        result, trained = case(source, seed, newcomer)
+        cases.append(result)
     about = trained.folder.summary()
     document = {
         "command": shlex.join(["python", "-m", "benchmarks.newcomer", *sys.argv[1:]]),
-        "seeds": [int(seed) for seed in asked.seeds.split(",")],
+        "seeds": seeds,
         **about.model_dump(include={"finished", "versions", "machine"}),
         "summary": summary(cases),
         "cases": cases,

@@ -1,4 +1,4 @@
-"""What a round costs when clients do nothing."""
+"""Duration of a round whose clients do nothing."""
 
 from collections.abc import Iterator
 from statistics import median
@@ -23,21 +23,19 @@ ROUNDS = 20
 
 
 class Idle(Method):
-    """Nothing down, nothing done, nothing up."""
+    """A method that computes and exchanges nothing."""
 
     up = down = NOTHING
 
     def client_update(self, client: Client, down: Payload) -> Payload:  # noqa: ARG002
-        """Nothing to do."""
         return {}
 
     def server_update(self, server: Payload, uploads: Uploads) -> Payload:  # noqa: ARG002
-        """Nothing to learn."""
         return server
 
 
 def smallest(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
-    """An extractor of next to nothing."""
+    """Return an extractor of a single linear layer."""
     return nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(shape).numel(), rep_dim))
 
 

@@ -1,10 +1,9 @@
-"""A FedGH round as a researcher would write it on an afternoon: the honest plain version.
+"""A plain implementation of a FedGH round, with the usual tools of PyTorch, for comparison.
 
-One process with torch's own threads, a DataLoader with the usual per-sample transforms of PIL
-images (written out here, so that torchvision is not needed), representations averaged sample by
-sample, the header trained by autograd one pair at a time. It uses the same clients, data, initial
-weights and order of batches as fedgh, and without augmentation it must come to the same header and
-the same accuracies.
+It is one process with torch's own threads. A DataLoader applies the usual per-sample transforms of
+PIL images (written here, so that torchvision is not needed), representations are averaged sample
+by sample, and autograd trains the header one pair at a time. Clients, data, initial weights and
+order of batches are those of fedgh, so without augmentation header and accuracies must be the same.
 """
 
 import math
@@ -23,7 +22,7 @@ from fedgh.training.experiment import Experiment
 
 
 class Images(Dataset[tuple[Tensor, int]]):
-    """The examples of a client as PIL images, transformed one at a time."""
+    """The samples of a client as PIL images, transformed one at a time."""
 
     def __init__(self, examples: Examples, augment: list[str]) -> None:
         self.images = examples.x[examples.index].permute(0, 2, 3, 1).numpy()
@@ -54,7 +53,7 @@ def random_crop(image: Image.Image, padding: int = 4) -> Image.Image:
 
 
 def to_tensor(image: Image.Image) -> Tensor:
-    """[channels, height, width] in [0, 1]."""
+    """Return [channels, height, width] in [0, 1]."""
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div(255)
 
 
@@ -80,7 +79,7 @@ def random_erasing(x: Tensor) -> Tensor:
 
 
 class Shuffled(Sampler[int]):
-    """A new order in every epoch, drawn from the client's own stream."""
+    """A new random order in every epoch, drawn from the client's own stream."""
 
     def __init__(self, client: Client) -> None:
         self.size = len(client.data.train)
@@ -91,7 +90,7 @@ class Shuffled(Sampler[int]):
 
 
 def plain_clients(experiment: Experiment) -> list[Client]:
-    """All clients with the weights that fedgh gives them, laid out as torch does by default."""
+    """Return all clients with the initial weights of fedgh, in torch's default memory format."""
     blueprint = experiment.blueprint()
     clients = [blueprint.make(client) for client in range(experiment.task.num_clients)]
     for client in clients:
@@ -102,41 +101,41 @@ def plain_clients(experiment: Experiment) -> list[Client]:
 def plain_round(
     clients: list[Client], header: Payload, server_lr: float
 ) -> tuple[Payload, list[float]]:
-    """Round 1: train every client, then the header; return it and the clients' accuracies."""
+    """Compute round 1: train every client, then the header. Return the header and accuracies."""
     pairs, accuracies = [], []
     for client in clients:
         client.round = 1
         client.model.header.load_state_dict(header)
         train(client)
-        pairs.append(averaged_representations(client))
+        pairs.append(class_means(client))
         accuracies.append(accuracy(client))
     return train_header(header, pairs, server_lr), accuracies
 
 
 def train(client: Client) -> None:
-    how = client.local
+    local = client.local
     optimizer = torch.optim.SGD(
-        client.model.parameters(), how.lr, how.momentum, weight_decay=how.weight_decay
+        client.model.parameters(), local.lr, local.momentum, weight_decay=local.weight_decay
     )
-    data = Images(client.data.train, list(how.augment))
-    loader = DataLoader(data, how.batch_size, sampler=Shuffled(client))
+    data = Images(client.data.train, list(local.augment))
+    loader = DataLoader(data, local.batch_size, sampler=Shuffled(client))
     client.model.train()
-    for _ in range(how.epochs):
+    for _ in range(local.epochs):
         for x, y in loader:
             optimizer.zero_grad()
             cross_entropy(client.model(x), y).backward()
-            nn.utils.clip_grad_norm_(client.model.parameters(), how.clip)
+            nn.utils.clip_grad_norm_(client.model.parameters(), local.clip)
             optimizer.step()
 
 
 @torch.no_grad()
-def averaged_representations(client: Client) -> dict[int, Tensor]:
+def class_means(client: Client) -> dict[int, Tensor]:
     client.model.eval()
-    found: dict[int, list[Tensor]] = defaultdict(list)
+    of_class: dict[int, list[Tensor]] = defaultdict(list)
     for x, y in DataLoader(Images(client.data.train, []), client.local.batch_size):
         for representation, label in zip(client.model.represent(x), y.tolist(), strict=True):
-            found[label].append(representation)
-    return {label: torch.stack(found[label]).mean(0) for label in sorted(found)}
+            of_class[label].append(representation)
+    return {label: torch.stack(of_class[label]).mean(0) for label in sorted(of_class)}
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Whole FedGH rounds against the limit of the machine."""
+"""Speed of complete FedGH rounds, compared with the limit of the machine."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -27,59 +27,62 @@ AUGMENTED_IMAGES = 4096
 
 
 @dataclass(frozen=True)
-class Timed:
-    """A round, its checkpoint included, and what was measured between it and its neighbours."""
+class TimedRound:
+    """The duration of a round with its checkpoint, and a value measured before and after it."""
 
     seconds: float
-    around: float
+    around: float  # mean of the values before and after the round
     record: Round
 
 
 class Stopwatch(Callback):
-    """Times every round but the first, in which workers start and clients are made."""
+    """A callback that times every round except the first, in which workers and clients start.
+
+    `between` is a measurement that is taken between rounds and not timed.
+    """
 
     def __init__(self, between: Callable[[], float] = lambda: 0.0) -> None:
-        self.rounds: list[Timed] = []
+        self.rounds: list[TimedRound] = []
         self._between = between
         self._before: tuple[float, float] | None = None
 
     def finished_round(self, record: Round) -> None:
-        """Stop, measure what is to be measured between rounds, start again."""
+        """Stop the time, take the measurement between rounds, and start again."""
         now = time.perf_counter()
         value = self._between()
         if self._before is not None:
             start, earlier = self._before
-            self.rounds.append(Timed(now - start, (earlier + value) / 2, record))
+            self.rounds.append(TimedRound(now - start, (earlier + value) / 2, record))
         self._before = (time.perf_counter(), value)
 
 
 def whole_rounds(bench: "Bench") -> Iterator[tuple[str, float]]:
-    """FedGH on CIFAR-10, 10 clients, CNN-1 to CNN-5, with augmentation, LARs and evaluation"""
+    """FedGH on CIFAR-10: 10 clients, CNN-1 to CNN-5, augmentation, class means and evaluation"""
     limits: list[float] = []
     for batch in (64, 512):
         for epochs in (1, 5):
             experiment = hetero(bench.source, batch, epochs, rounds=3 if epochs == 1 else 2)
             watch = Stopwatch(bench.helpers.limit)
-            loop.run(experiment, _fresh(bench.folder), [watch])
+            loop.run(experiment, _new_folder(bench.folder), [watch])
             limits += [timed.around for timed in watch.rounds]
             yield from _report(bench, experiment, watch.rounds)
     yield "limit_gflops", mean(limits)
 
 
 def hetero(source: Source, batch: int, epochs: int, rounds: int, *more: str) -> Experiment:
-    """The heterogeneous CIFAR-10 experiment, as short as wished."""
+    """Return the heterogeneous CIFAR-10 experiment with these numbers of epochs and rounds."""
     settings = [
         f"local.batch_size={batch}",
         f"local.epochs={epochs}",
         f"federation.rounds={rounds}",
-        "run.global_accuracy=never",  # every round alike
+        "run.global_accuracy=never",  # so that the last round is no longer than the others
         *more,
     ]
     return prepare(config.load("cifar10-hetero", settings), source=source)
 
 
 def round_flops(experiment: Experiment) -> int:
-    """Every multiplication (and addition) that the networks need for one round of all clients."""
+    """Return the multiplications and additions of all networks in one round of all clients."""
     epochs, total = experiment.config.local.epochs, 0
     costs = [
         (training_flops(make, experiment.task), forward_flops(make, experiment.task))
@@ -93,7 +96,7 @@ def round_flops(experiment: Experiment) -> int:
 
 
 def _report(
-    bench: "Bench", experiment: Experiment, rounds: list[Timed]
+    bench: "Bench", experiment: Experiment, rounds: list[TimedRound]
 ) -> Iterator[tuple[str, float]]:
     local = experiment.config.local
     suffix = f"b{local.batch_size}_e{local.epochs}"
@@ -108,15 +111,15 @@ def _report(
     for phase, seconds in spent.items():
         yield f"round_{phase}_seconds_{suffix}", seconds
     busy = sum(spent.values())
-    per_image = mean(bench.helpers.all(_augmenting, local.batch_size, tuple(local.augment)))
+    per_image = mean(bench.helpers.all(_augmentation, local.batch_size, tuple(local.augment)))
     images = int(experiment.partition.bounds.diff(dim=1)[:, 0].sum()) * local.epochs
     yield f"share_of_augmentation_{suffix}", per_image * images / busy
     yield f"share_of_lars_{suffix}", spent["summarise"] / busy
     yield f"share_of_evaluation_{suffix}", spent["evaluate"] / busy
 
 
-def _augmenting(batch: int, augment: tuple[Augmentation, ...]) -> float:
-    """Seconds for an image to be taken, augmented and made an input."""
+def _augmentation(batch: int, augment: tuple[Augmentation, ...]) -> float:
+    """Return the seconds per image for batching, augmentation and conversion to an input."""
     rng = stream(0, "augmenting")
     x = torch.randint(0, 256, (AUGMENTED_IMAGES, 32, 32, 3), dtype=torch.uint8, generator=rng)
     y = torch.zeros(AUGMENTED_IMAGES, dtype=torch.int64)
@@ -130,6 +133,6 @@ def _augmenting(batch: int, augment: tuple[Augmentation, ...]) -> float:
     return min(seconds) / AUGMENTED_IMAGES
 
 
-def _fresh(folder: Path) -> Path:
-    """A run folder that is not there yet."""
+def _new_folder(folder: Path) -> Path:
+    """Return the path of a run folder that does not exist yet."""
     return folder / f"run-{sum(1 for _ in folder.iterdir())}"

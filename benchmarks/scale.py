@@ -1,6 +1,6 @@
-"""Ten participants a round, whatever the number of clients.
+"""Time and memory of rounds with ten participants, for up to 100,000 clients.
 
-Every size runs in a process of its own, whose memory is watched from outside.
+Every number of clients runs in a process of its own, whose memory this process measures.
 """
 
 import json
@@ -36,8 +36,8 @@ GIB = 2**30
 
 def many_clients(bench: "Bench") -> Iterator[tuple[str, float]]:
     """Ten participants of N clients: seconds of a round, peak memory of all processes"""
-    # A round here is short and a shared machine has moods: the sizes take turns, so that a bad
-    # moment does not hit one alone, and the least disturbed of a size's runs counts.
+    # These rounds are short, and other programs may slow the machine down for a moment. So all
+    # sizes are measured in turn, several times, and the fastest run of each size counts.
     turns = [
         [_measure(clients, bench.quick) for clients in SIZES]
         for _ in range(1 if bench.quick else 3)
@@ -48,13 +48,13 @@ def many_clients(bench: "Bench") -> Iterator[tuple[str, float]]:
         yield f"scale_seconds_{clients}", seconds[clients]
         yield f"scale_prepare_seconds_{clients}", prepared
         peak = max(peak for _, _, peak in runs)
-        if peak:  # not every system tells
+        if peak:  # not every system reports it
             yield f"scale_peak_gib_{clients}", peak / GIB
     yield "scale_time_ratio_100_to_100000", seconds[100_000] / seconds[100]
 
 
 def simulate(clients: int, rounds: int, out: Path) -> tuple[float, float]:
-    """Run a federation; return the median seconds of a round, and of preparing it all."""
+    """Run a federation; return the median seconds of a round, and the seconds of preparation."""
     start = time.perf_counter()
     rng = stream(0, "scale")
     n = clients * SAMPLES
@@ -82,7 +82,7 @@ def _measure(clients: int, quick: bool) -> tuple[float, float, int]:
     with tempfile.TemporaryDirectory(prefix="fedgh-scale-") as folder:
         rounds = ROUNDS // 2 if quick else ROUNDS
         command = [sys.executable, "-m", __name__, str(clients), str(rounds), folder]
-        with no_interrupts():  # Ctrl-C is for this process, which ends the other
+        with no_interrupts():  # Ctrl-C is handled by this process, which ends the other
             process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         with process:
             try:
@@ -95,25 +95,25 @@ def _measure(clients: int, quick: bool) -> tuple[float, float, int]:
             finally:
                 process.terminate()
     if process.returncode:
-        raise RunError(f"{clients} clients: the measurement failed")
+        raise RunError(f"{clients} clients: the measurement failed; its error is above")
     seconds, prepared = json.loads(out)
     return seconds, prepared, peak
 
 
 def tree(pid: int) -> list[int]:
-    """A process and all that descend from it."""
-    found = [pid]
-    for parent in found:  # grows while we go
+    """Return the ids of a process and all its descendants."""
+    pids = [pid]
+    for parent in pids:  # the list grows during the loop
         for children in Path(f"/proc/{parent}/task").glob("*/children"):
             try:
-                found += map(int, children.read_text().split())
-            except OSError:  # it has just ended
+                pids += map(int, children.read_text().split())
+            except OSError:  # the process has ended
                 continue
-    return found
+    return pids
 
 
 def proportional_set(pid: int) -> int:
-    """Bytes of a process; what several share counts once in their sum."""
+    """Return the memory of a process in bytes; shared memory is divided between its users."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What is measured, in which order, and with which data."""
+"""The sections of the benchmark, and their data."""
 
 import platform
 import tempfile
@@ -25,17 +25,17 @@ QUICK_IMAGES = 8_000
 
 @dataclass(frozen=True)
 class Bench:
-    """What a section has at hand."""
+    """The inputs of a section."""
 
     quick: bool
     source: Source
-    folder: Path  # for run folders; taken away at the end
+    folder: Path  # for run folders; deleted at the end
     helpers: Helpers
-    numbers: Numbers = field(default_factory=dict)  # what has been measured so far
+    numbers: Numbers = field(default_factory=dict)  # measured so far
 
 
 Section = Callable[[Bench], Iterator[tuple[str, float]]]
-"""Yields named numbers as they come. The first line of its docstring is its title."""
+"""Function that yields named numbers. The first line of its docstring is the section's title."""
 
 SECTIONS: tuple[Section, ...] = (
     rounds.whole_rounds,
@@ -51,18 +51,22 @@ def measure(
     *,
     quick: bool = False,
     data_dir: Path | None = None,
-    began: Callable[[str], None] = lambda _: None,
-    found: Callable[[str, float], None] = lambda _, __: None,
+    on_section: Callable[[str], None] = lambda _: None,
+    on_number: Callable[[str, float], None] = lambda _, __: None,
 ) -> Numbers:
-    """Run the sections; `began` is told each title, `found` each number as soon as it is there."""
+    """Run the sections and return all numbers.
+
+    `on_section` is called with the title of each section before it starts, `on_number` with each
+    number as soon as it is measured.
+    """
     source = images(quick, data_dir)
     with tempfile.TemporaryDirectory(prefix="fedgh-bench-") as folder, Helpers() as helpers:
         bench = Bench(quick, source, Path(folder), helpers)
         for section in sections:
-            began((section.__doc__ or "").splitlines()[0])
+            on_section((section.__doc__ or "").splitlines()[0])
             for name, value in section(bench):
                 bench.numbers[name] = value
-                found(name, value)
+                on_number(name, value)
     return {
         **bench.numbers,
         "quick": quick,
@@ -78,7 +82,7 @@ def measure(
 
 
 def images(quick: bool, data_dir: Path | None) -> Source:
-    """CIFAR-10 where it is, else random images of the same shape: they cost the same."""
+    """Return CIFAR-10 if it is on this machine, else random images: they take the same time."""
     if find("cifar10", data_dir) is not None:
         source = load_source(config.load("cifar10-hetero", data_dir=data_dir).data)
     else:
@@ -87,5 +91,5 @@ def images(quick: bool, data_dir: Path | None) -> Source:
         source = Source("random images", x, torch.arange(60_000) % 10, tuple("0123456789"))
     if not quick:
         return source
-    some = torch.randperm(len(source), generator=stream(0, "quick"))[:QUICK_IMAGES]
-    return Source(source.name, source.x[some], source.y[some], source.class_names)
+    rows = torch.randperm(len(source), generator=stream(0, "quick"))[:QUICK_IMAGES]
+    return Source(source.name, source.x[rows], source.y[rows], source.class_names)

@@ -1,4 +1,4 @@
-"""Benchmark numbers in the terminal, as they come."""
+"""Benchmark numbers in the terminal, printed while they are measured."""
 
 import json
 import os
@@ -22,9 +22,9 @@ def bench(
     data_dir: Path | None = None,
     out: Path | None = None,
 ) -> Numbers:
-    """Run the sections, print every number as it comes, and write all of them as JSON.
+    """Run the sections, print every number when it is measured, and write all to `out` as JSON.
 
-    What was measured before an interruption is written beside it, as NAME.partial.json.
+    After an interruption, the numbers measured until then are in NAME.partial.json.
     """
     if out is not None:
         _check_writable(out)
@@ -32,16 +32,22 @@ def bench(
     so_far: Numbers = {}
     with console.status("starting") as status:
 
-        def began(title: str) -> None:
+        def on_section(title: str) -> None:
             console.print(f"\n[bold]{title}[/]")
             status.update(title)
 
-        def found(name: str, value: float) -> None:
+        def on_number(name: str, value: float) -> None:
             console.print(f"  {name:<44} {value:>12.4g}", highlight=False)
             so_far[name] = value
 
         try:
-            numbers = measure(sections, quick=quick, data_dir=data_dir, began=began, found=found)
+            numbers = measure(
+                sections,
+                quick=quick,
+                data_dir=data_dir,
+                on_section=on_section,
+                on_number=on_number,
+            )
         except BaseException:
             if out is not None and so_far:
                 _write(out.with_suffix(".partial.json"), so_far)
@@ -62,7 +68,7 @@ def _check_writable(out: Path) -> None:
     except OSError as error:
         raise ConfigError(f"--out {out}: {error}") from None
     if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
-        raise ConfigError(f"--out {out}: this file cannot be written")
+        raise ConfigError(f"--out {out}: this file cannot be written; choose another path")
 
 
 def _write(path: Path, numbers: Numbers) -> None:
@@ -72,16 +78,16 @@ def _write(path: Path, numbers: Numbers) -> None:
 def verdicts(
     numbers: Numbers, at_least: Mapping[str, float], at_most: Mapping[str, float]
 ) -> Table:
-    """Which bars are met."""
-    table = Table("what", "measured", "bar", "")
-    for bars, word in ((at_least, "at least"), (at_most, "at most")):
-        for name, bar in bars.items():
+    """Return a table of the targets, and whether each is met."""
+    table = Table("number", "measured", "target", "")
+    for targets, relation in ((at_least, "at least"), (at_most, "at most")):
+        for name, target in targets.items():
             value = numbers.get(name)
             if not isinstance(value, float):
-                table.add_row(name, "-", f"{word} {bar:g}", "not measured")
+                table.add_row(name, "-", f"{relation} {target:g}", "not measured")
                 continue
-            met = value >= bar if word == "at least" else value <= bar
+            met = value >= target if relation == "at least" else value <= target
             table.add_row(
-                name, f"{value:.4g}", f"{word} {bar:g}", "met" if met else "[red]missed[/]"
+                name, f"{value:.4g}", f"{relation} {target:g}", "met" if met else "[red]missed[/]"
             )
     return table

@@ -91,7 +91,7 @@ UNKNOWN: dict[str, object] = {"name": "unknown", "skip_reason": "not found"}
 def test_a_known_vulnerability_fails_the_check() -> None:
     good, words = vulnerabilities.read(report(FINE, FLAWED, UNKNOWN)).verdict(3)
     assert not good
-    assert "flawed: PYSEC-1 (mended in 2, 3), PYSEC-2 (mended in no version)" in words
+    assert "flawed: PYSEC-1 (fixed in 2, 3), PYSEC-2 (fixed in no version)" in words
 
 
 def test_unchecked_packages_are_listed() -> None:

@@ -1,1 +1,1 @@
-"""What `make check` asks of the packages that fedgh is installed with, and what makes the site."""
+"""Tools for development: checks of dependencies for `make check`, and the documentation site."""

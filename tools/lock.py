@@ -1,4 +1,4 @@
-"""requirements.lock, read."""
+"""Reading of requirements.lock."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ LOCK = Path(__file__).parent.parent / "requirements.lock"
 
 
 def locked(text: str) -> list[str]:
-    """The names of the packages in a lock file, each written in the same way."""
+    """Return the sorted names of the packages in a lock file, in normalised form."""
     lines = (line.strip() for line in text.splitlines())
     names = (line.partition("==")[0] for line in lines if line and not line.startswith("#"))
     return sorted(re.sub(r"[-_.]+", "-", name).lower() for name in names)

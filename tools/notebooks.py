@@ -1,7 +1,7 @@
-"""The notebooks of the documents, run again and kept with what they put out.
+"""Run the notebooks of the documentation, and store them with their output.
 
-`python -m tools.notebooks [NAME...]`. Nothing of this machine stays in them: no times, and none of
-the warnings of its packages.
+`python -m tools.notebooks [NAME...]`. The stored output does not depend on this machine: execution
+times and warnings of packages are removed.
 """
 
 import os
@@ -14,36 +14,36 @@ import nbformat
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parents[1] / "docs" / "notebooks"
-PATIENCE = 240  # seconds for a cell; a busy machine may need many for what takes one
+TIMEOUT = 240  # seconds for a cell; far more than needed, because the machine may be busy
 
 
 def execute(path: Path, folder: Path) -> Any:
-    """The notebook after all its cells ran in a new kernel, in that folder.
+    """Run all cells of a notebook in a new kernel, in that folder, and return the notebook.
 
-    CellExecutionError says which one failed.
+    Raise CellExecutionError, which names the cell, if one fails.
     """
-    made = nbformat.read(path, as_version=4)
-    place = {"metadata": {"path": str(folder)}}
+    notebook = nbformat.read(path, as_version=4)
+    resources = {"metadata": {"path": str(folder)}}
     NotebookClient(
-        made, timeout=PATIENCE, kernel_name="python3", resources=place, record_timing=False
+        notebook, timeout=TIMEOUT, kernel_name="python3", resources=resources, record_timing=False
     ).execute()
-    return made
+    return notebook
 
 
-def cleaned(made: Any) -> Any:
-    """The same without what only this machine says."""
-    made.metadata.pop("widgets", None)
-    made.metadata.get("language_info", {}).pop("version", None)
-    for cell in made.cells:
+def cleaned(notebook: Any) -> Any:
+    """Remove versions, times and warnings of this machine from a notebook, and return it."""
+    notebook.metadata.pop("widgets", None)
+    notebook.metadata.get("language_info", {}).pop("version", None)
+    for cell in notebook.cells:
         cell.metadata = {}
         if cell.cell_type == "code":
             cell.outputs = [out for out in cell.outputs if out.get("name") != "stderr"]
-    return made
+    return notebook
 
 
 def main() -> None:
-    """Run those that are named, or all."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # as in a run: the same numbers
+    """Run the notebooks named on the command line, or all."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # one thread as in a run, so that numbers are the same
     for path in [FOLDER / f"{name}.ipynb" for name in sys.argv[1:]] or sorted(FOLDER.iterdir()):
         with TemporaryDirectory() as folder:
             nbformat.write(cleaned(execute(path, Path(folder))), path)

@@ -1,7 +1,7 @@
-"""Ask the registry about known vulnerabilities of the locked packages: `make check`.
+"""Check the locked packages for vulnerabilities known to the package registry: `make check`.
 
-One that is known fails, and so does a check that does not work. Where the registry cannot be
-reached or knows nothing, that is said, and nothing is claimed.
+A known vulnerability fails the check, and so does an error in the check itself. If the registry
+cannot be reached or does not know a package, the output names that, and the check does not fail.
 """
 
 import json
@@ -12,42 +12,44 @@ from typing import Any
 
 from tools.lock import LOCK, locked
 
-PATIENCE = 120
+TIMEOUT = 120
 """Seconds for all packages together."""
 
 UNREACHABLE = ("ConnectionError", "ConnectTimeout", "Max retries exceeded", "ServiceError")
-"""What pip-audit says when it has no way to the registry."""
+"""Parts of the error messages of pip-audit when it cannot reach the registry."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What the registry knows."""
+    """The answers of the registry."""
 
-    vulnerable: dict[str, list[str]]  # package -> what is known about it
-    unknown: list[str]  # packages about which it has no word
+    vulnerable: dict[str, list[str]]  # package -> its known vulnerabilities
+    unknown: list[str]  # packages about which the registry reports nothing
 
     def verdict(self, packages: int) -> tuple[bool, str]:
-        """Whether the packages may be used, and what to say."""
+        """Return whether the check passes, and a message."""
         if self.vulnerable:
             lines = [f"{name}: {', '.join(ids)}" for name, ids in sorted(self.vulnerable.items())]
-            return False, "known vulnerabilities; upgrade in requirements.lock:\n" + "\n".join(
-                lines
+            message = "known vulnerabilities; upgrade these packages in requirements.lock:\n"
+            return False, message + "\n".join(lines)
+        checked = packages - len(self.unknown)
+        if checked == 0:
+            return (
+                True,
+                "vulnerabilities: NOT CHECKED, the registry reports on none of the packages",
             )
-        asked = packages - len(self.unknown)
-        if asked == 0:
-            return True, "vulnerabilities: NOT CHECKED, the registry has no word on any package"
-        known = f"vulnerabilities: none known in {asked} of {packages} packages"
-        return True, known + (f"; not checked: {', '.join(self.unknown)}" if self.unknown else "")
+        message = f"vulnerabilities: none known in {checked} of {packages} packages"
+        return True, message + (f"; not checked: {', '.join(self.unknown)}" if self.unknown else "")
 
 
 def read(report: str) -> Findings:
-    """What pip-audit has found; ValueError when it has not finished."""
+    """Return the findings in a report of pip-audit. Raise ValueError if it is not a report."""
     try:
         packages: list[dict[str, Any]] = json.loads(report)["dependencies"]
         return Findings(
             vulnerable={
                 package["name"]: [
-                    f"{flaw['id']} (mended in {', '.join(flaw['fix_versions']) or 'no version'})"
+                    f"{flaw['id']} (fixed in {', '.join(flaw['fix_versions']) or 'no version'})"
                     for flaw in package["vulns"]
                 ]
                 for package in packages
@@ -60,37 +62,37 @@ def read(report: str) -> Findings:
 
 
 def ask() -> str:
-    """Have pip-audit write a report; nothing when the registry does not answer.
+    """Return the report of pip-audit; an empty text if the registry does not answer.
 
-    RuntimeError when it is not the registry's fault.
+    Raise RuntimeError if pip-audit fails for another reason.
     """
     command = [sys.executable, "-m", "pip_audit", "--requirement", str(LOCK), "--no-deps"]
     options = ["--disable-pip", "--format", "json", "--progress-spinner", "off", "--timeout", "5"]
     try:
         done = subprocess.run(
-            [*command, *options], capture_output=True, text=True, timeout=PATIENCE, check=False
+            [*command, *options], capture_output=True, text=True, timeout=TIMEOUT, check=False
         )
     except subprocess.TimeoutExpired:
         return ""
-    if done.stdout or any(words in done.stderr for words in UNREACHABLE):
+    if done.stdout or any(text in done.stderr for text in UNREACHABLE):
         return done.stdout
     raise RuntimeError(f"pip-audit ended with {done.returncode}: {done.stderr.strip()[-500:]}")
 
 
 def main() -> int:
-    """Print what is known, and fail if that is bad."""
+    """Print the findings; return 1 if the check fails."""
     names = locked(LOCK.read_text(encoding="utf-8"))
-    print(f"asking about {len(names)} packages, for at most {PATIENCE} s", flush=True)
+    print(f"vulnerabilities: checking {len(names)} packages, for at most {TIMEOUT} s", flush=True)
     try:
         report = ask()
         if report:
-            good, words = read(report).verdict(len(names))
+            passed, message = read(report).verdict(len(names))
         else:
-            good, words = True, "vulnerabilities: NOT CHECKED, the registry cannot be reached"
+            passed, message = True, "vulnerabilities: NOT CHECKED, the registry cannot be reached"
     except (RuntimeError, ValueError) as error:
-        good, words = False, f"vulnerabilities: the check failed: {error}"
-    print(words)
-    return 0 if good else 1
+        passed, message = False, f"vulnerabilities: the check failed: {error}"
+    print(message)
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

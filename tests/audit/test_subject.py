@@ -23,7 +23,7 @@ from tests.support.tiny import a_client, quick
 
 
 @pytest.mark.parametrize("client", [0, 1])
-def test_the_attacker_has_no_sample_of_the_victim(run: RunFolder, client: int) -> None:
+def test_the_attacker_has_no_sample_of_the_target_client(run: RunFolder, client: int) -> None:
     prepared = subject.prepare(subject.choose_target(run, client, trust=OWN), seed=0)
     checkpoint = restore.load(run, trust=OWN)
     own = torch.cat(checkpoint.blueprint.partition.indices(client))

@@ -1,4 +1,4 @@
-"""The benchmark counts right and compares like with like; how fast things are is not tested."""
+"""The benchmark counts correctly and compares equal computations; speed itself is not tested."""
 
 import json
 import os
@@ -39,11 +39,11 @@ def test_multiplications_are_counted_exactly(name: str, conv2: int, fc1: int) ->
     first = 28 * 28 * 16 * 3 * 25
     later = 10 * 10 * conv2 * 16 * 25 + 25 * conv2 * fc1 + fc1 * 500 + 500 * 10
     assert forward_flops(EXTRACTORS[name], task) == 2 * (first + later)
-    # Backward: to the weights and to the inputs, but nobody needs the gradient of the images.
+    # Backward: gradients of weights and of inputs, except the gradient of the images.
     assert training_flops(EXTRACTORS[name], task) == 2 * (2 * first + 3 * later)
 
 
-def test_a_layer_that_hides_its_products_is_not_free() -> None:
+def test_the_products_inside_a_recurrent_layer_are_counted() -> None:
     task = Task(10, 500, 10, 1, 0, (3, 32, 32))
 
     def recurrent(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
@@ -53,7 +53,7 @@ def test_a_layer_that_hides_its_products_is_not_free() -> None:
 
 
 class Recurrent(nn.Module):
-    """The lines of an image as a sequence."""
+    """An LSTM over the lines of an image."""
 
     def __init__(self, rep_dim: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Recurrent(nn.Module):
         return out
 
 
-def test_the_flops_of_a_round_add_up() -> None:
+def test_the_flops_of_a_round_are_the_sum_over_clients_and_phases() -> None:
     experiment = rounds.hetero(images(400), 64, 3, 1, "model.extractors=tests.support.tiny:mlp")
     per_image = 2 * (3 * 32 * 32 * 500 + 500 * 10)
     first = 2 * 3 * 32 * 32 * 500
@@ -73,7 +73,7 @@ def test_the_flops_of_a_round_add_up() -> None:
     assert rounds.round_flops(experiment) == expected
 
 
-def test_the_plain_version_comes_to_the_same_result(tmp_path: Path) -> None:
+def test_the_plain_implementation_gives_the_same_header_and_accuracies(tmp_path: Path) -> None:
     experiment = rounds.hetero(images(1200), 40, 2, 1, "local.augment=[]", "run.engine=serial")
     assert all(size % 40 != 1 for size in experiment.partition.bounds.diff(dim=1)[:, 0].tolist())
     run = loop.run(experiment, tmp_path / "run")
@@ -85,7 +85,7 @@ def test_the_plain_version_comes_to_the_same_result(tmp_path: Path) -> None:
     assert run.records()[0].per_client["accuracy"] == pytest.approx(accuracies)
 
 
-def test_a_stopwatch_leaves_out_the_first_round_and_what_lies_between() -> None:
+def test_a_stopwatch_excludes_the_first_round_and_measurements_between_rounds() -> None:
     watch = rounds.Stopwatch(iter([1.0, 3.0, 5.0]).__next__)
     for number in (1, 2, 3):
         watch.finished_round(a_round(number))
@@ -94,7 +94,7 @@ def test_a_stopwatch_leaves_out_the_first_round_and_what_lies_between() -> None:
     assert all(0 <= timed.seconds < 1 for timed in watch.rounds)
 
 
-def test_helpers_work_at_the_same_time_and_leave() -> None:
+def test_helpers_are_single_threaded_processes_that_end() -> None:
     with Helpers() as helpers:
         assert len(set(helpers.all(os.getpid))) == helpers.count
         assert helpers.all(torch.get_num_threads) == [1] * helpers.count
@@ -103,7 +103,7 @@ def test_helpers_work_at_the_same_time_and_leave() -> None:
     assert not any(process.is_alive() for process in processes)
 
 
-def test_memory_is_that_of_a_process_and_its_descendants() -> None:
+def test_memory_of_a_process_is_measured() -> None:
     assert os.getpid() in scale.tree(os.getpid())
     if Path("/proc/self/smaps_rollup").exists():
         before = scale.proportional_set(os.getpid())
@@ -112,7 +112,7 @@ def test_memory_is_that_of_a_process_and_its_descendants() -> None:
         del ballast
 
 
-def test_a_hundred_clients_of_whom_ten_take_part(tmp_path: Path) -> None:
+def test_ten_of_a_hundred_clients_take_part_in_each_round(tmp_path: Path) -> None:
     seconds, prepared = scale.simulate(100, 2, tmp_path / "run")
     assert seconds > 0
     assert prepared > 0
@@ -120,16 +120,18 @@ def test_a_hundred_clients_of_whom_ten_take_part(tmp_path: Path) -> None:
     assert [len(record["participants"]) for record in records] == [10, 10]
 
 
-def test_header_and_overhead_sections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_header_and_overhead_sections_yield_their_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(header, "COMPARED", 50)
-    monkeypatch.setattr(header, "TURNS", 1)
+    monkeypatch.setattr(header, "REPETITIONS", 1)
     monkeypatch.setattr(header, "MILLION", 100_000)
-    at_hand: Any = SimpleNamespace(quick=True, folder=tmp_path)
-    found = dict(header.header_training(at_hand)) | dict(overhead.engine_overhead(at_hand))
-    assert found["header_difference_c10"] < 1e-4
-    assert found["header_difference_c100"] < 1e-4
-    assert all(value >= 0 for value in found.values())
-    assert {"million_pairs_seconds", "overhead_seconds_workers"} <= set(found)
+    inputs: Any = SimpleNamespace(quick=True, folder=tmp_path)
+    numbers = dict(header.header_training(inputs)) | dict(overhead.engine_overhead(inputs))
+    assert numbers["header_difference_c10"] < 1e-4
+    assert numbers["header_difference_c100"] < 1e-4
+    assert all(value >= 0 for value in numbers.values())
+    assert {"million_pairs_seconds", "overhead_seconds_workers"} <= set(numbers)
 
 
 def two_numbers(bench: suite.Bench) -> Iterator[tuple[str, float]]:
@@ -151,27 +153,27 @@ def test_numbers_are_printed_and_written(tmp_path: Path, monkeypatch: pytest.Mon
     assert not any(isinstance(value, dict | list) for value in written.values())
 
 
-def broken_off(bench: suite.Bench) -> Iterator[tuple[str, float]]:
+def interrupted(bench: suite.Bench) -> Iterator[tuple[str, float]]:
     """Interrupted after its first number"""
     yield "one", 1.0
     raise KeyboardInterrupt
 
 
-def test_what_was_measured_before_ctrl_c_is_kept(
+def test_numbers_measured_before_an_interruption_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(suite, "images", lambda *_: images(20))
     with pytest.raises(KeyboardInterrupt):
-        bench(Console(quiet=True), (broken_off,), quick=True, out=tmp_path / "numbers.json")
+        bench(Console(quiet=True), (interrupted,), quick=True, out=tmp_path / "numbers.json")
     assert json.loads((tmp_path / "numbers.partial.json").read_text()) == {"one": 1.0}
     assert not (tmp_path / "numbers.json").exists()
 
 
-def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+def test_an_output_that_cannot_be_written_is_refused_before_measuring(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for out in (tmp_path, tmp_path / "file" / "numbers.json"):
         with pytest.raises(ConfigError, match="--out"):
-            bench(Console(quiet=True), (broken_off,), quick=True, out=out)
+            bench(Console(quiet=True), (interrupted,), quick=True, out=out)
 
 
 def test_the_benchmark_downloads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,12 +184,12 @@ def test_the_benchmark_downloads_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert (source.name, len(source), source.shape) == ("random images", 8000, (3, 32, 32))
 
 
-def test_a_bar_is_met_or_missed() -> None:
+def test_the_table_shows_targets_as_met_missed_or_not_measured() -> None:
     table = verdicts({"a": 1.0, "b": 2.0}, {"a": 1.0, "c": 1.0}, {"b": 1.5})
     assert list(table.columns[-1].cells) == ["met", "not measured", "[red]missed[/]"]
 
 
-def test_the_committed_numbers_have_one_for_every_bar() -> None:
+def test_the_committed_numbers_include_one_for_every_target() -> None:
     results = Path(__file__).parents[2] / "benchmarks" / "results" / "latest.json"
     numbers = json.loads(results.read_text())
     assert {"limit_gflops", *AT_LEAST, *AT_MOST} <= set(numbers)

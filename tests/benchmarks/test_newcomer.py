@@ -1,4 +1,4 @@
-"""What docs/results says about newcomers follows from the cases that lie beside it."""
+"""The summary and the guide about newcomers agree with the committed cases."""
 
 import json
 import re
@@ -11,11 +11,11 @@ DOCUMENT = json.loads((RESULTS / "newcomer-digits.json").read_text(encoding="utf
 PAGE = (RESULTS.parent / "guides" / "newcomer.md").read_text(encoding="utf-8")
 
 
-def test_the_summary_is_that_of_the_cases() -> None:
+def test_the_committed_summary_follows_from_the_committed_cases() -> None:
     assert summary(DOCUMENT["cases"]) == DOCUMENT["summary"]
 
 
-def test_the_guide_has_these_numbers() -> None:
+def test_the_guide_has_the_numbers_of_the_summary() -> None:
     rows = re.findall(r"^\| (?:epochs|accuracy|after).*? \| (.*) \|$", PAGE, re.M)
     for text, row in zip(rows, DOCUMENT["summary"]["rows"], strict=True):
         *means, p_untrained, p_none = (float(cell) for cell in text.split(" | "))
@@ -27,18 +27,18 @@ def test_the_guide_has_these_numbers() -> None:
     assert f"| {never[0]} | {never[1]} | {never[2]} |" in PAGE
 
 
-def test_epochs_until_a_goal() -> None:
+def test_epochs_needed_is_the_first_epoch_at_the_goal() -> None:
     assert epochs_needed([0.1, 0.5, 0.4, 0.9], 0.5) == 1
     assert epochs_needed([0.1, 0.2], 0.5) is None
 
 
-def test_a_header_that_helps_is_seen() -> None:
-    """Ten newcomers, of whom each is at the goal at once with the header, and never without."""
-    there, never = [0.0, *[1.0] * 20], [0.0] * 21
-    case = {"others": 0.9, "with_header": there, "untrained_header": there, "without_header": never}
-    found = summary([case] * 10)
-    assert found["never"] == {"with_header": 0, "untrained_header": 0, "without_header": 10}
-    first = found["rows"][0]
+def test_the_summary_shows_the_benefit_of_a_header() -> None:
+    """Ten newcomers reach the goal after one epoch with a header, and never without one."""
+    fast, never = [0.0, *[1.0] * 20], [0.0] * 21
+    case = {"others": 0.9, "with_header": fast, "untrained_header": fast, "without_header": never}
+    result = summary([case] * 10)
+    assert result["never"] == {"with_header": 0, "untrained_header": 0, "without_header": 10}
+    first = result["rows"][0]
     assert (first["with_header"], first["without_header"]) == (1, 21)
     assert first["p_without_header"] < 0.01
     assert first["p_untrained_header"] == 1

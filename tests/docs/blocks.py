@@ -1,4 +1,4 @@
-"""The code blocks of a page, and what is typed in them."""
+"""The code blocks of a page, and the commands in them."""
 
 import re
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ PAGES = sorted(
 )
 
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
-NAMED = re.compile(r"[Ii]n a file `([\w./-]+)`[^\n]*:$")
-"""How a page says, in the line before a block, that the block is a file."""
+FILE_NAME = re.compile(r"[Ii]n a file `([\w./-]+)`[^\n]*:$")
+"""The text before a block that is the content of a file."""
 COMMENT = re.compile(r"\s+#\s.*$")
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block, its language, and the name of the file that it is, if it is one."""
+    """A code block, its language, and the name of the file of which it is the content, if any."""
 
     page: str
     line: int
@@ -30,7 +30,7 @@ class Block:
 
     @property
     def where(self) -> str:
-        """For messages."""
+        """Page and line, for error messages."""
         return f"{self.page}:{self.line}"
 
 
@@ -43,19 +43,19 @@ class Command:
 
 
 def blocks(page: str) -> list[Block]:
-    """All blocks of a page, in order."""
+    """Return all blocks of a page, in order."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    return [_block(page, text, found) for found in BLOCK.finditer(text)]
+    return [_block(page, text, match) for match in BLOCK.finditer(text)]
 
 
 def commands(block: Block) -> Iterator[Command]:
-    """What is typed after each `$`, lines that end in a backslash joined."""
+    """Yield the command after each `$`; lines that end in a backslash are joined."""
     for part in re.split(r"^\$ ", block.text.replace("\\\n", " "), flags=re.MULTILINE)[1:]:
         typed, *output = part.rstrip().splitlines()
         yield Command(" ".join(COMMENT.sub("", typed).split()), tuple(output))
 
 
-def _block(page: str, text: str, found: re.Match[str]) -> Block:
-    before = text[: found.start()]
-    said = NAMED.search(before.rstrip().rpartition("\n\n")[2].replace("\n", " "))
-    return Block(page, before.count("\n") + 1, found[2], found[3], said[1] if said else None)
+def _block(page: str, text: str, match: re.Match[str]) -> Block:
+    before = text[: match.start()]
+    file = FILE_NAME.search(before.rstrip().rpartition("\n\n")[2].replace("\n", " "))
+    return Block(page, before.count("\n") + 1, match[2], match[3], file[1] if file else None)

@@ -1,4 +1,4 @@
-"""Somebody who does what a page says, in an empty folder."""
+"""A simulated reader, which runs the code blocks of a page in an empty folder."""
 
 import contextlib
 import doctest
@@ -24,7 +24,7 @@ from tests.docs.tables import HARMLESS, NOT_RUN, SMALL, SMALL_FIRST, SMALL_LAST
 
 
 class Reader:
-    """One namespace, one folder; what was imported from there is forgotten at the end."""
+    """A reader with one namespace and one folder; `leave` unloads modules of that folder."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -37,7 +37,7 @@ class Reader:
             monkeypatch.setitem(sources.SOURCES, name, _stand_in(name, classes))
 
     def follow(self, block: Block) -> None:
-        """Do what one block says."""
+        """Run one block, and save it if it is a file."""
         if block.file:
             self._save(block.file, block.text)
         if block.language == "python":
@@ -52,10 +52,10 @@ class Reader:
             for command in commands(block):
                 self._type(command, block.where)
         else:
-            assert block.language == "text", f"{block.where}: is this code, or text?"
+            assert block.language == "text", f"{block.where}: unknown language; mark text as `text`"
 
     def leave(self) -> None:
-        """Forget the modules of this folder."""
+        """Unload the modules that were imported from the folder."""
         for name, module in list(sys.modules.items()):
             if str(getattr(module, "__file__", "")).startswith(str(self.folder)):
                 del sys.modules[name]
@@ -70,8 +70,11 @@ class Reader:
             exec(code, self.names)
 
     def _session(self, block: Block) -> None:
-        """What is typed at Python's prompt answers what the page shows; lines may be broken."""
-        self.patch.setattr(doctest, "ELLIPSIS_MARKER", r"\u2026")  # as it reads …
+        """Check that the input at Python's prompt gives the output on the page.
+
+        Line breaks may differ.
+        """
+        self.patch.setattr(doctest, "ELLIPSIS_MARKER", r"\u2026")  # matches as … does
         test = doctest.DocTestParser().get_doctest(
             block.text, self.names, block.page, None, block.line
         )
@@ -84,19 +87,21 @@ class Reader:
     def _type(self, command: Command, where: str) -> None:
         if command.text in NOT_RUN:
             return
-        first, *words = shlex.split(command.text)
-        if first == "fedgh":
-            self._fedgh(words, command, where)
-        elif first == "cd":
-            self.patch.chdir(*words)
+        program, *arguments = shlex.split(command.text)
+        if program == "fedgh":
+            self._fedgh(arguments, command, where)
+        elif program == "cd":
+            self.patch.chdir(*arguments)
         else:
-            assert first in HARMLESS, f"{where}: {command.text}: run it, or list it in tables.py"
+            assert program in HARMLESS, (
+                f"{where}: {command.text}: add it to HARMLESS or NOT_RUN in tables.py"
+            )
             subprocess.run(["sh", "-ec", command.text], check=True, timeout=60)
 
-    def _fedgh(self, words: list[str], command: Command, where: str) -> None:
-        """In this process, smaller; it fails if and only if the page says so."""
+    def _fedgh(self, arguments: list[str], command: Command, where: str) -> None:
+        """Run a smaller version of the command; it must fail exactly if the page shows an error."""
         fails = any(line.startswith("error: ") for line in command.output)
-        self.patch.setattr(sys, "argv", ["fedgh", *smaller(words, fails)])
+        self.patch.setattr(sys, "argv", ["fedgh", *smaller(arguments, fails)])
         out = io.StringIO()
         with (
             contextlib.redirect_stdout(out),
@@ -106,27 +111,30 @@ class Reader:
             cli.main()
         assert bool(ended.value.code) == fails, f"{where}: {command.text}\n{out.getvalue()}"
         for line in command.output:
-            shown = ".*".join(map(re.escape, line.split("…")))
-            found = re.search(f"^{shown}$", out.getvalue(), re.MULTILINE)
-            assert found, f"{where}: {command.text}\n{out.getvalue()}"
+            pattern = ".*".join(map(re.escape, line.split("…")))
+            match = re.search(f"^{pattern}$", out.getvalue(), re.MULTILINE)
+            assert match, f"{where}: {command.text}\n{out.getvalue()}"
 
 
-def smaller(words: list[str], fails: bool) -> list[str]:
-    """The same command with the changes of `tables`; what is to fail keeps what it says."""
-    name = next((name for name in SMALL if words[: len(name.split())] == name.split()), None)
+def smaller(arguments: list[str], fails: bool) -> list[str]:
+    """Return the arguments with the changes of `tables`.
+
+    Those of a command that is expected to fail are not overridden.
+    """
+    name = next((name for name in SMALL if arguments[: len(name.split())] == name.split()), None)
     if name is None:
-        return words
-    typed = len(name.split())
-    head = [*words[:typed], *_set(SMALL_FIRST), *words[typed:]]
+        return arguments
+    length = len(name.split())
+    head = [*arguments[:length], *_set(SMALL_FIRST), *arguments[length:]]
     return head if fails else [*head, *_set(SMALL_LAST), *SMALL[name]]
 
 
 def _set(settings: list[str]) -> list[str]:
-    return [word for setting in settings for word in ("--set", setting)]
+    return [argument for setting in settings for argument in ("--set", setting)]
 
 
 def _stand_in(name: str, classes: int) -> Any:
-    """As many classes, shapes and types as the real data set; noise instead of images."""
+    """Return a source with the classes, shapes and types of the data set, but random pixels."""
 
     def source(where: DataLocation) -> Source:
         y = torch.arange(classes * 20) % classes

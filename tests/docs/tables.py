@@ -1,4 +1,4 @@
-"""What the tests change in what the pages show, and what they do not run, with the reason."""
+"""Changes that make the commands of pages smaller, and commands that no test runs, with reasons."""
 
 SMALL_FIRST = [
     "run.engine=serial",
@@ -6,10 +6,10 @@ SMALL_FIRST = [
     "model.rep_dim=16",
     "local.lr=0.05",
 ]
-"""Settings put before those of a page: what the page says itself counts."""
+"""Settings that are inserted before those of a page, so those of the page override them."""
 
 SMALL_LAST = ["federation.rounds=1", "local.epochs=1"]
-"""Settings put after them."""
+"""Settings that are appended, so they override those of the page."""
 
 SMALL = {
     "run": [],
@@ -20,10 +20,10 @@ SMALL = {
     "tune": ["--seeds", "0", "--rounds", "1"],
     "reproduce": ["--budget", "smoke", "--seeds", "0", "--only", "fedgh"],
 }
-"""The commands that train or take settings, and what else is put after them."""
+"""Commands that train or take settings, with the options that are appended to them."""
 
 HARMLESS = {"echo"}
-"""What a shell may run, beside `cd` and `fedgh`."""
+"""Programs that a shell may run; `cd` and `fedgh` are handled separately."""
 
 A_MACHINE = "sets up an environment; .ci/run does it"
 A_SERVER = "a server on its own machine; tests/flower/test_deployment.py starts the same scripts"
@@ -64,14 +64,14 @@ NOT_RUN = {
     "python -m pytest test_fednova.py": "tests/docs/test_examples.py calls the same functions",
     "sh rehearse.sh": "tests/flower/test_examples.py runs both sites in one process",
 }
-"""Commands that no test types. Each must be on some page."""
+"""Commands that no test runs. Each must be on at least one page."""
 
 PHOTOS = {f"photos/{name}/{number}.png" for name in "abcde" for number in range(30)}
 
 GIVEN = {"docs/commands.md": PHOTOS, "docs/use.md": {*PHOTOS, "more.png"}}
-"""Images that a page takes for granted."""
+"""Images that a page assumes to exist."""
 
 BLOCKS_ELSEWHERE = {
     ("docs/deploy.md", "newest = max("): "needs trained states: tests/flower/test_examples.py",
 }
-"""Blocks that are run by another test: a page, and words of the block."""
+"""Blocks that another test runs: the page, and a part of the block's text."""

@@ -1,4 +1,4 @@
-"""The examples of the documents do what their pages say, and not only run."""
+"""The examples of the documentation do what their pages say."""
 
 import importlib
 import re
@@ -36,7 +36,9 @@ def module(reader: Reader, name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def test_a_method_of_the_guide_learns_and_is_compared(reader: Reader, tmp_path: Path) -> None:
+def test_the_method_of_the_guide_reduces_the_loss_and_can_be_compared(
+    reader: Reader, tmp_path: Path
+) -> None:
     module(reader, "fednova")
     name = "fednova:FedNova"
     settings = config.load("demo", [*QUICK, f"method.name={name}", "method.server_lr=0.5"])
@@ -57,7 +59,7 @@ def test_the_test_of_the_guide_passes(reader: Reader, tmp_path: Path) -> None:
     tests.test_the_contract(tmp_path / "runs")
 
 
-def test_the_oracle_of_the_guide_tells_fednova_from_a_mean(reader: Reader) -> None:
+def test_the_test_of_the_guide_fails_for_a_plain_mean(reader: Reader) -> None:
     fednova: Any = module(reader, "fednova")
     tests: Any = module(reader, "test_fednova")
     fednova.FedNova.server_update = lambda _, server, uploads: api.mean_by_examples(uploads, server)
@@ -69,14 +71,14 @@ def test_the_oracle_of_the_guide_tells_fednova_from_a_mean(reader: Reader) -> No
     ("name", "settings"),
     [("CosineProto", []), ("WeightedRep", ["model.extractors=mlp"]), ("AdamHeader", [])],
 )
-def test_the_other_methods_of_the_guide_keep_the_contract(
+def test_the_other_methods_of_the_guide_pass_check_method(
     reader: Reader, name: str, settings: list[str]
 ) -> None:
     method: Any = module(reader, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
     check_method(getattr(method, name)(), settings)
 
 
-def test_the_distance_of_the_first_example_is_that_of_directions(reader: Reader) -> None:
+def test_the_loss_of_cosine_proto_equals_a_number_by_hand(reader: Reader) -> None:
     method: Any = module(reader, "cosine_proto")
     model = api.SplitModel(torch.nn.Identity(), torch.nn.Linear(2, 2))
     torch.nn.init.zeros_(model.header.weight)
@@ -95,19 +97,19 @@ def test_the_distance_of_the_first_example_is_that_of_directions(reader: Reader)
 
 
 def table(heading: str) -> set[str]:
-    """The names in the first column of the tables of a section."""
+    """Return the names in the first column of the tables of a section."""
     text = (ROOT / PAGE).read_text(encoding="utf-8")
     (section,) = re.findall(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.S | re.M)
     rows = re.findall(r"^\| (`[^|]*) \|", section, re.M)
     return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
 
 
-def test_the_guide_names_all_that_authors_import() -> None:
+def test_the_guide_lists_all_names_of_the_method_interface() -> None:
     assert table("All names of `fedgh.methods.api`") == set(api.__all__)
 
 
-def test_the_guide_names_all_hooks_and_class_attributes() -> None:
-    hooks = {name for name, found in vars(Method).items() if callable(found)}
+def test_the_guide_lists_all_hooks_and_class_attributes() -> None:
+    hooks = {name for name, value in vars(Method).items() if callable(value)}
     attributes = {name for name in Method.__annotations__ if not name.startswith("_")}
     named = {name for name in hooks | attributes if not name.startswith("_")} - set(DERIVED)
     assert table("Hooks and class attributes") == named

@@ -1,4 +1,4 @@
-"""Links work in the repository; the site moves them (and MkDocs checks them there)."""
+"""Links work in the repository, and are translated for the site (where MkDocs checks them)."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_links_are_found_outside_of_code() -> None:
     assert list(links.paths(TEXT)) == ["a.md", "../pic.svg", "b/c.md"]
 
 
-def test_links_keep_their_anchors_and_the_rest_is_not_touched() -> None:
+def test_replacing_paths_keeps_anchors_and_all_other_text() -> None:
     changed = links.replaced(TEXT, str.upper)
     assert "[one](A.MD#part)" in changed
     assert '![two](../PIC.SVG "A title")' in changed
@@ -36,11 +36,11 @@ def test_links_keep_their_anchors_and_the_rest_is_not_touched() -> None:
         ("benchmarks/results/latest.json", "files/benchmarks/results/latest.json"),
     ],
 )
-def test_every_file_has_a_place(path: str, uri: str) -> None:
+def test_files_of_the_repository_have_a_path_in_the_site(path: str, uri: str) -> None:
     assert in_site(path) == uri
 
 
-def test_a_page_that_moves_takes_its_links_along() -> None:
+def test_links_are_translated_for_the_path_of_the_page() -> None:
     text = "[a](docs/audit.md#x) [b](docs/images/report.png) [c](CONTRIBUTING.md)"
     assert moved("README.md", "project/readme.md", text) == (
         "[a](../audit.md#x) [b](../images/report.png) [c](contributing.md)"

@@ -1,4 +1,4 @@
-"""What the pages show is what runs: every code block is executed, or a table says why not."""
+"""Every code block of a page runs, unless `tables` lists it with a reason."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,14 +11,14 @@ from tests.docs.reader import Reader
 from tests.docs.tables import BLOCKS_ELSEWHERE, GIVEN, NOT_RUN
 
 BLOCKS = {page: blocks(page) for page in PAGES}
-WITH_CODE = [page for page, found in BLOCKS.items() if {b.language for b in found} - {"text"}]
+WITH_CODE = [page for page, of_page in BLOCKS.items() if {b.language for b in of_page} - {"text"}]
 
 
-def elsewhere(block: Block) -> bool:
-    return any(page == block.page and words in block.text for page, words in BLOCKS_ELSEWHERE)
+def runs_elsewhere(block: Block) -> bool:
+    return any(page == block.page and part in block.text for page, part in BLOCKS_ELSEWHERE)
 
 
-def paint(files: Iterable[Path]) -> None:
+def write_images(files: Iterable[Path]) -> None:
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8), "white").save(file)
@@ -26,27 +26,27 @@ def paint(files: Iterable[Path]) -> None:
 
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_every_block_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paint(tmp_path / name for name in GIVEN.get(page, ()))
+    write_images(tmp_path / name for name in GIVEN.get(page, ()))
     reader = Reader(tmp_path, monkeypatch)
     try:
         for block in BLOCKS[page]:
-            if not elsewhere(block):
+            if not runs_elsewhere(block):
                 reader.follow(block)
     finally:
         reader.leave()
 
 
-def test_the_tables_name_only_what_is_there() -> None:
-    everything = [block for found in BLOCKS.values() for block in found]
-    typed = {c.text for b in everything if b.language == "console" for c in commands(b)}
-    assert set(NOT_RUN) <= typed
+def test_the_tables_list_only_commands_pages_and_blocks_that_exist() -> None:
+    all_blocks = [block for of_page in BLOCKS.values() for block in of_page]
+    shown = {c.text for b in all_blocks if b.language == "console" for c in commands(b)}
+    assert set(NOT_RUN) <= shown
     assert set(GIVEN) <= set(PAGES)
-    for page, words in BLOCKS_ELSEWHERE:
-        assert sum(words in block.text for block in BLOCKS[page]) == 1
+    for page, part in BLOCKS_ELSEWHERE:
+        assert sum(part in block.text for block in BLOCKS[page]) == 1
 
 
-def test_no_block_is_missed() -> None:
-    """A fence that does not end, or that the pattern does not see, would go untested."""
-    for page, found in BLOCKS.items():
+def test_every_fence_of_a_page_belongs_to_a_block() -> None:
+    """A block without an end, or one that the pattern does not match, would not be tested."""
+    for page, of_page in BLOCKS.items():
         fences = (Path(__file__).parents[2] / page).read_text(encoding="utf-8").count("```")
-        assert fences == 2 * len(found), page
+        assert fences == 2 * len(of_page), page

@@ -1,4 +1,4 @@
-"""The reference is made from the code: nothing is missing, defaults are the real ones."""
+"""The reference, which is generated from the code, is complete and has the real defaults."""
 
 import json
 import re
@@ -14,9 +14,9 @@ from fedgh.methods import METHODS
 from tests.docs.blocks import ROOT
 from tools.site import api, commands, settings
 
-SECTIONS = {name: found.annotation for name, found in Config.model_fields.items()}
+SECTIONS = {name: field.annotation for name, field in Config.model_fields.items()}
 SECTIONS.pop("method")
-NAMED = "A named experiment or a TOML file."
+ARGUMENT_HELP = "A named experiment or a TOML file."
 
 
 class Example(BaseModel):
@@ -41,59 +41,59 @@ class Other:
         (Other, "names", "list of text"),
     ],
 )
-def test_a_key_is_described_in_words(model: type, key: str, kind: str) -> None:
+def test_the_values_of_a_key_are_described(model: type, key: str, kind: str) -> None:
     assert settings.kind(settings.keys(model)[key]) == kind
 
 
-def test_the_source_says_what_a_key_is_for() -> None:
-    said = {"count": "of things", "kind": "", "share": "Between none and all."}
-    assert settings.descriptions(Example) == said
+def test_descriptions_are_comments_or_docstrings_of_the_source() -> None:
+    expected = {"count": "of things", "kind": "", "share": "Between none and all."}
+    assert settings.descriptions(Example) == expected
 
 
 def table(section: str) -> dict[str, tuple[str, str]]:
-    """The rows of a section of the page: key, default and description."""
+    """Return default and description of each key in a section of the page."""
     heading = re.escape(section)
     (text,) = re.findall(rf"^##+ {heading}\n(.*?)(?=^##|\Z)", settings.page(), re.DOTALL | re.M)
     rows = re.findall(r"^\| `(\w+)` \| .* \| (.*?) \| (.*?) \|$", text, re.M)
-    return {key: (default.strip("`"), said) for key, default, said in rows}
+    return {key: (default.strip("`"), description) for key, default, description in rows}
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_every_key_is_there_with_its_default_and_a_word(section: str) -> None:
+def test_every_key_has_its_default_and_a_description(section: str) -> None:
     rows = table(f"[{section}]")
-    empty = getattr(Config(), section)
+    defaults = getattr(Config(), section)
     assert set(rows) == set(settings.keys(SECTIONS[section]))
-    for key, (default, said) in rows.items():
+    for key, (default, description) in rows.items():
         value = json.loads(default) if default else None
-        assert value == getattr(empty, key), key
-        assert said, f"{section}.{key} has no comment"
+        assert value == getattr(defaults, key), key
+        assert description, f"{section}.{key} has no comment"
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_setting_of_a_method_is_there(name: str) -> None:
+def test_every_key_of_a_method_has_its_default_and_a_description(name: str) -> None:
     rows = table(name)
     defaults = {f.name: f.default for f in fields(METHODS[name]) if f.default is not MISSING}
     assert {key: json.loads(default) for key, (default, _) in rows.items()} == defaults
-    assert all(said for _, said in rows.values())
+    assert all(description for _, description in rows.values())
 
 
-def test_every_command_and_option_is_there() -> None:
+def test_the_reference_lists_commands_with_their_options() -> None:
     page = commands.page()
     headings = re.findall(r"^## fedgh (.+)$", page, re.M)
     assert len(headings) == len(set(headings))
     assert {"run", "resume", "list", "data fetch", "flower join", "newcomer"} <= set(headings)
     run = page.partition("## fedgh run")[2].partition("\n## ")[0]
-    for words in (
+    for text in (
         "`--set` `SECTION.KEY=VALUE`",
         "`--quiet`, `-q`",
         "`[NAME|FILE.toml]`",
         "`demo`",
-        NAMED,
+        ARGUMENT_HELP,
     ):
-        assert words in run
+        assert text in run
 
 
-def test_the_overview_names_every_command_and_every_key() -> None:
+def test_the_overview_lists_every_command_and_every_key() -> None:
     overview = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
     (synopsis,) = re.findall(r"^## Commands\n\n```text\n(.*?)```", overview, re.DOTALL | re.M)
     for name in re.findall(r"^## fedgh (\w+)", commands.page(), re.M):
@@ -116,7 +116,7 @@ def test_the_overview_shows_the_real_defaults(section: str) -> None:
         assert type(default)(text) == default, f"{section}.{key}"
 
 
-def test_every_public_name_is_there() -> None:
+def test_the_reference_lists_every_public_python_name() -> None:
     page = api.page()
     for name in fedgh.__all__:
         assert f"::: fedgh.{name}\n" in page or name == "__version__"

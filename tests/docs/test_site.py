@@ -1,4 +1,4 @@
-"""The site is built without a warning, needs nothing from elsewhere, and is searched offline."""
+"""The site is built without a warning, loads nothing from other sites, and has offline search."""
 
 import re
 from collections.abc import Iterator
@@ -16,18 +16,18 @@ from tests.docs.blocks import PAGES, ROOT
 from tests.support.browser import headless, needs_browser
 from tools.site.places import in_site
 
-PATIENCE = 120  # seconds; a busy machine may need many for what takes one
+TIMEOUT = 120  # seconds; far more than needed, because the machine may be busy
 LOADED = re.compile(
     r"<(?:script|img|iframe|source|link)\b[^>]*?\b(?:src|href)=[\"']?([^\"'\s>]+)", re.DOTALL
 )
-"""What a browser fetches by itself; a link that somebody may follow is none of that."""
+"""Addresses that a browser loads with a page; links that a reader may follow are not among them."""
 
 pytestmark = pytest.mark.xdist_group("site")
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `make docs` builds it: a warning is an error."""
+    """The site as `make docs` builds it, with warnings as errors."""
     out = tmp_path_factory.mktemp("site")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NO_MKDOCS_2_WARNING", "1")
@@ -39,19 +39,21 @@ def html(uri: str) -> str:
     return re.sub(r"(^|/)README\.md$", r"\1index.md", uri).removesuffix(".md") + ".html"
 
 
-def test_every_document_is_a_page_that_can_be_reached(site: Path) -> None:
+def test_every_document_is_a_page_in_the_navigation(site: Path) -> None:
     home = (site / "index.html").read_text(encoding="utf-8")
     for page in PAGES:
-        place = html(in_site(page))
-        assert (site / place).is_file(), page
-        assert f'href="{place}"' in home, f"{page} is not in the navigation"
+        file = html(in_site(page))
+        assert (site / file).is_file(), page
+        assert f'href="{file}"' in home, f"{page} is not in the navigation"
 
 
-def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+def test_no_page_loads_anything_from_another_site(site: Path) -> None:
     for page in site.rglob("*.html"):
         fetched = LOADED.findall(page.read_text(encoding="utf-8"))
         assert not [url for url in fetched if re.match(r"(https?:)?//", url)], page
-        for url in fetched if page.name != "404.html" else []:  # that one is for a server
+        for url in (
+            fetched if page.name != "404.html" else []
+        ):  # it has absolute paths, for a server
             local = re.split(r"[#?]", url)[0]
             if not url.startswith("data:"):
                 assert (page.parent / local).exists(), f"{page}: {url}"
@@ -59,13 +61,13 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
         assert not re.search(r"url\([\"']?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet
 
 
-def test_run_folders_stay_at_home_but_what_is_linked_is_there(site: Path) -> None:
+def test_the_site_has_linked_files_but_no_run_folders(site: Path) -> None:
     assert not list(site.rglob("rounds.jsonl"))
     assert (site / "results/audit/cifar10-hetero-fedgh.json").is_file()
     assert (site / "files/benchmarks/results/latest.json").is_file()
 
 
-def test_the_reference_is_filled_in(site: Path) -> None:
+def test_the_reference_pages_have_their_content(site: Path) -> None:
     python = (site / "reference/python.html").read_text(encoding="utf-8")
     assert 'id="fedgh.load"' in python
     assert "a named one or a TOML file" in python  # its docstring
@@ -80,12 +82,12 @@ def browser() -> Iterator[webdriver.Chrome]:
 
 
 @needs_browser
-def test_the_search_works_from_a_folder(site: Path, browser: webdriver.Chrome) -> None:
+def test_the_search_works_without_a_server(site: Path, browser: webdriver.Chrome) -> None:
     browser.get((site / "concepts.html").as_uri())
     browser.execute_script("document.querySelector('label[for=__search]').click()")
     browser.find_element(By.CSS_SELECTOR, "input.md-search__input").send_keys("header")
-    found = WebDriverWait(browser, PATIENCE).until(
+    results = WebDriverWait(browser, TIMEOUT).until(
         lambda b: b.find_elements(By.CSS_SELECTOR, ".md-search-result__item a")
     )
-    assert any("concepts.html" in (link.get_attribute("href") or "") for link in found)
+    assert any("concepts.html" in (link.get_attribute("href") or "") for link in results)
     assert not [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]

@@ -80,4 +80,4 @@ def test_a_stopped_search_is_resumed(
     assert sum(row["chosen"] == "yes" for row in rows) == 2
     with pytest.raises(SystemExit):
         tune_pays.main([*arguments, "--only", "as-it-is"])
-    assert "--only as-it-is: not among here, there" in capsys.readouterr().err
+    assert "--only as-it-is: unknown setting; choose from here, there" in capsys.readouterr().err

@@ -1,1 +1,1 @@
-"""The documentation as a site: what `make docs` adds to the Markdown files."""
+"""The documentation site: pages and links that `make docs` adds to the Markdown files."""

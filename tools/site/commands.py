@@ -1,4 +1,4 @@
-"""The commands of `fedgh`, as a page."""
+"""The reference page of the commands of `fedgh`."""
 
 from collections.abc import Iterator
 
@@ -9,21 +9,21 @@ from fedgh.cli import app
 
 HEAD = """# Commands
 
-Every command says the same with `--help`. A mistake ends with one line that says what to do about
-it, and exit code 2 when the command or the configuration is wrong, 1 when something else is;
-Ctrl-C ends with 130 and a line that says how to resume.
+Every command prints the same with `--help`. A command that fails prints one line that says what is
+wrong and what to do. The exit code is 2 if the command line or the configuration is wrong, and 1
+for any other error. Ctrl-C ends with exit code 130 and a line about how to resume.
 """
 
 
 def page() -> str:
-    """Markdown with every command, its arguments and options."""
+    """Return Markdown with every command, its arguments and options."""
     root = typer.main.get_command(app)
     context = click.Context(root, info_name="fedgh")
-    return "\n".join([HEAD, *(_section(found) for found in leaves(context))])
+    return "\n".join([HEAD, *(_section(leaf) for leaf in leaves(context))])
 
 
 def leaves(context: click.Context) -> Iterator[click.Context]:
-    """A context for each command that does something, groups opened."""
+    """Yield a context for each command, including those in groups, but not the groups."""
     command = context.command
     if not isinstance(command, click.Group):
         yield context
@@ -58,14 +58,14 @@ def _row(parameter: click.Parameter, context: click.Context) -> str:
 
 
 def _help(parameter: click.Parameter, context: click.Context) -> str:
-    """As it is written at the command: with some versions of click, arguments lose theirs."""
-    said = context.command.callback.__annotations__[parameter.name].__metadata__
-    return str(next(part.help for part in said if hasattr(part, "help")) or "")
+    """Return the help text from the annotation: some versions of click drop it for arguments."""
+    annotations = context.command.callback.__annotations__[parameter.name].__metadata__
+    return str(next(part.help for part in annotations if hasattr(part, "help")) or "")
 
 
 def _default(parameter: click.Parameter) -> str:
     if parameter.required:
-        return "needed"
+        return "required"
     value = parameter.default
     if value is None or value is False or value == "":
         return ""

@@ -1,7 +1,8 @@
-"""What MkDocs calls while it builds the site (`hooks` in mkdocs.yml). Nothing is written here.
+"""Functions that MkDocs calls while it builds the site (`hooks` in mkdocs.yml).
 
-Pages from outside docs/, the reference and the notebooks are added in memory, links are put right,
-and of docs/results only what a page shows or links to is published: not the run folders.
+They add pages from outside docs/, the reference and the notebooks in memory, without writing files,
+and translate links. Of docs/results, the site has only files that a page shows or links to, so run
+folders are not published.
 """
 
 from pathlib import Path
@@ -22,17 +23,17 @@ ASSETS = Path(__file__).parent / "assets"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Every result has its place in the navigation."""
+    """Add every page of docs/results to the navigation."""
     docs = Path(config.docs_dir)
-    found = sorted(path.relative_to(docs).as_posix() for path in docs.glob("results/**/*.md"))
+    pages = sorted(path.relative_to(docs).as_posix() for path in docs.glob("results/**/*.md"))
     entries = config.nav or []
     results = next(entry["Results"] for entry in entries if "Results" in entry)
-    results += [path for path in found if path not in results]
+    results += [path for path in pages if path not in results]
     return config
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add what is not in docs/, leave out what nobody looks at."""
+    """Add files from outside docs/, and remove results that no page links to."""
     root, docs = Path(config.config_file_path).parent, Path(config.docs_dir)
     for path, uri in OUTSIDE.items():
         files.append(File.generated(config, uri, abs_src_path=str(root / path)))
@@ -55,17 +56,19 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Links as they work in the site."""
+    """Translate the links of a page, and add a link to the notebook from which it is made."""
     uri, docs = page.file.src_uri, Path(config.docs_dir)
     if uri in GENERATED:
         return markdown
     text = moved(_source(uri, docs), uri, markdown)
-    own = _notebooks(docs).get(uri)
-    return f"{text}\n[This page as a notebook]({own.name})\n" if own else text
+    notebook_file = _notebooks(docs).get(uri)
+    if notebook_file is None:
+        return text
+    return f"{text}\n[This page as a notebook]({notebook_file.name})\n"
 
 
 def _linked(files: Files, docs: Path) -> set[str]:
-    """The files of the repository that any page links to."""
+    """Return the files of the repository that at least one page links to."""
     pages = [file for file in files.documentation_pages() if file.src_uri not in GENERATED]
     return {
         path for file in pages for path in linked(_source(file.src_uri, docs), file.content_string)
@@ -77,6 +80,6 @@ def _source(uri: str, docs: Path) -> str:
 
 
 def _notebooks(docs: Path) -> dict[str, Path]:
-    """The pages that are made from notebooks, and these."""
-    found = sorted(docs.glob("notebooks/*.ipynb"))
-    return {path.with_suffix(".md").relative_to(docs).as_posix(): path for path in found}
+    """Return the pages that are made from notebooks, each with its notebook."""
+    files = sorted(docs.glob("notebooks/*.ipynb"))
+    return {path.with_suffix(".md").relative_to(docs).as_posix(): path for path in files}

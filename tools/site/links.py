@@ -5,34 +5,34 @@ from collections.abc import Callable, Iterator
 
 FENCE = re.compile(r"^\s*(```|~~~)")
 TARGET = re.compile(r"(?<=\]\()[^)\s]+")
-ELSEWHERE = re.compile(r"^([a-z]+:|#|/)", re.IGNORECASE)
-"""What does not name a file beside this one: other sites, anchors of the same page."""
+NOT_A_PATH = re.compile(r"^([a-z]+:|#|/)", re.IGNORECASE)
+"""Targets that are not relative paths of files: other sites, anchors of the same page."""
 
 
 def replaced(text: str, new: Callable[[str], str]) -> str:
-    """The same text with `new(path)` for every path that a link or an image names."""
+    """Return the text with `new(path)` in place of each path in a link or an image."""
     lines, in_code = [], False
     for line in text.splitlines(keepends=True):
         if FENCE.match(line):
             in_code = not in_code
-        lines.append(line if in_code else TARGET.sub(lambda found: _replace(found[0], new), line))
+        lines.append(line if in_code else TARGET.sub(lambda match: _replace(match[0], new), line))
     return "".join(lines)
 
 
 def paths(text: str) -> Iterator[str]:
-    """What its links and images name, without anchors, as written."""
-    found: list[str] = []
+    """Yield the paths in links and images as they are written, without anchors."""
+    collected: list[str] = []
 
-    def note(path: str) -> str:
-        found.append(path)
+    def collect(path: str) -> str:
+        collected.append(path)
         return path
 
-    replaced(text, note)
-    yield from found
+    replaced(text, collect)
+    yield from collected
 
 
 def _replace(target: str, new: Callable[[str], str]) -> str:
-    if ELSEWHERE.match(target):
+    if NOT_A_PATH.match(target):
         return target
     path, mark, anchor = target.partition("#")
     return new(path) + mark + anchor

@@ -1,4 +1,4 @@
-"""A notebook as Markdown: text, code, and what the code has put out."""
+"""Conversion of a notebook to Markdown: text, code, and the output of the code."""
 
 import base64
 import re
@@ -11,7 +11,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 def page(path: Path) -> str:
-    """Markdown of the whole notebook; pictures are part of it."""
+    """Return the complete notebook as Markdown; images are embedded."""
     cells = nbformat.read(path, as_version=4).cells
     return "\n\n".join(part for cell in cells for part in _cell(cell)) + "\n"
 
@@ -36,11 +36,11 @@ def _output(output: Any) -> str:
 
 
 def _image(kind: str, encoded: str) -> str:
-    return f"![what the code above has drawn](data:{kind};base64,{encoded})"
+    return f"![output of the code above](data:{kind};base64,{encoded})"
 
 
 def _fence(language: str, text: str) -> str:
-    """A code block; its fence is longer than any in the text."""
+    """Return a code block whose fence is longer than any in the text."""
     clean = COLOURS.sub("", text).rstrip("\n")
     longest = max((len(run) for run in re.findall(r"`+", clean)), default=0)
     ticks = "`" * max(3, longest + 1)

@@ -1,6 +1,7 @@
-"""Where the files of the repository are in the site.
+"""Paths of the repository's files in the site.
 
-Links are written as they work in the repository; pages and what they link to may move in the site.
+Links in the documents are written for the repository; in the site, pages and the files that they
+link to may have other paths.
 """
 
 from collections.abc import Container
@@ -15,11 +16,11 @@ OUTSIDE = {
     "CHANGELOG.md": "project/changelog.md",
     "examples/hospital/README.md": "project/hospital.md",
 }
-"""Pages that lie outside docs/, and where they are in the site."""
+"""Pages outside docs/, with their paths in the site."""
 
 
 def in_site(path: str) -> str:
-    """The place of a file of the repository."""
+    """Return the path in the site of a file of the repository."""
     if path in OUTSIDE:
         return OUTSIDE[path]
     if path.startswith("docs/"):
@@ -29,20 +30,20 @@ def in_site(path: str) -> str:
 
 
 def in_repository(uri: str, notebooks: Container[str]) -> str:
-    """The file behind a page of the site; `notebooks` are the pages that are made from one."""
-    outside = {place: path for path, place in OUTSIDE.items()}
+    """Return the file from which a page is made; `notebooks` are the pages made from notebooks."""
+    outside = {page: path for path, page in OUTSIDE.items()}
     if uri in outside:
         return outside[uri]
     return f"docs/{uri.removesuffix('.md')}.ipynb" if uri in notebooks else f"docs/{uri}"
 
 
 def linked(path: str, text: str) -> set[str]:
-    """The files of the repository that a page links to."""
+    """Return the files of the repository that a page links to."""
     return {normpath(join(dirname(path), target)) for target in links.paths(text)}
 
 
 def moved(path: str, uri: str, text: str) -> str:
-    """A page whose links work in the site: that of the file `path`, shown at `uri`."""
+    """Return the text of the file `path` with links that work on its page `uri` in the site."""
 
     def new(target: str) -> str:
         return relpath(in_site(normpath(join(dirname(path), target))), dirname(uri) or ".")

@@ -1,4 +1,4 @@
-"""The keys of a configuration, as a page: names, kinds and defaults come from the models."""
+"""The reference page of configuration keys; names, types and defaults come from the models."""
 
 import ast
 import inspect
@@ -14,14 +14,13 @@ from fedgh.methods import METHODS
 HEAD = """# Configuration
 
 An experiment is a TOML file. A key that it leaves out has its default; `--set section.key=value`
-changes any key on the command line, and `fedgh run` writes all of them, as they were used, into
-`config.toml` of the run folder. A key that does not exist, or a value that makes no sense, is
-refused before anything runs.
+changes any key on the command line, and `fedgh run` writes all keys with the values used into
+`config.toml` of the run folder. An unknown key or an invalid value is refused before anything runs.
 """
 
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
-WORDS = {
+TYPE_NAMES = {
     "integer": "whole number",
     "number": "number",
     "string": "text",
@@ -30,7 +29,7 @@ WORDS = {
 
 
 def page() -> str:
-    """Markdown with every section, the settings of every method, and the named experiments."""
+    """Return Markdown with every section, the keys of every method, and the named experiments."""
     parts = [HEAD]
     for name, field in Config.model_fields.items():
         if name != "method":
@@ -47,28 +46,28 @@ def page() -> str:
 
 
 def keys(model: Any) -> dict[str, dict[str, Any]]:
-    """The JSON schema of each key of a section."""
-    found: dict[str, dict[str, Any]] = TypeAdapter(model).json_schema().get("properties", {})
-    return found
+    """Return the JSON schema of each key of a section."""
+    schemas: dict[str, dict[str, Any]] = TypeAdapter(model).json_schema().get("properties", {})
+    return schemas
 
 
 def descriptions(model: Any) -> dict[str, str]:
-    """What the source says about each key: the comment beside it, or the docstring under it."""
+    """Return the description of each key: the comment beside it, or the docstring under it."""
     source = textwrap.dedent(inspect.getsource(model))
     lines = source.splitlines()
     (definition,) = ast.parse(source).body
     assert isinstance(definition, ast.ClassDef)
-    found = {}
+    texts = {}
     for node, following in zip(definition.body, [*definition.body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             last = lines[(node.end_lineno or node.lineno) - 1]
             comment = last.encode()[node.end_col_offset :].decode().strip()
-            found[node.target.id] = comment.removeprefix("#").strip() or _docstring(following)
-    return found
+            texts[node.target.id] = comment.removeprefix("#").strip() or _docstring(following)
+    return texts
 
 
 def kind(schema: dict[str, Any]) -> str:
-    """What a key takes, in words."""
+    """Return the values that a key accepts, as text."""
     if "anyOf" in schema:
         return " or ".join(kind(choice) for choice in schema["anyOf"] if choice != {"type": "null"})
     if "enum" in schema:
@@ -78,17 +77,17 @@ def kind(schema: dict[str, Any]) -> str:
     if schema["type"] == "array":
         return f"list of {kind(schema['items'])}".replace("number", "numbers")
     bounds = [f"{sign} {schema[name]}" for name, sign in BOUNDS.items() if name in schema]
-    return ", ".join([WORDS[schema["type"]], *bounds])
+    return ", ".join([TYPE_NAMES[schema["type"]], *bounds])
 
 
 def _section(title: str, model: Any, level: str = "##") -> str:
     about = inspect.cleandoc(model.__doc__ or "")
-    said = descriptions(model)
+    texts = descriptions(model)
     rows = [
-        f"| `{name}` | {kind(schema)} | {_default(schema)} | {said.get(name, '')} |"
+        f"| `{name}` | {kind(schema)} | {_default(schema)} | {texts.get(name, '')} |"
         for name, schema in keys(model).items()
     ]
-    head = ["| key | takes | default | |", "|---|---|---|---|"]
+    head = ["| key | values | default | description |", "|---|---|---|---|"]
     table = [*head, *rows] if rows else ["No keys."]
     return "\n".join([f"{level} {title}\n", about, "", *table, ""])
 

@@ -1,5 +1,7 @@
 """Membership inference on class means: decide whether a sample is behind a class mean.
 
+The samples behind a mean, its members, are those over which it was computed.
+
 The likelihood-ratio test compares how well a candidate's vector d explains the mean r of n samples
 if it is one of them, and if it is not. Vectors have covariance C around their class mean, and the
 noise has variance σ². All vectors are measured from the class mean that the attacker knows. Then r

@@ -1,18 +1,18 @@
 """Membership inference on second moments: decide whether a sample is behind a second moment.
 
-A client of FedGH+ sends M = Σ z zᵀ over the feature vectors z of its n samples. The feature map is
-public. The leverage of a candidate z is h = zᵀ M⁻¹ z, at most 1 for a sample behind M. With fewer
-samples than dimensions, any other vector lies outside of the span of M, where the leverage has no
-bound: then M shows exactly which samples are behind it.
+A client of FedGH+ sends M = Σ z zᵀ over the feature vectors z of its n samples; these samples are
+"behind" M. The feature map is public. The leverage of a candidate z is h = zᵀ M⁻¹ z, at most 1 for
+a sample behind M. With fewer samples than dimensions, any other vector lies outside of the span of
+M, where the leverage has no bound: then M shows exactly which samples are behind it.
 
 The likelihood ratio detects more. Assume Gaussian vectors of dimension d whose second moment the
-attacker knows only from m vectors of its own, with the sum M'. The probability of M and z if z is
-one of the n samples, divided by the probability if it is not, is
+attacker knows only from m vectors of its own, M' = Σ z zᵀ over these. The probability of M and z if
+z is one of the n samples, divided by the probability if it is not, is
 
     (1 - h)^((n - d - 2) / 2) · (1 + g)^((m + n + 1) / 2)        g = zᵀ (M + M')⁻¹ z
 
-With noise of variance σ² on M, the entries of M are treated as Gaussian. In the eigenvectors of the
-attacker's own second moment they are uncorrelated, and a member shifts their mean by z zᵀ. The
+With noise of variance σ² on M, the entries of M are treated as Gaussian. In the basis of the
+eigenvectors of M' they are uncorrelated, and a member shifts their mean by z zᵀ. The
 class sums have noise of their own, and are attacked in addition, like class means. (Without noise
 they show nothing that M does not show.)
 """
@@ -78,8 +78,8 @@ class SentMoment:
 def send_moments(members: Vectors, classes: int, level: Level, rng: torch.Generator) -> SentMoment:
     """Return the moments that the server reads from the upload of a client with these samples.
 
-    With protection of a whole client, each class contributes its mean as one sample. The moments
-    are then multiplied by n over the number of classes, in place of sums over n samples.
+    With protection of a whole client, each class contributes its mean as one sample. The second
+    moment and its noise are then scaled up, as if they were of all n samples.
     """
     labels = members.labels
     sizes = labels.bincount(minlength=classes)

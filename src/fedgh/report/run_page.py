@@ -116,7 +116,7 @@ def _summary(runs: Sequence[NamedRun]) -> Section:
 
 
 def _metrics(runs: Sequence[NamedRun]) -> list[Table]:
-    """Return a table of all metrics of the last evaluated round; none if only accuracy is known."""
+    """Return a table of all metrics of the last evaluated round, unless it has only accuracies."""
     names = [name for name in RECORDED if any(name in run.result.final for run in runs)]
     if not set(names) - {"accuracy", "validation_accuracy", "global_accuracy"}:
         return []

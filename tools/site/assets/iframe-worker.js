@@ -1,4 +1,5 @@
-// Browsers start no Worker from file://, and the search is one. This one runs in a hidden frame.
+// The search of the site is a Worker, and browsers start no Worker from file://. This replacement
+// runs in a hidden frame.
 if (location.protocol === "file:") {
   window.IFrameWorker = class extends EventTarget {
     constructor(url) {
