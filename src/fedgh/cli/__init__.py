@@ -41,8 +41,8 @@ data_app = _group("Download public data sets.")
 data_app.command()(listing.fetch)
 app.add_typer(data_app, name="data")
 flower_app = _group("Run a federation between machines with Flower.")
-for command in (flower.init, flower.up, flower.join, flower.status, flower.stop):
-    flower_app.command()(command)
+for flower_command in (flower.init, flower.up, flower.join, flower.status, flower.stop):
+    flower_app.command()(flower_command)
 app.add_typer(flower_app, name="flower")
 
 
