@@ -12,7 +12,7 @@ from fedgh.defaults import IMAGE_SIZE, REP_DIM
 from fedgh.errors import ConfigError
 
 
-def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
+def list_(kind: Annotated[Kind, typer.Argument(help="Kind of the names to list.")]) -> None:
     """List the names that an experiment or a command accepts, each with a description."""
     from fedgh.report.terminal import listing
 
