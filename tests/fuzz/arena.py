@@ -83,7 +83,7 @@ def play(
         defence=defence,
         max_norm=NORM,
         strikes=3,
-        resources=SURROUNDINGS,
+        resources=RESOURCES,
     )
     accepted: dict[int, Upload] = {}
     record = federation.round(
@@ -99,7 +99,7 @@ def _network() -> SplitModel:
         return split_model(mlp, TASK)
 
 
-SURROUNDINGS = ServerResources(networks=(_network,))
+RESOURCES = ServerResources(networks=(_network,))
 
 
 @cache
@@ -114,7 +114,7 @@ def start(name: str) -> Payload:
     server = init_server(name)
     before = Server.initial_state(TASK, server)
     sent = _sent(name, spec_of(name))
-    federation = Server(TASK, method_of(name), Answers(sent, {}), before, resources=SURROUNDINGS)
+    federation = Server(TASK, method_of(name), Answers(sent, {}), before, resources=RESOURCES)
     federation.round(1)
     return federation.state()
 
@@ -135,8 +135,8 @@ def honest_uploads(name: str) -> dict[int, bytes]:
 @cache
 def without_hostile(name: str, defence: Defence) -> Payload:
     """Return the server's state after a round in which only the malicious client failed."""
-    there = {k: up for k, up in honest_uploads(name).items() if k != HOSTILE}
-    return play(name, there, defence=defence).server
+    others = {k: up for k, up in honest_uploads(name).items() if k != HOSTILE}
+    return play(name, others, defence=defence).server
 
 
 def _sent(name: str, spec: wire.Spec) -> dict[int, bytes]:
