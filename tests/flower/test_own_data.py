@@ -60,7 +60,7 @@ def bring(task: Task, node: NodeConfig) -> ClientSpec:
     return ClientSpec(Secretive(task.rep_dim), (x, y))
 
 
-@pytest.mark.parametrize("method", ["fedgh", "fedproto", "fd", "lg_fedavg", "standalone"])
+@pytest.mark.parametrize("method", ["fedgh", "fedproto", "fd", "lg_fedavg", "standalone", "fedgkt"])
 def test_participants_bring_their_own_networks_and_data(method: str, tmp_path: Path) -> None:
     experiment = quick(*PRIVATE, f"method.name={method}", "local.lr=0.1", "federation.rounds=4")
     house = House(tmp_path / "house", experiment, [client_app(bring)])

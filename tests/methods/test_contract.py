@@ -31,7 +31,10 @@ SETTINGS = {
     "fedkd": SHARED,
     "fedgkt": ["method.hidden=16", "method.server_epochs=2"],
     "fedzkt": [
-        *("method.shared=tests.support.tiny:noisy", "model.extractors=tests.support.tiny:noisy,mlp"),
+        *(
+            "method.shared=tests.support.tiny:noisy",
+            "model.extractors=tests.support.tiny:noisy,mlp",
+        ),
         *("method.server_steps=2", "method.server_batch=4", "method.noise=4"),
     ],
     "fedgh_plus": ["method.feature_dim=32"],

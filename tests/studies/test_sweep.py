@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedgh.core.types import Job, Recipient
+from fedgh.core.types import Examples, Job, Recipient
 from fedgh.errors import ConfigError, RunError
 from fedgh.methods import METHODS
 from fedgh.report.terminal import comparison
@@ -53,16 +53,23 @@ def test_methods_train_on_the_same_batches_from_the_same_weights(
     weights: dict[str, float] = {}
     for name in METHODS:
         words = ["model.extractors=tests.support.tiny:mlp", "local.augment=flip,crop,erase"]
-        if name in ("fml", "fedkd"):
+        if name in ("fml", "fedkd", "fedzkt"):
             words.append("method.shared=tests.support.tiny:mlp")
         prepared = quick(f"method.name={name}", *words)
         client, server = prepared.blueprint().make(0), prepared.initial_server()
         weights[name] = client.model.extractor[1].weight.sum().item()  # type: ignore[index]
         batches: list[tuple[float, float]] = []
+        train = client.data.train
 
-        def recorded(*words: Any, batches: list[tuple[float, float]] = batches) -> Any:
-            for x, y in shuffled(*words):
-                batches.append((float(x.sum()), float(y.sum())))
+        def recorded(
+            on: Examples,
+            *words: Any,
+            batches: list[tuple[float, float]] = batches,
+            train: Examples = train,
+        ) -> Any:
+            for x, y in shuffled(on, *words):
+                labels = y if on.y is train.y else train.labels[y]  # else samples are numbered
+                batches.append((float(x.sum()), float(labels.sum())))
                 yield x, y
 
         monkeypatch.setattr(local, "shuffled", recorded)
