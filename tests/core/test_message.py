@@ -97,6 +97,7 @@ def test_specs_of_combined_messages_and_of_alternatives() -> None:
         (api.HEADER, "more"),
         (api.Network("own"), "more"),
         (api.PublicOutputs(), "more"),
+        (api.PerSample("logits"), "more"),
         (api.Own(lambda *_: {}), "more"),
         (api.Named("a.", api.PerClass("output")), "more"),
     ],
@@ -201,3 +202,22 @@ def test_outputs_of_public_samples_need_public_data() -> None:
 def test_the_norm_of_averaged_vectors_is_that_of_the_part_that_has_them() -> None:
     assert (api.PerClass("output") + api.NOTHING).max_norm == 1
     assert (api.NOTHING + api.NOTHING).max_norm == math.inf
+
+
+def test_rows_for_each_sample() -> None:
+    task = Task(4, 3, num_clients=1, rounds=1, seed=0, max_samples=6)
+    (spec,) = api.PerSample("representations", "labels").specs(METHODS["fedgkt"](), shapes_of(task))
+    honest = {
+        "representations": torch.zeros(6, 3),
+        "labels": torch.tensor([0, 1, 2, 3, 3, 3]).int(),
+    }
+    wire.check(honest, spec)
+    for hostile, why in (
+        ({"labels": honest["labels"] + 1}, "values above 3"),
+        ({"labels": honest["labels"][:5]}, "has shape"),
+        ({"representations": torch.zeros(7, 3), "labels": torch.zeros(7).int()}, "up to 6"),
+    ):
+        with pytest.raises(WireError, match=why):
+            wire.check(honest | hostile, spec)
+    with pytest.raises(TypeError, match="'inputs': expected one of representations, logits"):
+        api.PerSample("inputs")  # type: ignore[arg-type]

@@ -56,6 +56,7 @@ def test_methods_train_on_the_same_batches_from_the_same_weights(
     settings = {
         "fml": ["method.shared=tests.support.tiny:mlp"],
         "fedkd": ["method.shared=tests.support.tiny:mlp"],
+        "fedzkt": ["method.shared=tests.support.tiny:mlp"],
         "fedrep": ["method.extractor_epochs=2"],  # as in [local] of the demo
     }
     for name in sorted(METHODS.keys() - {"fedclassavg"}):  # it draws two views of each batch
@@ -66,18 +67,20 @@ def test_methods_train_on_the_same_batches_from_the_same_weights(
         batches: list[tuple[float, float]] = []
 
         def recorded(
-            examples: Examples,
+            on: Examples,
             size: int,
             rng: torch.Generator,
             *words: Any,
             batches: list[tuple[float, float]] = batches,
             client: Client = client,
         ) -> Any:
-            # Additional phases, such as the header's of FedRep, draw from streams of their own.
+            # Additional phases, such as the header of FedRep, draw from streams of their own.
             common = rng.initial_seed() == client.stream("batches").initial_seed()
-            for x, y in shuffled(examples, size, rng, *words):
+            train = client.data.train
+            for x, y in shuffled(on, size, rng, *words):
+                labels = y if on.y is train.y else train.labels[y]  # samples may be numbered
                 if common:
-                    batches.append((float(x.sum()), float(y.sum())))
+                    batches.append((float(x.sum()), float(labels.sum())))
                 yield x, y
 
         monkeypatch.setattr(local, "shuffled", recorded)
