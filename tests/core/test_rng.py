@@ -1,7 +1,10 @@
+import pytest
 import torch
 from torch import nn
 
+from fedgh.core.average import network_state
 from fedgh.core.rng import isolated, numpy_stream, seed_of, stream
+from fedgh.methods.fedgh import FedGH
 from tests.support.families import FAMILIES
 from tests.support.tiny import quick
 
@@ -42,3 +45,12 @@ def test_preparing_an_experiment_does_not_change_the_global_generator() -> None:
         drawn = torch.rand(1)
         torch.manual_seed(0)
         assert drawn.equal(torch.rand(1)), method
+
+
+def test_layers_of_a_server_at_its_start_are_reproducible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FedGH, "init_server", lambda *_: network_state(nn.Linear(16, 10)))
+    prepared, before = quick(), torch.get_rng_state()
+    first = prepared.initial_server()["weight"]
+    assert torch.get_rng_state().equal(before)
+    torch.rand(7)
+    assert prepared.initial_server()["weight"].equal(first)

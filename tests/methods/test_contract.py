@@ -29,6 +29,9 @@ SETTINGS = {
     "fedavg": ONE_ARCHITECTURE,
     "fml": SHARED,
     "fedkd": SHARED,
+    "fedmrl": [*SHARED, "method.shared_dim=8"],
+    "fedgen": ["method.server_steps=5", "method.hidden=16", "method.alpha=0.1"],
+    "fedtgp": ["method.server_epochs=5", "method.lam=0.1"],
     "fedgh_plus": ["method.feature_dim=32"],
     **FAMILIES,
 }
@@ -115,7 +118,7 @@ def test_only_methods_that_weigh_by_them_are_told_numbers_of_samples(
 
     monkeypatch.setattr(type(prepared.config.method), "server_update", spy)
     loop.run(prepared, tmp_path / "run")
-    told = name.endswith(("avg", "fml", "fedkd", ":Distils"))
+    told = name.endswith(("avg", "fml", "fedkd", "fedmrl", "fedgen", ":Distils"))
     assert seen == ([client.train for client in prepared.clients()] if told else [0] * 5)
 
 

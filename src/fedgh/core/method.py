@@ -169,8 +169,8 @@ class Method(ABC):
         """Give a new client what it needs beside its model."""
 
     def broadcast(self, server: Payload, to: Recipient) -> Payload:
-        """Return what the server sends to this participant."""
-        return server
+        """Return what the server sends to this participant; by default all that is `sendable`."""
+        return self.sendable(server)
 
     def sendable(self, server: Payload) -> Payload:
         """Return all that `broadcast` may ever send: no row of it may exceed `run.max_norm`.

@@ -12,10 +12,13 @@ from fedgh.core.method import Method
 from fedgh.errors import ConfigError, import_object, unknown
 from fedgh.methods.fd import FD
 from fedgh.methods.fedavg import FedAvg
+from fedgh.methods.fedgen import FedGen
 from fedgh.methods.fedgh import FedGH
 from fedgh.methods.fedgh_plus import FedGHPlus
 from fedgh.methods.fedkd import FedKD
+from fedgh.methods.fedmrl import FedMRL
 from fedgh.methods.fedproto import FedProto
+from fedgh.methods.fedtgp import FedTGP
 from fedgh.methods.fml import FML
 from fedgh.methods.lg_fedavg import LGFedAvg
 from fedgh.methods.standalone import Standalone
@@ -27,9 +30,12 @@ METHODS: dict[str, type[Method]] = {
         FedAvg,
         FML,
         FedKD,
+        FedMRL,
         LGFedAvg,
         FD,
+        FedGen,
         FedProto,
+        FedTGP,
         FedGH,
         FedGHPlus,
     )

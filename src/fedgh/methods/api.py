@@ -35,6 +35,7 @@ from fedgh.core.losses import distill
 from fedgh.core.message import (
     HEADER,
     NOTHING,
+    LabelCounts,
     Message,
     Named,
     Network,
@@ -71,7 +72,7 @@ from fedgh.core.types import (
 from fedgh.core.uploads import Uploads
 from fedgh.core.wire import Dim, Field, Spec, largest_row_norm
 from fedgh.errors import ConfigError, WireError
-from fedgh.models import shared_model
+from fedgh.models import generator, shared_model
 from fedgh.models.cuts import check_cut
 
 __all__ = [
@@ -85,6 +86,7 @@ __all__ = [
     "Examples",
     "Field",
     "Fraction",
+    "LabelCounts",
     "LinearSGD",
     "Message",
     "Method",
@@ -119,6 +121,7 @@ __all__ = [
     "cut",
     "distill",
     "forever",
+    "generator",
     "group_numbers",
     "group_prefix",
     "largest_row_norm",
