@@ -38,9 +38,10 @@ def test_isolated_draws_are_reproducible_and_restore_the_global_generator() -> N
 
 def test_preparing_an_experiment_does_not_change_the_global_generator() -> None:
     """A participant may prepare an experiment while a server in the same process trains."""
-    for method in ("fedgh", "fml", "fedkd", *FAMILIES):
+    for method in ("fedgh", "fml", "fedkd", "fedtgp", "fedgen", *FAMILIES):
         torch.manual_seed(0)
         prepared = quick(f"method.name={method}", *FAMILIES.get(method, []))
+        prepared.initial_server()
         prepared.surroundings().network(0)
         drawn = torch.rand(1)
         torch.manual_seed(0)

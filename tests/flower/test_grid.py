@@ -51,7 +51,7 @@ def test_the_grid_gives_the_same_bits_as_serial(method: str, tmp_path: Path) -> 
     assert_same(house, house.run(), straight)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "standalone", *FAMILIES])
+@pytest.mark.parametrize("method", ["fedavg", "standalone", "fedgen", "fedtgp", *FAMILIES])
 def test_the_grid_gives_the_same_bits_for_other_families(method: str, tmp_path: Path) -> None:
     needed = FAMILIES.get(method, ["model.extractors=tests.support.tiny:mlp"])
     experiment = quick(f"method.name={method}", *needed)

@@ -31,7 +31,8 @@ TASK = Task(num_classes=4, rep_dim=3, num_clients=CLIENTS, rounds=9, seed=0, inp
 def method_of(name: str) -> Method:
     """The method, with the smallest network or feature map where it shares one."""
     kind: Callable[..., Method] = METHODS[name]
-    small = {"shared": "tests.support.tiny:mlp", "feature_dim": 8}
+    small = {"shared": "tests.support.tiny:mlp", "shared_dim": 2, "feature_dim": 8}
+    small |= {"server_epochs": 1, "server_steps": 2, "hidden": 4}
     return kind(**{key: value for key, value in small.items() if hasattr(kind, key)})
 
 

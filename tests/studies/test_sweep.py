@@ -23,7 +23,7 @@ from fedgh.training import experiment
 from fedgh.training.callbacks import Callback
 from tests.support.commands import SET, inside
 from tests.support.records import a_round, a_summary
-from tests.support.tiny import QUICK, a_run, numbers, quick
+from tests.support.tiny import QUICK, a_run, numbers, quick, tiny_shared
 
 
 def plan(methods: str, seeds: tuple[int, ...] = (0, 1), *overrides: str) -> list[Trial]:
@@ -53,9 +53,7 @@ def test_methods_train_on_the_same_batches_from_the_same_weights(
     weights: dict[str, float] = {}
     for name in METHODS:
         words = ["model.extractors=tests.support.tiny:mlp", "local.augment=flip,crop,erase"]
-        if name in ("fml", "fedkd"):
-            words.append("method.shared=tests.support.tiny:mlp")
-        prepared = quick(f"method.name={name}", *words)
+        prepared = quick(f"method.name={name}", *words, *tiny_shared(name, "mlp"))
         client, server = prepared.blueprint().make(0), prepared.initial_server()
         weights[name] = client.model.extractor[1].weight.sum().item()  # type: ignore[index]
         batches: list[tuple[float, float]] = []

@@ -343,7 +343,7 @@ class OneOf(Message):
 NOTHING = Nothing()
 """A message without tensors."""
 
-HEADER = Header()
+HEADER: Message = Header()
 """A linear header: `weight` [classes, rep_dim] and `bias` [classes]."""
 
 

@@ -6,6 +6,7 @@ representation, the private header all of them. The server averages the shared n
 """
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -13,6 +14,11 @@ from torch.nn.functional import cross_entropy
 
 from fedgh.methods import api
 from fedgh.methods.api import Client, Payload, Task, Uploads
+
+
+def shared_of(client: Client) -> api.SplitModel:
+    """Return the client's copy of the shared network."""
+    return cast(api.SplitModel, client.modules["shared"])
 
 
 class FedMRL(api.Method):
@@ -43,20 +49,20 @@ class FedMRL(api.Method):
         client.modules["shared"] = self.shared_network(client.task)
 
     def client_update(self, client: Client, down: Payload) -> Payload:
-        shared = client.modules["shared"]
+        shared = shared_of(client)
         api.load_network(shared, down)
         networks = [client.model, shared, client.modules["projection"]]
         api.train(client, lambda x, y: self.loss(client, x, y), networks)
         return api.network_state(shared)
 
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
-        fused, shared_header = self.fused(client, x), client.modules["shared"].header
-        coarse = cross_entropy(shared_header(fused[:, : self.shared_dim]), y)
-        return coarse + cross_entropy(client.model.header(fused), y)
+        fused = self.fused(client, x)
+        of_shared = cross_entropy(shared_of(client).header(fused[:, : self.shared_dim]), y)
+        return of_shared + cross_entropy(client.model.header(fused), y)
 
     def fused(self, client: Client, x: Tensor) -> Tensor:
         """Return the projection of both representations, the shared one first, [batch, r]."""
-        both = client.modules["shared"].extractor(x), client.model.represent(x)
+        both = shared_of(client).represent(x), client.model.represent(x)
         out: Tensor = client.modules["projection"](torch.cat(both, dim=1))
         return out
 

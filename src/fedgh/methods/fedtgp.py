@@ -28,6 +28,7 @@ class FedTGP(FedProto):
     up = down = api.PerClass("representation")
 
     lam: api.NonNegative = 10.0  # lambda: weight of the distance to the prototypes
+    predict: Literal["header", "prototype"] = "header"  # the paper: the nearest prototype
     max_margin: api.NonNegative = 100.0  # tau: bound of the margin
     margin_of: Literal["farthest", "nearest"] = "farthest"  # pair of class centres; code: nearest
     server_lr: api.Positive = 0.01  # of plain SGD on the prototypes
@@ -40,9 +41,8 @@ class FedTGP(FedProto):
 
     def prototypes(self, task: Task) -> nn.Sequential:
         """Return a network from a label to its prototype: a vector V_c ~ N(0, 1), then F."""
-        width = task.rep_dim
-        layers = nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)
-        return nn.Sequential(nn.Embedding(task.num_classes, width), *layers)
+        c, r = task.num_classes, task.rep_dim
+        return nn.Sequential(nn.Embedding(c, r), nn.Linear(r, r), nn.ReLU(), nn.Linear(r, r))
 
     def broadcast(self, server: Payload, to: Recipient) -> Payload:
         return class_table.select(server, None)
