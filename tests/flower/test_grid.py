@@ -58,11 +58,10 @@ def test_the_grid_gives_the_same_bits_as_serial(method: str, tmp_path: Path) -> 
 
 
 FEW_STEPS = ["method.shared=mlp", "method.server_steps=2", "method.server_batch=4"]
+OTHER_FAMILIES = ["fedavg", "fedrep", "fedbabu", "fedclassavg", "standalone", "fedzkt"]
 
 
-@pytest.mark.parametrize(
-    "method", ["fedavg", "fedrep", "fedbabu", "fedclassavg", "standalone", "fedzkt", *FAMILIES]
-)
+@pytest.mark.parametrize("method", [*OTHER_FAMILIES, "fedgen", "fedtgp", *FAMILIES])
 def test_the_grid_gives_the_same_bits_for_other_families(method: str, tmp_path: Path) -> None:
     one = ["model.extractors=tests.support.tiny:mlp"]
     needed = {**FAMILIES, "fedzkt": FEW_STEPS}.get(method, one)

@@ -246,7 +246,7 @@ def test_what_it_cannot_do_is_refused_before_anything_runs() -> None:
 def test_an_upload_of_another_architecture_is_rejected(tmp_path: Path) -> None:
     words = ["method.name=fedzkt", "method.shared=mlp", "method.server_steps=1"]
     prepared = quick(*words, "method.server_batch=2", "federation.rounds=2")
-    method, around = prepared.config.method, prepared.surroundings()
+    method, around = prepared.config.method, prepared.server_resources()
     (spec,) = method.upload_specs(shapes_of(prepared.task, around.network(0)))
     with pytest.raises(wire.WireError, match="expected tensors"):
         wire.read(wire.to_bytes(network_state(around.network(1))), [spec])

@@ -25,7 +25,7 @@ from fedgh.training import experiment
 from fedgh.training.callbacks import Callback
 from tests.support.commands import SET, inside
 from tests.support.records import a_round, a_summary
-from tests.support.tiny import QUICK, a_run, numbers, quick
+from tests.support.tiny import QUICK, a_run, numbers, quick, tiny_shared
 
 
 def plan(methods: str, seeds: tuple[int, ...] = (0, 1), *overrides: str) -> list[Trial]:
@@ -53,15 +53,11 @@ def test_methods_train_on_the_same_batches_from_the_same_weights(
 
     seen: dict[str, list[tuple[float, float]]] = {}
     weights: dict[str, float] = {}
-    settings = {
-        "fml": ["method.shared=tests.support.tiny:mlp"],
-        "fedkd": ["method.shared=tests.support.tiny:mlp"],
-        "fedzkt": ["method.shared=tests.support.tiny:mlp"],
-        "fedrep": ["method.extractor_epochs=2"],  # as in [local] of the demo
-    }
+    settings = {"fedrep": ["method.extractor_epochs=2"]}  # as in [local] of the demo
     for name in sorted(METHODS.keys() - {"fedclassavg"}):  # it draws two views of each batch
         words = ["model.extractors=tests.support.tiny:mlp", "local.augment=flip,crop,erase"]
-        prepared = quick(f"method.name={name}", *words, *settings.get(name, []))
+        overrides = [*words, *tiny_shared(name, "mlp"), *settings.get(name, [])]
+        prepared = quick(f"method.name={name}", *overrides)
         client, server = prepared.blueprint().make(0), prepared.initial_server()
         weights[name] = client.model.extractor[1].weight.sum().item()  # type: ignore[index]
         batches: list[tuple[float, float]] = []

@@ -5,7 +5,7 @@ import torch
 
 from fedgh.core.types import Task
 from fedgh.errors import ConfigError
-from fedgh.models.generator import input_generator
+from fedgh.models.input_generator import input_generator
 
 
 def task(*shape: int, seed: int = 0) -> Task:
