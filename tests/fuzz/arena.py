@@ -27,11 +27,15 @@ METRICS = own_metrics()
 TASK = Task(num_classes=4, rep_dim=3, num_clients=CLIENTS, rounds=9, seed=0, input_shape=(2,))
 
 
+SMALL_BATCH = {"fedzkt": {"server_batch": 2}}  # of other methods it is a word
+
+
 @cache
 def method_of(name: str) -> Method:
     """Return a method; one that shares a network or feature map has a small one."""
     kind: Callable[..., Method] = METHODS[name]
-    small = {"shared": "tests.support.tiny:mlp", "feature_dim": 8}
+    small = {"shared": "tests.support.tiny:mlp", "shared_dim": 2, "feature_dim": 8, "hidden": 4}
+    small |= {"noise": 4, "server_steps": 2, "server_epochs": 1, **SMALL_BATCH.get(name, {})}
     return kind(**{key: value for key, value in small.items() if hasattr(kind, key)})
 
 
@@ -141,7 +145,7 @@ def without_hostile(name: str, defence: Defence) -> Payload:
 
 def _sent(name: str, spec: wire.Spec) -> dict[int, bytes]:
     payloads = [honest(spec, seed=client) for client in range(CLIENTS)]
-    if name == "fd":  # means of distributions
+    if name in ("fd", "hfd"):  # means of distributions
         payloads = [{**sent, "means": sent["means"].softmax(1)} for sent in payloads]
     if name == "fedgh_plus":  # moments of samples
         rng = torch.Generator().manual_seed(0)
