@@ -369,7 +369,9 @@ def test_a_client_with_another_feature_map_is_rejected(tmp_path: Path) -> None:
 def test_incompatible_settings_are_rejected() -> None:
     with pytest.raises(MethodError, match=r"needs method\.covariance = 'shared'"):
         federation("method.header=ridge", "method.covariance=own")
-    with pytest.raises(MethodError, match=r"method\.features = 'conv': the width should be a multiple of 8"):
+    with pytest.raises(
+        MethodError, match=r"method\.features = 'conv': the width should be a multiple of 8"
+    ):
         federation("method.features=conv", "method.feature_dim=12")
     assert FedGHPlus(statistics="own").shares == "nothing"
 
