@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from fedgh.core.average import network_state
 from fedgh.core.losses import distill
 from fedgh.core.types import Payload, Recipient, SplitModel, Task, Upload
 from fedgh.core.uploads import Uploads
-from fedgh.errors import ConfigError, MethodError
+from fedgh.errors import ConfigError, MethodError, WireError
 from fedgh.methods.fedzkt import FedZKT, disagreement
 from fedgh.training import loop
 from tests.support.rounds import shapes_of
@@ -108,9 +109,8 @@ def test_the_generator_looks_for_inputs_on_which_networks_disagree(
     monkeypatch.setattr(FedZKT, "networks", lambda method, task: nets)
     method = FedZKT(server_steps=1, server_batch=2, server_lr=1e-9, generator_lr=0.1)
     server = network_state(nets)
-    uploads = Uploads(
-        [Upload(0, 0, network_state(First()))], TASK, 1, make_network=lambda _: First()
-    )  # type: ignore[arg-type,return-value]
+    sent = [Upload(0, 0, network_state(First()))]
+    uploads = Uploads(sent, TASK, 1, make_network=lambda _: cast(SplitModel, First()))
     after = method.server_update(server, uploads)
     assert float(after["generator.x"]) == pytest.approx(0.6)
     # |sigmoid(0.5) - 0.5| twice, before the step
@@ -249,7 +249,7 @@ def test_an_upload_of_another_architecture_is_rejected(tmp_path: Path) -> None:
     prepared = quick(*words, "method.server_batch=2", "federation.rounds=2")
     method, around = prepared.config.method, prepared.server_resources()
     (spec,) = method.upload_specs(shapes_of(prepared.task, around.network(0)))
-    with pytest.raises(wire.WireError, match="expected tensors"):
+    with pytest.raises(WireError, match="expected tensors"):
         wire.read(wire.to_bytes(network_state(around.network(1))), [spec])
     last = loop.run(prepared, tmp_path / "run").records()[-1]
     assert last.failed == last.rejected == []
