@@ -1,37 +1,45 @@
-"""Write the tables of docs/methods.md: facts from the code, and bytes and time of measured runs.
+"""Write the tables of docs/methods.md: facts from the code, bytes and time from measurements.
 
-    python -m tools.method_table
+    python -m tools.method_table             # write the tables
+    python -m tools.method_table --measure   # measure times before; the machine should be idle
 
-The runs are those of two comparisons on digits, in docs/results/methods-digits.
+Bytes are those of two comparisons on digits. Times are round times relative to training alone, by
+the benchmark. Both are in docs/results/methods.
 """
 
 import csv
+import json
+import sys
 from pathlib import Path
 
+from benchmarks.methods import all_methods
+from benchmarks.suite import measure
 from fedgh.formats import human_bytes
 from fedgh.methods.overview import MethodFacts, built_in_methods
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "methods.md"
-RUNS = ROOT / "docs" / "results" / "methods-digits"
-COMPARISONS = {"any": "different-networks.csv", "same": "same-network.csv"}
+RESULTS = ROOT / "docs" / "results" / "methods"
+COMPARISONS = ("different-networks.csv", "same-network.csv")
+TIMES = RESULTS / "times.json"
 PUBLIC = {"none": "no", "server": "on the server", "all": "on all clients"}
 
 
-def measured() -> dict[str, tuple[str, str]]:
-    """Return bytes per client and round and relative time of each method that was run."""
-    found: dict[str, tuple[str, str]] = {}
-    for file in COMPARISONS.values():
-        with (RUNS / file).open(encoding="utf-8") as text:
-            rows = {row["label"]: row for row in csv.DictReader(text)}
-        alone = float(rows["standalone"]["seconds"])
-        for label, row in rows.items():
-            name = label.partition(":")[0]
-            mark = "¹" if label != name else ""
-            sent = human_bytes(float(row["bytes_per_client_round"] or 0))
-            times = f"{float(row['seconds']) / alone:.1f}{mark}"
-            found.setdefault(name, (sent, times))
-    return found
+def measure_times() -> None:
+    """Measure the round time of each method, and write it with machine and versions."""
+    numbers = measure([all_methods], quick=True, on_number=lambda name, value: print(name, value))
+    TIMES.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+
+
+def bytes_sent() -> dict[str, str]:
+    """Return the bytes per client and round of each method."""
+    sent: dict[str, str] = {}
+    for file in COMPARISONS:
+        with (RESULTS / file).open(encoding="utf-8") as text:
+            for row in csv.DictReader(text):
+                name = row["label"].partition(":")[0]
+                sent.setdefault(name, human_bytes(float(row["bytes_per_client_round"] or 0)))
+    return sent
 
 
 def methods_table() -> str:
@@ -40,12 +48,13 @@ def methods_table() -> str:
         "| family | method | upload | download | bytes | time | networks | reveals | public data |",
         "|---|---|---|---|--:|--:|---|---|---|",
     ]
-    runs = measured()
+    sent, times = bytes_sent(), json.loads(TIMES.read_text(encoding="utf-8"))
     for family, members in built_in_methods().items():
         for number, facts in enumerate(members):
-            sent, time = runs.get(facts.name, ("-", "-"))
+            time = times.get(f"method_{facts.name}_over_standalone")
             cells = [family if number == 0 else "", f"`{facts.name}`", facts.up, facts.down]
-            cells += [sent, time, facts.networks, facts.shares, PUBLIC[facts.public_for]]
+            cells += [sent.get(facts.name, "-"), "-" if time is None else f"{time:.1f}"]
+            cells += [facts.networks, facts.shares, PUBLIC[facts.public_for]]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -82,6 +91,8 @@ def updated(page: str) -> str:
 
 def main() -> None:
     """Write the tables into the page."""
+    if "--measure" in sys.argv:
+        measure_times()
     PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
