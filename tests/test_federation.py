@@ -85,7 +85,7 @@ def test_models_are_loaded_without_data(tmp_path: Path) -> None:
         assert after.logits(x).equal(before.logits(x))
     assert again.history.equals(trained.history)
     assert not again.clients["west"].export(tmp_path / "west.pt2", "torch-export").own
-    with pytest.raises(DataError, match=r"client 0.*there are none"):
+    with pytest.raises(DataError, match=r"client 0.*the client has no data"):
         Federation(networks)
     for wrong in (None, networks[:2]):
         with pytest.raises(RunError, match=r"were given in Python; give all 3 again: Trained"):

@@ -96,7 +96,7 @@ class Forgetful(LGFedAvg):
 class OtherNetwork(LGFedAvg):
     """A method that widens the client's network, so that the server does not know its shapes."""
 
-    up = api.Network("own", "extractor")  # type: ignore[assignment]
+    up = api.Network("own", "extractor")
 
     def init_client(self, client: Client) -> None:
         client.model.extractor = nn.Sequential(client.model.extractor, nn.Linear(8, 8))

@@ -339,6 +339,8 @@ def check_limits(config: Config, limits: Limits) -> None:
     limits.check("local.epochs", config.local.epochs, "max_epochs")
     width = getattr(config.method, "feature_dim", 0)
     limits.check("method.feature_dim", width, "max_feature_dim")
+    for key in ("hidden", "noise"):  # layers that are as wide
+        limits.check(f"method.{key}", getattr(config.method, key, 0), "max_rep_dim")
     limits.check_shape("data.shape", tuple(config.data.shape or ()))
 
 

@@ -14,3 +14,6 @@ SEEDS = (0, 1, 2)
 
 EXTRACTOR_NAMES = ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5")
 """Extractors of a configuration without `model.extractors`: the five of the FedGH paper."""
+
+COMPARED_METHODS = "standalone,fedavg,fml,fedkd,lg_fedavg,fd,fedproto,fedgh,fedgh_plus"
+"""Methods of a comparison without `--methods`: those of the FedGH paper, and FedGH+."""

@@ -95,8 +95,10 @@ def test_specs_of_combined_messages_and_of_alternatives() -> None:
         (api.PerClass("output") + api.HEADER, "more"),
         (api.OneOf(api.NOTHING, api.PerClass("output")), "more"),
         (api.HEADER, "more"),
+        (api.LabelCounts(), "more"),
         (api.Network("own"), "more"),
         (api.PublicOutputs(), "more"),
+        (api.PerSample("logits"), "more"),
         (api.Own(lambda *_: {}), "more"),
         (api.Named("a.", api.PerClass("output")), "more"),
     ],
@@ -116,13 +118,16 @@ def test_what_each_built_in_method_shares() -> None:
         "fedalt": "more",
         "fml": "more",
         "fedkd": "more",
+        "fedmrl": "more",
         "lg_fedavg": "more",
         "fedclassavg": "more",
         "fd": "class means",
         "hfd": "more",
         "fedgkt": "more",
         "fedzkt": "more",
+        "fedgen": "more",
         "fedproto": "class means",
+        "fedtgp": "class means",
         "fedgh": "class means",
         "fedgh_plus": "moments",
     }
@@ -201,3 +206,22 @@ def test_outputs_of_public_samples_need_public_data() -> None:
 def test_the_norm_of_averaged_vectors_is_that_of_the_part_that_has_them() -> None:
     assert (api.PerClass("output") + api.NOTHING).max_norm == 1
     assert (api.NOTHING + api.NOTHING).max_norm == math.inf
+
+
+def test_rows_for_each_sample() -> None:
+    task = Task(4, 3, num_clients=1, rounds=1, seed=0, max_samples=6)
+    (spec,) = api.PerSample("representations", "labels").specs(METHODS["fedgkt"](), shapes_of(task))
+    honest = {
+        "representations": torch.zeros(6, 3),
+        "labels": torch.tensor([0, 1, 2, 3, 3, 3]).int(),
+    }
+    wire.check(honest, spec)
+    for hostile, why in (
+        ({"labels": honest["labels"] + 1}, "values above 3"),
+        ({"labels": honest["labels"][:5]}, "has shape"),
+        ({"representations": torch.zeros(7, 3), "labels": torch.zeros(7).int()}, "up to 6"),
+    ):
+        with pytest.raises(WireError, match=why):
+            wire.check(honest | hostile, spec)
+    with pytest.raises(TypeError, match="'inputs': expected one of representations, logits"):
+        api.PerSample("inputs")  # type: ignore[arg-type]

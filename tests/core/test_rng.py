@@ -1,7 +1,10 @@
+import pytest
 import torch
 from torch import nn
 
+from fedgh.core.average import network_state
 from fedgh.core.rng import isolated, numpy_stream, seed_of, stream
+from fedgh.methods.fedgh import FedGH
 from tests.support.families import FAMILIES
 from tests.support.tiny import quick
 
@@ -35,10 +38,20 @@ def test_isolated_draws_are_reproducible_and_restore_the_global_generator() -> N
 
 def test_preparing_an_experiment_does_not_change_the_global_generator() -> None:
     """A participant may prepare an experiment while a server in the same process trains."""
-    for method in ("fedgh", "fml", "fedkd", *FAMILIES):
+    for method in ("fedgh", "fml", "fedkd", "fedtgp", "fedgen", *FAMILIES):
         torch.manual_seed(0)
         prepared = quick(f"method.name={method}", *FAMILIES.get(method, []))
+        prepared.initial_server()
         prepared.server_resources().network(0)
         drawn = torch.rand(1)
         torch.manual_seed(0)
         assert drawn.equal(torch.rand(1)), method
+
+
+def test_layers_of_a_server_at_its_start_are_reproducible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FedGH, "init_server", lambda *_: network_state(nn.Linear(16, 10)))
+    prepared, before = quick(), torch.get_rng_state()
+    first = prepared.initial_server()["weight"]
+    assert torch.get_rng_state().equal(before)
+    torch.rand(7)
+    assert prepared.initial_server()["weight"].equal(first)

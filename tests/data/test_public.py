@@ -155,7 +155,7 @@ def test_impossible_public_data_are_rejected(tmp_path: Path) -> None:
     file, chorus = tmp_path / "p.npz", f"method.name={CHORUS}"
     digits = SOURCES["digits"](DataLocation()).x.numpy()
     for settings, says in (
-        ([], r"^chorus needs public data, but public.name = 'none'; .* 'held-out' takes"),
+        ([], r"^chorus needs public data, but public.name = 'none'; .* 'held-out' holds"),
         (["public.name=nowhere"], r"^public.name: no data set 'nowhere'; did you mean 'none'"),
         (["public.name=private"], r"^public.name: no data set 'private'"),
         (["public.name=digits"], r"the private data set itself; public.name = 'held-out' holds"),

@@ -25,7 +25,7 @@ from fedgh.errors import ConfigError
 from fedgh.methods import METHODS
 from fedgh.runs.checkpoint import ClientFiles
 from fedgh.training import loop
-from tests.support.tiny import quick, states
+from tests.support.tiny import quick, states, tiny_shared
 
 pytestmark = pytest.mark.filterwarnings("ignore:for .* copying from a non-meta parameter")
 
@@ -118,7 +118,7 @@ def test_every_method_computes_on_its_clients_device_with_equal_results(
 ) -> None:
     prepared = quick(
         f"method.name={name}",
-        *(["method.shared=tests.support.tiny:noisy"] if name in ("fml", "fedkd", "fedzkt") else []),
+        *tiny_shared(name),
         "model.extractors=tests.support.tiny:noisy",
         "local.augment=flip,crop,erase",
         "local.momentum=0.9",

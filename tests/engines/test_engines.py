@@ -377,8 +377,8 @@ def test_a_client_that_fails_during_training_is_restored(tmp_path: Path) -> None
     assert reply.error is not None
     assert reply.up is None
     fresh = prepared.blueprint().make(0)
-    kept = host.clients[0]
-    assert all(t.equal(fresh.state()[n]) for n, t in kept.state().items())
+    client = host.clients[0]
+    assert all(t.equal(fresh.state()[n]) for n, t in client.state().items())
     assert reply.metrics["accuracy"] == accuracy(evaluate(fresh, FedGH().logits, fresh.data.test))
     host.save(1)
     assert list(tmp_path.iterdir()) == []

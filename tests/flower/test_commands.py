@@ -82,7 +82,10 @@ def test_a_key_that_a_client_created_with_ssh_keygen_is_accepted(
         (["init", "{f}"], "exists and is not empty"),
         (["init", "{new}", "nowhere"], "no experiment or file 'nowhere'"),
         (["init", "{new}", "--host", "a b; rm"], "expected a name or address"),
-        (["init", "{new}", "--set", "method.name=fedavg"], "one architecture"),
+        (
+            ["init", "{new}", "--set", "method.name=fedavg"],
+            "fedavg needs the same network at all clients",
+        ),
         (["up", "{new}"], "is not the folder of a federation"),
         (["up", "{f}"], "is a finished run; choose another --out"),
         (["up", "{f}", "--out", "{new}"], "lacks the public keys of clients 1"),

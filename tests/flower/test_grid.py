@@ -42,7 +42,11 @@ MEASURING = "fedgh.studies.convergence:Probed"  # a method with its own metrics
 
 
 @pytest.mark.parametrize(
-    "method", ["fedgh", "fedproto", "fd", "fml", "fedkd", "lg_fedavg", MEASURING]
+    "method",
+    [
+        *("fedgh", "fedproto", "fd", "fml", "fedkd", "lg_fedavg", MEASURING),
+        *("hfd", "fedgkt"),
+    ],
 )
 def test_the_grid_gives_the_same_bits_as_serial(method: str, tmp_path: Path) -> None:
     experiment = quick(*EVERYTHING, f"method.name={method}")
@@ -53,11 +57,14 @@ def test_the_grid_gives_the_same_bits_as_serial(method: str, tmp_path: Path) -> 
     assert_same(federation, federation.run(), straight)
 
 
-@pytest.mark.parametrize(
-    "method", ["fedavg", "fedrep", "fedbabu", "fedclassavg", "standalone", *FAMILIES]
-)
+FEW_STEPS = ["method.shared=mlp", "method.server_steps=2", "method.server_batch=4"]
+OTHER_FAMILIES = ["fedavg", "fedrep", "fedbabu", "fedclassavg", "standalone", "fedzkt"]
+
+
+@pytest.mark.parametrize("method", [*OTHER_FAMILIES, "fedgen", "fedtgp", *FAMILIES])
 def test_the_grid_gives_the_same_bits_for_other_families(method: str, tmp_path: Path) -> None:
-    needed = FAMILIES.get(method, ["model.extractors=tests.support.tiny:mlp"])
+    one = ["model.extractors=tests.support.tiny:mlp"]
+    needed = {**FAMILIES, "fedzkt": FEW_STEPS}.get(method, one)
     experiment = quick(f"method.name={method}", *needed)
     straight = loop.run(experiment, tmp_path / "serial")
     federation = LocalFederation(tmp_path / "federation", experiment)

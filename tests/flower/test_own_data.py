@@ -60,7 +60,7 @@ def make_client(task: Task, node: NodeConfig) -> ClientSpec:
     return ClientSpec(OwnNetwork(task.rep_dim), (x, y))
 
 
-@pytest.mark.parametrize("method", ["fedgh", "fedproto", "fd", "lg_fedavg", "standalone"])
+@pytest.mark.parametrize("method", ["fedgh", "fedproto", "fd", "lg_fedavg", "standalone", "fedgkt"])
 def test_clients_with_their_own_networks_and_data_train(method: str, tmp_path: Path) -> None:
     experiment = quick(*PRIVATE, f"method.name={method}", "local.lr=0.1", "federation.rounds=4")
     federation = LocalFederation(tmp_path / "federation", experiment, [client_app(make_client)])

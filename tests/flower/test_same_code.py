@@ -14,32 +14,36 @@ from tests.support.tiny import numbers, states
 
 
 def participants() -> list[ClientSpec]:
-    """Return clients without a projection, whose weights each client draws from its secret."""
+    """Return three clients whose networks need no projection.
+
+    On Flower, a client would draw the weights of a projection from its secret.
+    """
     north, south, west = three()
     return [north, replace(south, network=net(6)), west]
 
 
 @pytest.mark.parametrize("method", ["fedgh", "fedproto"])
 def test_one_program_and_flower_give_the_same_bits(method: str, tmp_path: Path) -> None:
-    here = Federation(participants(), method, classes=CLASSES, rep_dim=8, lr=0.1)
-    trained = here.run(3, out=tmp_path / "here", progress=False)
+    one_program = Federation(participants(), method, classes=CLASSES, rep_dim=8, lr=0.1)
+    trained = one_program.run(3, out=tmp_path / "here", progress=False)
 
     def make_client(_: Task, node: NodeConfig) -> ClientSpec:
         return participants()[int(node["client"])]
 
     settings = ["data.name=private", f"data.classes={','.join(CLASSES)}", "federation.clients=3"]
     local = ["federation.rounds=3", "model.rep_dim=8", "local.lr=0.1", "federation.target=0.5"]
-    wanted = config.load("demo", [f"method.name={method}", *settings, *local])
-    same_local = wanted.model_copy(update={"local": here.config.local})
+    loaded = config.load("demo", [f"method.name={method}", *settings, *local])
+    same_local = loaded.model_copy(update={"local": one_program.config.local})
     federation = LocalFederation(
         tmp_path / "federation", experiment.prepare(same_local), [client_app(make_client)]
     )
-    there = federation.run()
-    mine, theirs = numbers(trained.folder), numbers(there)
-    assert [r["accuracy_per_client"] for r in mine] == [r["accuracy_per_client"] for r in theirs]
-    assert [r["bytes_total"] for r in mine] == [r["bytes_total"] for r in theirs]
-    here_states = {
+    expected, records = numbers(trained.folder), numbers(federation.run())
+    assert [r["accuracy_per_client"] for r in expected] == [
+        r["accuracy_per_client"] for r in records
+    ]
+    assert [r["bytes_total"] for r in expected] == [r["bytes_total"] for r in records]
+    client_states = {
         name: state for name, state in states(trained.folder).items() if "client" in name
     }
-    assert here_states.keys() == federation.states().keys()
-    assert here_states == federation.states()
+    assert client_states.keys() == federation.states().keys()
+    assert client_states == federation.states()

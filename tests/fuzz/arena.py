@@ -27,11 +27,15 @@ METRICS = own_metrics()
 TASK = Task(num_classes=4, rep_dim=3, num_clients=CLIENTS, rounds=9, seed=0, input_shape=(2,))
 
 
+SMALL_BATCH = {"fedzkt": {"server_batch": 2}}  # of other methods it is a word
+
+
 @cache
 def method_of(name: str) -> Method:
     """Return a method; one that shares a network or feature map has a small one."""
     kind: Callable[..., Method] = METHODS[name]
-    small = {"shared": "tests.support.tiny:mlp", "feature_dim": 8}
+    small = {"shared": "tests.support.tiny:mlp", "shared_dim": 2, "feature_dim": 8, "hidden": 4}
+    small |= {"noise": 4, "server_steps": 2, "server_epochs": 1, **SMALL_BATCH.get(name, {})}
     return kind(**{key: value for key, value in small.items() if hasattr(kind, key)})
 
 
@@ -83,7 +87,7 @@ def play(
         defence=defence,
         max_norm=NORM,
         strikes=3,
-        resources=SURROUNDINGS,
+        resources=RESOURCES,
     )
     accepted: dict[int, Upload] = {}
     record = federation.round(
@@ -99,7 +103,7 @@ def _network() -> SplitModel:
         return split_model(mlp, TASK)
 
 
-SURROUNDINGS = ServerResources(networks=(_network,))
+RESOURCES = ServerResources(networks=(_network,))
 
 
 @cache
@@ -114,7 +118,7 @@ def start(name: str) -> Payload:
     server = init_server(name)
     before = Server.initial_state(TASK, server)
     sent = _sent(name, spec_of(name))
-    federation = Server(TASK, method_of(name), Answers(sent, {}), before, resources=SURROUNDINGS)
+    federation = Server(TASK, method_of(name), Answers(sent, {}), before, resources=RESOURCES)
     federation.round(1)
     return federation.state()
 
@@ -135,13 +139,13 @@ def honest_uploads(name: str) -> dict[int, bytes]:
 @cache
 def without_hostile(name: str, defence: Defence) -> Payload:
     """Return the server's state after a round in which only the malicious client failed."""
-    there = {k: up for k, up in honest_uploads(name).items() if k != HOSTILE}
-    return play(name, there, defence=defence).server
+    others = {k: up for k, up in honest_uploads(name).items() if k != HOSTILE}
+    return play(name, others, defence=defence).server
 
 
 def _sent(name: str, spec: wire.Spec) -> dict[int, bytes]:
     payloads = [honest(spec, seed=client) for client in range(CLIENTS)]
-    if name == "fd":  # means of distributions
+    if name in ("fd", "hfd"):  # means of distributions
         payloads = [{**sent, "means": sent["means"].softmax(1)} for sent in payloads]
     if name == "fedgh_plus":  # moments of samples
         rng = torch.Generator().manual_seed(0)

@@ -69,6 +69,8 @@ def honest(spec: wire.Spec, seed: int, size: int = 2) -> Payload:
             values = torch.rand(shape, generator=rng) / 10
         else:
             values = torch.randint(1, 9, shape, generator=rng).float()
+        if field.at_least is not None or field.at_most is not None:
+            values = values.clamp(field.at_least, field.at_most)
         payload[name] = values.to(field.dtype)
     return payload
 

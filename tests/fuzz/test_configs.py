@@ -213,10 +213,10 @@ def test_an_experiment_is_prepared_or_refused(
     table_of_numbers: Path, chosen: dict[str, object]
 ) -> None:
     usual = ["model.extractors=mlp", "model.rep_dim=4", "federation.clients=2", "data.name=npz"]
-    words = [*usual, f"data.path={table_of_numbers}", *(f"{k}={v}" for k, v in chosen.items())]
+    overrides = [*usual, f"data.path={table_of_numbers}", *(f"{k}={v}" for k, v in chosen.items())]
     if chosen.get("method.name") in ("fml", "fedkd"):
-        words.append("method.shared=mlp")
-    prepared = attempt(FedghError, lambda: prepare(config.load("demo", words)))
+        overrides.append("method.shared=mlp")
+    prepared = attempt(FedghError, lambda: prepare(config.load("demo", overrides)))
     if isinstance(prepared, Refused):
         assert has_only_full_lines(prepared.why)
         return

@@ -26,9 +26,9 @@ from tests.trust.watch import RECORDER
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    words = [*SMALL, "method.name=fml", "method.shared=mlp"]
+    settings = [*SMALL, "method.name=fml", "method.shared=mlp"]
     path = tmp_path_factory.mktemp("folders") / "run"
-    loop.run(prepare(config.load("demo", words)), path)
+    loop.run(prepare(config.load("demo", settings)), path)
     LivePage(path).content()  # the first page imports the chart library
     return path
 

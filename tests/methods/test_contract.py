@@ -40,6 +40,9 @@ SETTINGS = {
         ),
         *("method.server_steps=2", "method.server_batch=4", "method.noise=4"),
     ],
+    "fedmrl": [*SHARED, "method.shared_dim=8"],
+    "fedgen": ["method.server_steps=5", "method.hidden=16", "method.alpha=0.1"],
+    "fedtgp": ["method.server_epochs=5", "method.lam=0.1"],
     "fedgh_plus": ["method.feature_dim=32"],
     **FAMILIES,
 }
@@ -126,7 +129,8 @@ def test_numbers_of_samples_are_sent_only_if_the_method_weights_by_them(
 
     monkeypatch.setattr(type(prepared.config.method), "server_update", spy)
     loop.run(prepared, tmp_path / "run")
-    weighted = name.endswith(("avg", "fedper", "fedalt", "fml", "fedkd", ":Distils"))
+    weights = ("avg", "fedper", "fedalt", "fml", "fedkd", "fedmrl", "fedgen", ":Distils")
+    weighted = name.endswith(weights)
     assert seen == ([client.train for client in prepared.clients()] if weighted else [0] * 5)
 
 

@@ -156,7 +156,7 @@ def test_pixels_scales_and_normalises_images() -> None:
 def test_unsuitable_networks_are_rejected_with_a_reason() -> None:
     with pytest.raises(ConfigError, match=r"Classifier fails on inputs of shape \(4,\)"):
         _ = NetworkExtractor(Classifier(), (4,)).width
-    with pytest.raises(ConfigError, match="gives a str instead of a tensor"):
+    with pytest.raises(ConfigError, match="returns a str instead of a tensor"):
         _ = NetworkExtractor(ReturnsText(), SHAPE).width
 
 

@@ -149,7 +149,7 @@ def test_a_changed_record_is_refused_by_every_reader_once_it_is_committed(run: R
     run.commit(2, state(2))
     path.write_text(path.read_text().replace("0.5", "0.6"))
     for read in (run.records, run.committed, run.rewind):
-        with pytest.raises(RunError, match="not what rounds 1 to 2 have written"):
+        with pytest.raises(RunError, match="other records of rounds 1 to 2 than were committed"):
             read()
 
 

@@ -25,7 +25,7 @@ from fedgh.training import experiment
 from fedgh.training.callbacks import Callback
 from tests.support.commands import SET, inside
 from tests.support.records import a_round, a_summary
-from tests.support.tiny import QUICK, a_run, numbers, quick
+from tests.support.tiny import QUICK, a_run, numbers, quick, tiny_shared
 
 
 def plan(methods: str, seeds: tuple[int, ...] = (0, 1), *overrides: str) -> list[Trial]:
@@ -53,31 +53,30 @@ def test_methods_train_on_the_same_batches_from_the_same_weights(
 
     seen: dict[str, list[tuple[float, float]]] = {}
     weights: dict[str, float] = {}
-    settings = {
-        "fml": ["method.shared=tests.support.tiny:mlp"],
-        "fedkd": ["method.shared=tests.support.tiny:mlp"],
-        "fedrep": ["method.extractor_epochs=2"],  # as in [local] of the demo
-    }
+    settings = {"fedrep": ["method.extractor_epochs=2"]}  # as in [local] of the demo
     for name in sorted(METHODS.keys() - {"fedclassavg"}):  # it draws two views of each batch
         words = ["model.extractors=tests.support.tiny:mlp", "local.augment=flip,crop,erase"]
-        prepared = quick(f"method.name={name}", *words, *settings.get(name, []))
+        overrides = [*words, *tiny_shared(name, "mlp"), *settings.get(name, [])]
+        prepared = quick(f"method.name={name}", *overrides)
         client, server = prepared.blueprint().make(0), prepared.initial_server()
         weights[name] = client.model.extractor[1].weight.sum().item()  # type: ignore[index]
         batches: list[tuple[float, float]] = []
 
         def recorded(
-            examples: Examples,
+            on: Examples,
             size: int,
             rng: torch.Generator,
             *words: Any,
             batches: list[tuple[float, float]] = batches,
             client: Client = client,
         ) -> Any:
-            # Additional phases, such as the header's of FedRep, draw from streams of their own.
+            # Additional phases, such as the header of FedRep, draw from streams of their own.
             common = rng.initial_seed() == client.stream("batches").initial_seed()
-            for x, y in shuffled(examples, size, rng, *words):
+            train = client.data.train
+            for x, y in shuffled(on, size, rng, *words):
+                labels = y if on.y is train.y else train.labels[y]  # samples may be numbered
                 if common:
-                    batches.append((float(x.sum()), float(y.sum())))
+                    batches.append((float(x.sum()), float(labels.sum())))
                 yield x, y
 
         monkeypatch.setattr(local, "shuffled", recorded)
@@ -214,9 +213,12 @@ def test_the_remaining_time_is_estimated_from_the_most_similar_runs(tmp_path: Pa
     (known, _), (other, _), *_ = runs = [done("fedgh", 8.0), done("fd", 4.0)]
     shorter = replace(known, config=plan("fedgh", (1,), "federation.rounds=2")[0].config)
     elsewhere = done("fedgh", 16.0, setting="there")
-    assert sweep.forecast([*runs, elsewhere], [shorter]).endswith("0:00:04")
-    assert sweep.forecast([*runs, elsewhere], [replace(other, setting="there")]).endswith("0:00:04")
-    assert sweep.forecast(runs, [replace(other, label="fedproto")]).endswith("0:00:06")
+    assert sweep.forecast([*runs, elsewhere], [shorter]) == "; about 0:00:04 remaining"
+    assert (
+        sweep.forecast([*runs, elsewhere], [replace(other, setting="there")])
+        == "; about 0:00:04 remaining"
+    )
+    assert sweep.forecast(runs, [replace(other, label="fedproto")]) == "; about 0:00:06 remaining"
     assert sweep.forecast([], [known]) == ""
 
 

@@ -13,7 +13,7 @@ from fedgh.core.types import Client, Payload, part
 from fedgh.methods import api
 from tests.support.tiny import a_client, noisy
 
-ROUGH = {"momentum": 0.9, "weight_decay": 0.1, "lr": 0.1, "batch_size": 4}
+ROUGH: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.1, "lr": 0.1, "batch_size": 4}
 """Settings with which an optimizer moves weights that have a gradient of zero."""
 
 

@@ -10,6 +10,7 @@ from fedgh import config
 from fedgh.core import wire
 from fedgh.core.records import ClientInfo, Identity
 from fedgh.core.types import Client, ClientData, Examples, LocalTraining, Payload, SplitModel, Task
+from fedgh.methods import METHODS
 from fedgh.runs.folder import RunFolder
 from fedgh.runs.sealed import unpack
 from fedgh.training import experiment
@@ -100,6 +101,16 @@ QUICK = [
 def quick(*overrides: str) -> Experiment:
     """Return a federation on digits that runs in a second."""
     return experiment.prepare(config.load("demo", [*QUICK, *overrides]))
+
+
+def tiny_shared(method: str, extractor: str = "noisy") -> list[str]:
+    """Settings by which a method with a shared network has one of this module."""
+    kind, words = METHODS[method], []
+    if hasattr(kind, "shared"):
+        words.append(f"method.shared=tests.support.tiny:{extractor}")
+    if hasattr(kind, "shared_dim"):
+        words.append("method.shared_dim=8")
+    return words
 
 
 NOTHING = Identity(name="nothing", classes=[], fingerprint="")

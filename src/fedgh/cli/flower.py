@@ -7,9 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedgh.cli.helpers import (
-    show_result,
-)
+from fedgh.cli.helpers import show_result
 from fedgh.cli.options import (
     DataDir,
     FederationDir,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def list_(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    kind: Annotated[Kind, typer.Argument(help="Kind of the names to list.")],
     different_networks: Annotated[
         bool,
         typer.Option("--different-networks", help="Methods whose clients may have any networks."),

@@ -25,7 +25,7 @@ from fedgh.cli.options import (
     SweepOut,
     Workers,
 )
-from fedgh.defaults import SEEDS
+from fedgh.defaults import COMPARED_METHODS, SEEDS
 from fedgh.errors import RunError
 
 DEFAULT_SEEDS = ",".join(map(str, SEEDS))
@@ -34,11 +34,12 @@ DEFAULT_SEEDS = ",".join(map(str, SEEDS))
 def compare(
     experiment: Name = "demo",
     methods: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="all, or names with optional settings: fedgh,fedgh:server_lr=0,standalone."
+            help="Names with optional settings: fedgh,fedgh:server_lr=0,standalone; or all that "
+            "fit the experiment: all. Default: those of the FedGH paper, and FedGH+."
         ),
-    ] = "all",
+    ] = None,
     seeds: Seeds = DEFAULT_SEEDS,
     rounds: Rounds = None,
     reference: Annotated[
@@ -71,12 +72,14 @@ def compare(
     console = Console(quiet=quiet)
     overrides = overrides_of(set_, engine, workers, rounds)
     tuned = read_settings(settings) if settings else {}
-    trials = plan_comparison(experiment, methods, whole_numbers(seeds), overrides, data_dir, tuned)
+    names = methods or COMPARED_METHODS
+    trials = plan_comparison(experiment, names, whole_numbers(seeds), overrides, data_dir, tuned)
     if reference not in {trial.label for trial in trials}:
         reference = trials[0].label
     folder = out or Path("runs") / f"compare-{Path(experiment).stem}"
     with resumable_sweep():
-        outcome = run_trials(trials, folder, watch_runs(console), skip_impossible=methods == "all")
+        unnamed = methods in (None, "all")  # then a method that does not fit is no mistake
+        outcome = run_trials(trials, folder, watch_runs(console), skip_impossible=unnamed)
     table = statistics.rows(outcome, last, reference)
     target = trials[0].config.federation.target
     numbers = whole_numbers(seeds)

@@ -179,6 +179,18 @@ class PerClass(Message):
 
 
 @dataclass(frozen=True)
+class LabelCounts(Message):
+    """`counts` [classes]: the samples of each class, 0 for a class that the sender lacks."""
+
+    def specs(self, method: "Method", shapes: Shapes) -> list[wire.Spec]:
+        return [{"counts": wire.Field(torch.int32, (shapes.task.num_classes,), at_least=0)}]
+
+    def check(self, payload: Payload) -> None:
+        if "counts" in payload and not bool(payload["counts"].any()):
+            raise WireError("'counts' has no sample of any class")
+
+
+@dataclass(frozen=True)
 class Header(Message):
     """`weight` [classes, rep_dim] and `bias` [classes] of a linear header."""
 
@@ -410,7 +422,7 @@ class OneOf(Message):
 NOTHING = Nothing()
 """A message without tensors."""
 
-HEADER = Header()
+HEADER: Message = Header()
 """A linear header: `weight` [classes, rep_dim] and `bias` [classes]."""
 
 

@@ -173,8 +173,8 @@ class Method(ABC):
         """Add networks and tensors that a new client needs beside its model."""
 
     def broadcast(self, server: Payload, to: Recipient) -> Payload:
-        """Return the download of this participant."""
-        return server
+        """Return the download of this participant; by default all that is `sendable`."""
+        return self.sendable(server)
 
     def sendable(self, server: Payload) -> Payload:
         """Return all tensors that `broadcast` may send; no row of them may exceed `run.max_norm`.

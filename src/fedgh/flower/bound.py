@@ -7,7 +7,7 @@ allow            names of code outside fedgh that the server's settings may name
 max-clients      clients of a federation (1,000,000)
 max-classes      classes (10,000)
 max-networks     networks in model.extractors (16)
-max-rep-dim      numbers in a representation (4,096)
+max-rep-dim      numbers in a representation, a hidden layer or the noise of a method (4,096)
 max-image-size   the side of an image (1,024)
 max-epochs       epochs of a round (1,000)
 max-public       public samples (100,000)

@@ -15,13 +15,16 @@ from fedgh.methods.fedalt import FedAlt
 from fedgh.methods.fedavg import FedAvg
 from fedgh.methods.fedbabu import FedBABU
 from fedgh.methods.fedclassavg import FedClassAvg
+from fedgh.methods.fedgen import FedGen
 from fedgh.methods.fedgh import FedGH
 from fedgh.methods.fedgh_plus import FedGHPlus
 from fedgh.methods.fedgkt import FedGKT
 from fedgh.methods.fedkd import FedKD
+from fedgh.methods.fedmrl import FedMRL
 from fedgh.methods.fedper import FedPer
 from fedgh.methods.fedproto import FedProto
 from fedgh.methods.fedrep import FedRep
+from fedgh.methods.fedtgp import FedTGP
 from fedgh.methods.fedzkt import FedZKT
 from fedgh.methods.fml import FML
 from fedgh.methods.hfd import HFD
@@ -39,13 +42,16 @@ METHODS: dict[str, type[Method]] = {
         FedAlt,
         FML,
         FedKD,
+        FedMRL,
         LGFedAvg,
         FedClassAvg,
         FD,
         HFD,
         FedGKT,
         FedZKT,
+        FedGen,
         FedProto,
+        FedTGP,
         FedGH,
         FedGHPlus,
     )

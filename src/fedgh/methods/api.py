@@ -37,6 +37,7 @@ from fedgh.core.losses import distill
 from fedgh.core.message import (
     HEADER,
     NOTHING,
+    LabelCounts,
     Message,
     Named,
     Network,
@@ -76,9 +77,9 @@ from fedgh.core.types import (
 from fedgh.core.uploads import Uploads
 from fedgh.core.wire import Dim, Field, Spec, largest_row_norm
 from fedgh.errors import ConfigError, WireError
-from fedgh.models import shared_layers, shared_model
+from fedgh.models import generator, shared_layers, shared_model
 from fedgh.models.cuts import check_cut
-from fedgh.models.generator import input_generator
+from fedgh.models.input_generator import input_generator
 
 __all__ = [
     "HEADER",
@@ -91,6 +92,7 @@ __all__ = [
     "Examples",
     "Field",
     "Fraction",
+    "LabelCounts",
     "Learner",
     "LinearSGD",
     "Message",
@@ -129,6 +131,7 @@ __all__ = [
     "cut",
     "distill",
     "forever",
+    "generator",
     "group_numbers",
     "group_prefix",
     "input_generator",

@@ -20,8 +20,7 @@ def disagreement(logits: Tensor, ensemble: Tensor) -> Tensor:
 class FedZKT(api.Method):
     """A client that has never taken part gets nothing, and trains alone in its first round."""
 
-    family = "data-free distillation"
-    about = "The server distils networks into one and back, on inputs that it generates."
+    family, about = "data-free distillation", "Networks learn on inputs that the server generates."
     up, down = api.Network("own"), api.OneOf(api.NOTHING, api.Network("own"))
 
     shared: api.NetworkName = "cnn1"  # the extractor of the server's global network
@@ -55,16 +54,15 @@ class FedZKT(api.Method):
         return cross_entropy(model(x), y) + self.mu * sum(away)
 
     def server_update(self, server: Payload, uploads: Uploads) -> Payload:
-        sent, rng = {u.client_id: u.payload for u in uploads}, uploads.stream("noise")
+        sent = {upload.client_id: upload.payload for upload in uploads}
         if not sent:
             return server
         nets = self.networks(uploads.task).to(uploads.device)
         api.load_network(nets, {name: server[name] for name in api.network_state(nets)})
         generator, shared = nets.values()
         clients = [api.load_network(uploads.network(k), own).eval() for k, own in sent.items()]
-        seeks = api.Learner(
-            uploads, [generator], lr=self.generator_lr, moments=part(server, "adam.")
-        )
+        rng, adam = uploads.stream("noise"), part(server, "adam.")
+        seeks = api.Learner(uploads, [generator], lr=self.generator_lr, moments=adam)
         learns = api.Learner(uploads, [shared], lr=self.server_lr, optimizer="sgd")
         for _ in range(self.server_steps):
             x = generator(self.server_batch, rng)

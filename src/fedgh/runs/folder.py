@@ -283,7 +283,7 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the run is finished: its folder has a summary.json."""
+        """True if the run is finished: its folder has a summary.json."""
         return (self.path / "summary.json").exists()
 
     def summary(self) -> Summary:

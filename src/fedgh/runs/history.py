@@ -23,11 +23,11 @@ class Mark:
 
 
 class History:
-    """The records of a run's rounds, in a file that grows."""
+    """The file with the records of a run, to which records are appended."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._running: blake2b | None = None  # digest of the whole file, once computed
+        self._digest: blake2b | None = None  # digest of the whole file, once computed
 
     def records(self, mark: Mark) -> list[Round]:
         """Return the records; a line truncated by a crash is ignored, with all that follow.
@@ -37,13 +37,13 @@ class History:
         lines = self._lines()
         if len(lines) < mark.round:
             raise RunError(
-                f"{self._path} does not hold rounds 1 to {mark.round} of the checkpoint; it was "
-                "changed by hand or damaged: put it back from a copy"
+                f"{self._path} lacks records of rounds 1 to {mark.round}, which were committed; it "
+                "was changed by hand or damaged: put it back from a copy"
             )
         if mark.digest not in (None, _hash(lines[: mark.round]).hexdigest()):
             raise RunError(
-                f"{self._path} is not what rounds 1 to {mark.round} have written; it was changed "
-                "by hand or damaged: put it back from a copy"
+                f"{self._path} has other records of rounds 1 to {mark.round} than were committed; "
+                "it was changed by hand or damaged: put it back from a copy"
             )
         return checked(list[Round], [json.loads(line) for line in lines], self._path)
 
@@ -51,19 +51,19 @@ class History:
         """Append the record of a round."""
         line = to_json(record.model_dump(exclude_unset=True))
         append(self._path, line)
-        if self._running is not None:
-            self._running.update(line)
+        if self._digest is not None:
+            self._digest.update(line)
 
     def cut(self, rounds: int) -> None:
         """Delete the records after round `rounds`."""
         write_atomic(self._path, b"".join(self._lines()[:rounds]))
-        self._running = None
+        self._digest = None
 
     def digest(self) -> str:
         """Return the digest of all lines."""
-        if self._running is None:
-            self._running = _hash(self._lines())
-        return self._running.hexdigest()
+        if self._digest is None:
+            self._digest = _hash(self._lines())
+        return self._digest.hexdigest()
 
     def _lines(self) -> list[bytes]:
         """Return the lines with the records of rounds 1, 2, ...; stop at the first other line."""

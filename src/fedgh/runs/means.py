@@ -52,7 +52,7 @@ class MeansCollector:
 
     @property
     def empty(self) -> bool:
-        """Whether no upload had class means."""
+        """True if no upload had class means."""
         return not self._means
 
     def payload(self) -> Payload:

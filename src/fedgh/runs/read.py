@@ -118,7 +118,7 @@ class NamedRun:
 
     @property
     def finished(self) -> bool:
-        """Whether the run is finished: it has a summary."""
+        """True if the run is finished: it has a summary."""
         return self.folder.finished
 
     @cached_property

@@ -19,11 +19,11 @@ from fedgh.models.cost import forward_flops, training_flops
 class Cost:
     """The cost of a run, over all rounds."""
 
-    extraction_share: float  # of the clients' time for training and extraction, without evaluation
+    extraction_share: float  # time of extraction / time of training and extraction
     extraction_epochs: float  # time of extraction / time of one epoch of training
     extraction_epochs_counted: float  # operations of extraction / operations of one epoch
-    server_share: float  # of the duration of the rounds
-    server_work_share: float  # of the time of clients (without evaluation) and server
+    server_share: float  # time of the server / duration of the rounds
+    server_work_share: float  # time of the server / time of server, training and extraction
     server_seconds_per_pair: float  # to read, check and learn one class mean
     pairs: int  # number of class means that the server has received
     bytes_up: int

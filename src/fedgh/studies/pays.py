@@ -66,7 +66,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Whether the measured lead is as large as claimed."""
+        """The verdict: "yes", "no", or the reason why there is none."""
         if self.measured is None:
             return short_reason(self.missing_reason)
         mean, error = self.measured.mean, self.measured.error

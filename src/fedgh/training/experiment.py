@@ -168,7 +168,9 @@ class Experiment:
         method = self.config.method
         try:
             check_same_part(method, self.task, models)
-            return method.init_server(self.task, models, stream(seed, "server"))
+            # Layers that the server starts with draw from the global generator.
+            with isolated(seed, "init-server"):
+                return method.init_server(self.task, models, stream(seed, "server"))
         except ConfigError as error:
             raise MethodError(str(error)) from None
 
