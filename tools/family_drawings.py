@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parents[1] / "docs" / "images" / "families"
 
 @dataclass(frozen=True)
 class Drawing:
-    """What a drawing of a family shows."""
+    """The content of a drawing."""
 
     parts: tuple[tuple[str, bool], ...]  # the boxes at a client: text, and whether it is shared
     up: str

@@ -113,5 +113,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What an editor offers."""
+    """Return the public names, for completion in editors."""
     return __all__

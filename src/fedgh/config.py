@@ -149,7 +149,7 @@ class RunSection(_SectionModel):
     """
 
     engine: EngineName = "workers"  # where clients run
-    workers: int = Field(0, ge=0)  # number of processes; 0 = one per core, or per graphics card
+    workers: int = Field(0, ge=0)  # number of processes; 0 = one per core, or per GPU
     address: MachineName = "local"  # of a Ray cluster; "auto" = the one of this machine
     device: Literal["cpu", "cuda", "mps", "auto"] = "cpu"  # device of the clients' networks
     memory: float = Field(

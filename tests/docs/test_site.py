@@ -70,7 +70,7 @@ def test_the_site_has_linked_files_but_no_run_folders(site: Path) -> None:
 def test_the_reference_pages_have_their_content(site: Path) -> None:
     python = (site / "reference/python.html").read_text(encoding="utf-8")
     assert 'id="fedgh.load"' in python
-    assert "a named one or a TOML file" in python  # its docstring
+    assert "by name or from a TOML file" in python  # its docstring
     settings = (site / "reference/configuration.html").read_text(encoding="utf-8")
     assert all(f'id="{name}"' in settings for name in METHODS)
 

@@ -31,7 +31,7 @@ Sharing = Literal["nothing", "class means", "moments", "more"]
 """Kinds of information about a client's data in an upload, from least to most."""
 
 SamplePart = Literal["representations", "logits", "labels"]
-"""What a message may tell of each training sample."""
+"""The parts of a message about each training sample."""
 
 
 @dataclass(frozen=True)
