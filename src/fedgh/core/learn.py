@@ -47,7 +47,7 @@ class Learner:
         """Take one step that lowers `loss`. Networks of other learners get no gradient."""
         self._trainer.param_groups[0]["lr"] = self._lr * lr_factor
         self._trainer.zero_grad()
-        loss.backward(inputs=self._parameters)  # type: ignore[no-untyped-call]
+        loss.backward(inputs=self._parameters)
         if self._clip > 0:
             for module in self._modules:
                 clip_gradients(module, self._clip)
