@@ -22,8 +22,10 @@ from tests.support.tiny import mlp
 
 CLIENTS = 4
 HOSTILE = 1
+TRAIN = 10  # training samples of an honest client
 NORM = 1000.0  # the default of run.max_norm
 METRICS = own_metrics()
+torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first one imports for seconds
 TASK = Task(num_classes=4, rep_dim=3, num_clients=CLIENTS, rounds=9, seed=0, input_shape=(2,))
 
 
@@ -144,7 +146,8 @@ def without_hostile(name: str, defence: Defence) -> Payload:
 
 
 def _sent(name: str, spec: wire.Spec) -> dict[int, bytes]:
-    payloads = [honest(spec, seed=client) for client in range(CLIENTS)]
+    size = TRAIN if name == "fedgkt" else 2  # rows of all training samples
+    payloads = [honest(spec, seed=client, size=size) for client in range(CLIENTS)]
     if name in ("fd", "hfd"):  # means of distributions
         payloads = [{**sent, "means": sent["means"].softmax(1)} for sent in payloads]
     if name == "fedgh_plus":  # moments of samples

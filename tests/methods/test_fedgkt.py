@@ -135,9 +135,12 @@ def test_the_upload_is_of_the_trained_network_without_augmentation_and_as_declar
 
 def test_bytes_of_cifar10() -> None:
     """4,800 samples of ten classes: 9.8 MB up, 0.19 MB down."""
-    n, r, classes = 4_800, 500, 10
-    assert n * (r + classes + 1) * 4 == 9_811_200
-    assert n * classes * 4 == 192_000
+    n, task = 4_800, Task(10, 500, num_clients=1, rounds=1, seed=0)
+    client = a_client(torch.zeros(n, 2), torch.arange(n) % 10, rep_dim=500, num_classes=10)
+    up = SMALL.client_update(client, {})
+    server = SMALL.server_update(start(SMALL, task), uploads_of([Upload(0, 0, up)], task))
+    assert wire.nbytes(up) == 9_811_200
+    assert wire.nbytes(SMALL.broadcast(server, Recipient(0))) == 192_000
 
 
 def test_the_server_goes_through_clients_and_samples_in_order() -> None:

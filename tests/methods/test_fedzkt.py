@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import cast
 
 import pytest
 import torch
@@ -72,15 +71,11 @@ def test_the_penalty_by_hand() -> None:
     assert FedZKT().loss(model, x, y, {}).item() == pytest.approx(math.log(2))
 
 
-class First(nn.Module):
-    """Logits (x, 0)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one = nn.Parameter(torch.ones(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([x * self.one, 0 * x], dim=1)
+def linear(slope: float) -> SplitModel:
+    """Logits (slope x, 0)."""
+    model = SplitModel(nn.Identity(), nn.Linear(1, 2))
+    model.header.load_state_dict({"weight": torch.tensor([[slope], [0.0]]), "bias": torch.zeros(2)})
+    return model
 
 
 class Constant(nn.Module):
@@ -94,23 +89,16 @@ class Constant(nn.Module):
         return self.x.expand(count, 1)
 
 
-class Still(First):
-    """Logits (0, 0)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * 0
-
-
 def test_the_generator_looks_for_inputs_on_which_networks_disagree(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With F = (0, 0), f = (x, 0) and x > 0, a step of G makes x larger."""
-    nets = nn.ModuleDict({"generator": Constant(), "global": Still()})
+    nets = nn.ModuleDict({"generator": Constant(), "global": linear(0.0)})
     monkeypatch.setattr(FedZKT, "networks", lambda method, task: nets)
     method = FedZKT(server_steps=1, server_batch=2, server_lr=1e-9, generator_lr=0.1)
     server = network_state(nets)
-    sent = [Upload(0, 0, network_state(First()))]
-    uploads = Uploads(sent, TASK, 1, make_network=lambda _: cast(SplitModel, First()))
+    sent = [Upload(0, 0, network_state(linear(1.0)))]
+    uploads = Uploads(sent, TASK, 1, make_network=lambda _: linear(0.0))
     after = method.server_update(server, uploads)
     assert float(after["generator.x"]) == pytest.approx(0.6)
     # |sigmoid(0.5) - 0.5| twice, before the step

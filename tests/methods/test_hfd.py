@@ -102,11 +102,16 @@ def test_inputs_are_sent_once_and_again_if_the_server_has_lost_them() -> None:
 
 
 def test_bytes_of_cifar10_with_two_classes() -> None:
-    task = Task(10, 500, num_clients=2, rounds=9, seed=0, input_shape=(3, 32, 32))
-    (spec,) = HFD().upload_specs(shapes_of(task))
-    assert spec["input.means"].shape[1] == 3072
-    assert 2 * 3072 * 4 == 24_576  # once
-    assert 2 * 10 * 4 == 80  # each round
+    """Once 24,576 bytes of inputs, each round 80 of outputs; labels are 8 each."""
+    x = torch.rand(4, 3, 32, 32)
+    each = a_client(x, torch.tensor([3, 7, 3, 7]), num_classes=10)
+    method = HFD()
+    server = start(method, each.task)
+    first = method.client_update(each, method.broadcast(server, Recipient(0)))
+    server = method.server_update(server, uploads_of([Upload(0, 0, first)], each.task))
+    later = method.client_update(each, method.broadcast(server, Recipient(0, last_round=1)))
+    assert wire.nbytes(first) == 24_576 + 8 + 80 + 8
+    assert wire.nbytes(later) == 80 + 8
 
 
 def test_outputs_are_of_the_last_round_and_inputs_of_all_rounds() -> None:
