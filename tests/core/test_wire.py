@@ -6,10 +6,10 @@ from fedgh.core import wire
 from fedgh.core.types import Payload
 from fedgh.errors import WireError
 
-SOME = wire.Dim("classes", 5)
+NUMBER_OF_CLASSES = wire.Dim("classes", 5)
 SPEC = {
-    "classes": wire.Field(torch.int32, (SOME,), classes=5),
-    "means": wire.Field(torch.float32, (SOME, 3)),
+    "classes": wire.Field(torch.int32, (NUMBER_OF_CLASSES,), classes=5),
+    "means": wire.Field(torch.float32, (NUMBER_OF_CLASSES, 3)),
 }
 
 
@@ -29,12 +29,12 @@ def test_a_received_payload_shares_no_memory_with_the_sender() -> None:
     assert sent["means"].eq(1).all()
 
 
-def test_nbytes_counts_the_tensors_alone() -> None:
+def test_nbytes_counts_only_the_tensors() -> None:
     assert wire.nbytes(valid_payload()) == 2 * 4 + 2 * 3 * 4
     assert wire.nbytes({}) == 0
 
 
-def test_a_payload_as_declared_is_accepted() -> None:
+def test_a_payload_that_matches_its_declaration_is_accepted() -> None:
     wire.check(valid_payload(), SPEC)
 
 
@@ -53,12 +53,14 @@ def test_a_payload_as_declared_is_accepted() -> None:
         ({"classes": torch.tensor([2, 2], dtype=torch.int32)}, "twice"),
     ],
 )
-def test_a_payload_that_is_not_as_declared_is_rejected(change: Payload, reason: str) -> None:
+def test_a_payload_that_differs_from_its_declaration_is_rejected(
+    change: Payload, reason: str
+) -> None:
     with pytest.raises(WireError, match=reason):
         wire.check(valid_payload() | change, SPEC)
 
 
-def test_sizes_that_the_sender_chooses_have_a_bound() -> None:
+def test_a_dimension_that_the_sender_chooses_has_a_maximum() -> None:
     spec = {"rows": wire.Field(torch.float32, (wire.Dim("rows", 2), 3))}
     wire.check({"rows": torch.ones(2, 3)}, spec)
     wire.check({"rows": torch.ones(0, 3)}, spec)
@@ -66,12 +68,13 @@ def test_sizes_that_the_sender_chooses_have_a_bound() -> None:
         wire.check({"rows": torch.ones(3, 3)}, spec)
 
 
-def test_values_and_norms_have_bounds() -> None:
+def test_values_and_norms_outside_of_their_bounds_are_rejected() -> None:
     means = torch.tensor([[3.0, 0, 4], [0, 0, 0]])
     wire.check(valid_payload() | {"means": means}, SPEC, max_norm=5)
     with pytest.raises(WireError, match=r"norm 5, above 4\.9"):
         wire.check(valid_payload() | {"means": means}, SPEC, max_norm=4.9)
-    with pytest.raises(WireError, match=r"norm 5.196e\+38"):  # the largest floats do not overflow
+    # The norm does not overflow, although the squares of these values exceed the largest float32.
+    with pytest.raises(WireError, match=r"norm 5.196e\+38"):
         wire.check(valid_payload() | {"means": torch.full((2, 3), 3e38)}, SPEC, max_norm=1e6)
     within = {"x": wire.Field(torch.float32, (2,), at_least=0, at_most=1)}
     wire.check({"x": torch.tensor([0.0, 1])}, within)
@@ -88,7 +91,7 @@ def test_a_message_that_is_too_long_is_rejected_before_it_is_parsed() -> None:
         wire.read(b"garbage" * 1000, [SPEC])
 
 
-def test_a_message_may_match_one_of_several_specs() -> None:
+def test_a_message_must_match_one_of_several_specs() -> None:
     kinds: list[wire.Spec] = [{}, SPEC, {"total": wire.Field(torch.float32, (1,))}]
     for sent in ({}, valid_payload(), {"total": torch.ones(1)}):
         assert wire.read(wire.to_bytes(sent), kinds).keys() == sent.keys()
@@ -96,7 +99,7 @@ def test_a_message_may_match_one_of_several_specs() -> None:
         wire.read(wire.to_bytes({"other": torch.ones(1)}), kinds)
 
 
-def test_remote_text_in_errors_is_printable_and_short() -> None:
+def test_text_of_a_remote_party_in_errors_is_printable_and_short() -> None:
     name = "\x1b[31m../../etc\n" + "x" * 5000
     with pytest.raises(WireError) as caught:
         wire.check({name: torch.ones(1)}, SPEC)
@@ -112,6 +115,6 @@ def test_a_missing_tensor_is_rejected() -> None:
 @pytest.mark.parametrize(
     "message", [b"", b"garbage", b"\xff" * 100, wire.to_bytes(valid_payload())[:-5]]
 )
-def test_bytes_that_are_no_message_are_rejected(message: bytes) -> None:
+def test_bytes_that_are_not_a_message_are_rejected(message: bytes) -> None:
     with pytest.raises(WireError, match="not a readable message"):
         wire.from_bytes(message)

@@ -16,15 +16,19 @@ from fedgh.data.partition import (
 )
 from fedgh.errors import ConfigError
 
-PAPERS = [(10, 10, 2), (100, 10, 10), (10, 50, 2), (100, 50, 10), (10, 100, 2), (100, 100, 10)]
+PAPER = [(10, 10, 2), (100, 10, 10), (10, 50, 2), (100, 50, 10), (10, 100, 2), (100, 100, 10)]
+"""Settings of the FedGH paper: number of classes, of clients, and of classes per client."""
 
 
 def labels(num_classes: int, per_class: int, seed: int = 0) -> Indices:
     return np.random.default_rng(seed).permutation(np.repeat(np.arange(num_classes), per_class))
 
 
-def check_exact(partition: Partition, n: int) -> None:
-    """Assert that every sample is used exactly once, and that no split of a client is empty."""
+def check_partition(partition: Partition, n: int) -> None:
+    """Assert that each sample is used exactly once, and that each client's split is 8:1:1.
+
+    Each split of a client has at least one sample.
+    """
     assert sorted(partition.order.tolist()) == list(range(n))
     sizes = partition.bounds.diff(dim=1)
     assert sizes.min() >= 1
@@ -53,13 +57,13 @@ def test_partition_by_classes_gives_each_client_its_number_of_classes(
         return
     parts = by_classes(y, num_classes, clients, per_client, seed)
     partition = assemble(parts, y, seed)
-    check_exact(partition, len(y))
+    check_partition(partition, len(y))
     counts = np.stack([np.bincount(y[part], minlength=num_classes) for part in parts])
-    assert ((counts > 0).sum(1) == per_client).all()  # no class twice, none missing
+    assert ((counts > 0).sum(1) == per_client).all()
     owners = (counts > 0).sum(0)
-    exact = clients * per_client / num_classes
-    assert owners.min() >= math.floor(exact)
-    assert owners.max() <= math.ceil(exact)
+    mean_owners = clients * per_client / num_classes
+    assert owners.min() >= math.floor(mean_owners)
+    assert owners.max() <= math.ceil(mean_owners)
     for label in range(num_classes):
         held = counts[:, label][counts[:, label] > 0]
         # Shares are drawn from U(0.4, 0.6): no client gets more than 1.5 times the share of
@@ -70,19 +74,19 @@ def test_partition_by_classes_gives_each_client_its_number_of_classes(
     assert again.bounds.equal(partition.bounds)
 
 
-@pytest.mark.parametrize(("num_classes", "clients", "per_client"), PAPERS)
+@pytest.mark.parametrize(("num_classes", "clients", "per_client"), PAPER)
 def test_partition_by_classes_with_the_settings_of_the_paper(
     num_classes: int, clients: int, per_client: int
 ) -> None:
     y = labels(num_classes, 60_000 // num_classes)
     parts = by_classes(y, num_classes, clients, per_client, seed=0)
-    check_exact(assemble(parts, y, 0), 60_000)
+    check_partition(assemble(parts, y, 0), 60_000)
     counts = np.stack([np.bincount(y[part], minlength=num_classes) for part in parts])
     assert ((counts > 0).sum(0) == per_client * clients // num_classes).all()
 
 
-def test_shares_are_uniform_between_two_fifths_and_three_fifths_of_a_pair() -> None:
-    """With two owners a share is u / (u + v) with u and v from U(0.4, 0.6)."""
+def test_shares_of_two_clients_that_have_the_same_class() -> None:
+    """A client's share of the class is u / (u + v), with u and v drawn from U(0.4, 0.6)."""
     y = labels(10, 1000)
     shares: list[float] = []
     for seed in range(100):
@@ -105,16 +109,16 @@ def test_dirichlet_partition_uses_every_sample_once(clients: int, alpha: float, 
     y = labels(5, 200)
     try:
         parts = by_dirichlet(y, 5, clients, alpha, seed)
-    except ConfigError:
+    except ConfigError:  # a client got too few samples, which only a small alpha can cause
         assert alpha < 1
         return
     partition = assemble(parts, y, seed)
-    check_exact(partition, len(y))
+    check_partition(partition, len(y))
     assert min(map(len, parts)) >= MIN_SAMPLES
     assert assemble(by_dirichlet(y, 5, clients, alpha, seed), y, seed).order.equal(partition.order)
 
 
-def test_small_alpha_is_uneven_and_large_alpha_even() -> None:
+def test_variance_of_dirichlet_shares_depends_on_alpha_as_expected() -> None:
     y = labels(10, 1000)
 
     def spread(alpha: float) -> float:
@@ -129,14 +133,14 @@ def test_small_alpha_is_uneven_and_large_alpha_even() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(n=st.integers(3, 500), clients=st.integers(1, 50), seed=st.integers(0, 99))
-def test_iid_partition_gives_equal_sizes(n: int, clients: int, seed: int) -> None:
+def test_sizes_of_iid_partition_differ_by_at_most_one(n: int, clients: int, seed: int) -> None:
     y = np.zeros(n, np.int64)
     parts = iid(y, clients, seed)
     if n // clients < MIN_SAMPLES:
         with pytest.raises(ConfigError, match=r"lower federation\.clients"):
             assemble(parts, y, seed)
         return
-    check_exact(assemble(parts, y, seed), n)
+    check_partition(assemble(parts, y, seed), n)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
@@ -146,7 +150,7 @@ def test_another_seed_gives_another_partition() -> None:
     assert not first.order.equal(second.order)
 
 
-def test_splits_follow_the_clients_own_classes() -> None:
+def test_each_split_of_a_client_has_the_same_share_of_each_class() -> None:
     y = np.repeat([0, 1, 2], [700, 200, 100])
     partition = assemble([np.arange(1000)], y, seed=3)
     for split in partition.indices(0):
@@ -167,7 +171,7 @@ def test_impossible_partitions_are_rejected_with_a_reason() -> None:
 
 
 @pytest.mark.parametrize("length", range(3, 120))
-def test_limiting_samples_keeps_the_test_split(length: int) -> None:
+def test_a_limit_on_samples_leaves_the_test_split_unchanged(length: int) -> None:
     y = labels(3, 100)
     parts = [np.arange(length), np.arange(length, 2 * length)]
     whole = assemble(parts, y, seed=1)
@@ -175,16 +179,17 @@ def test_limiting_samples_keeps_the_test_split(length: int) -> None:
         few = assemble(parts, y, 1, samples)
         for client in range(2):
             train, validation, test = whole.indices(client)
-            kept, chosen, same = few.indices(client)
-            assert same.equal(test)
-            assert set(kept.tolist()) <= set(train.tolist())
-            assert set(chosen.tolist()) <= set(validation.tolist())
+            few_train, few_validation, few_test = few.indices(client)
+            assert few_test.equal(test)
+            assert set(few_train.tolist()) <= set(train.tolist())
+            assert set(few_validation.tolist()) <= set(validation.tolist())
             if len(train) + len(validation) <= samples:
-                assert kept.equal(train)
-                assert chosen.equal(validation)
+                assert few_train.equal(train)
+                assert few_validation.equal(validation)
             else:
-                assert len(set(kept.tolist())) + len(set(chosen.tolist())) == samples
-                assert len(chosen) == max(1, round(samples / 9))
+                distinct = len(set(few_train.tolist())) + len(set(few_validation.tolist()))
+                assert distinct == samples
+                assert len(few_validation) == max(1, round(samples / 9))
 
 
 def test_limited_samples_are_stratified_by_class() -> None:
