@@ -11,7 +11,7 @@ from fedgh.core import wire
 from fedgh.core.types import Payload, Upload
 from fedgh.errors import MethodError
 
-Loaded = TypeVar("Loaded", bound=nn.Module)
+AnyNetwork = TypeVar("AnyNetwork", bound=nn.Module)
 
 
 class WeightedMean:
@@ -36,9 +36,9 @@ class WeightedMean:
 
 
 def mean_by_examples(uploads: Iterable[Upload], if_none: Payload) -> Payload:
-    """Return the mean of the uploads with weights n_k / n, the shares of samples.
+    """Return the mean of the uploads, each weighted by its client's number of samples.
 
-    Raise MethodError if the uploads have no numbers of samples.
+    Raise MethodError if an upload comes without the number of samples.
     """
     mean = WeightedMean()
     for upload in uploads:
@@ -52,7 +52,7 @@ def mean_by_examples(uploads: Iterable[Upload], if_none: Payload) -> Payload:
 
 
 def plain_mean(uploads: Iterable[Upload], if_none: Payload) -> Payload:
-    """Return the mean of the uploads in which all clients have the same weight."""
+    """Return the mean of the uploads, with the same weight for each."""
     mean = WeightedMean()
     for upload in uploads:
         mean.add(upload.payload, 1)
@@ -62,8 +62,8 @@ def plain_mean(uploads: Iterable[Upload], if_none: Payload) -> Payload:
 def network_state(network: nn.Module) -> Payload:
     """Return a copy of a network's weights and running statistics.
 
-    The running mean and variance of batch normalisation are included. Its batch counter, the only
-    integer, is not: no computation depends on it.
+    The running mean and variance of batch normalisation are included. Its batch counter, which is
+    the only integer tensor, is left out, because no computation depends on it.
     """
     return {
         name: tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -72,7 +72,7 @@ def network_state(network: nn.Module) -> Payload:
     }
 
 
-def load_network(network: Loaded, payload: Payload) -> Loaded:
+def load_network(network: AnyNetwork, payload: Payload) -> AnyNetwork:
     """Load the weights and running statistics in `payload` into a network, and return it."""
     counters = {n: t for n, t in network.state_dict().items() if not t.is_floating_point()}
     network.load_state_dict(counters | payload)
@@ -80,7 +80,7 @@ def load_network(network: Loaded, payload: Payload) -> Loaded:
 
 
 def network_spec(state: Payload) -> wire.Spec:
-    """Return the spec of a message with this network state; running variances must be >= 0."""
+    """Return the spec of a message with this network state; it rejects running variances < 0."""
     return {
         name: replace(field, at_least=0 if name.endswith("running_var") else None)
         for name, field in update_spec(state).items()
@@ -88,5 +88,5 @@ def network_spec(state: Payload) -> wire.Spec:
 
 
 def update_spec(state: Payload) -> wire.Spec:
-    """Return the spec of a message with an update (a difference) of this network state."""
+    """Return the spec of a message with an update of this network state, a difference of states."""
     return {name: wire.Field(t.dtype, tuple(t.shape)) for name, t in state.items()}

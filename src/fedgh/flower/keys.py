@@ -21,16 +21,27 @@ MAX_KEY = 10_000
 
 
 def write_certificates(folder: Path, hosts: list[str]) -> None:
-    """Create an authority (ca.crt, ca.key) and the server's certificate (server.pem, server.key).
+    """Create a certificate authority, and a certificate of the server that it has signed.
 
-    The certificate is valid for `hosts`, which are names or addresses of the server.
+    The files of the authority are ca.crt and ca.key, those of the server are server.pem and
+    server.key. The server's certificate is valid for `hosts`: names or IP addresses of the server.
     """
     make_folder(folder)
     ca_key, server_key = ec.generate_private_key(CURVE), ec.generate_private_key(CURVE)
     ca_name = _name("fedgh federation")
-    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    ca = (
-        _builder(ca_name, ca_name, ca_key)
+    usage = x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    ca_certificate = (
+        _certificate_builder(ca_name, ca_name, ca_key)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(
@@ -38,9 +49,9 @@ def write_certificates(folder: Path, hosts: list[str]) -> None:
         )
         .sign(ca_key, hashes.SHA384())
     )
-    server = (
-        _builder(_name(hosts[0]), ca_name, server_key)
-        .add_extension(x509.SubjectAlternativeName(map(_alternative, hosts)), critical=False)
+    server_certificate = (
+        _certificate_builder(_name(hosts[0]), ca_name, server_key)
+        .add_extension(x509.SubjectAlternativeName(map(_alternative_name, hosts)), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(
@@ -50,7 +61,7 @@ def write_certificates(folder: Path, hosts: list[str]) -> None:
     )
     _write_private(folder / "ca.key", ca_key)
     _write_private(folder / "server.key", server_key)
-    for name, certificate in (("ca.crt", ca), ("server.pem", server)):
+    for name, certificate in (("ca.crt", ca_certificate), ("server.pem", server_certificate)):
         write_atomic(folder / name, certificate.public_bytes(serialization.Encoding.PEM))
 
 
@@ -65,7 +76,7 @@ def write_key_pair(private: Path, public: Path) -> None:
 
 
 def read_public_key(path: Path) -> bytes:
-    """Return an OpenSSH public key in the form in which Flower reports the key of a node.
+    """Read an OpenSSH public key; return it as PEM, as Flower's server reports a node's key.
 
     Raise ConfigError if the file is not a public key of a kind that Flower accepts.
     """
@@ -82,7 +93,7 @@ def read_public_key(path: Path) -> bytes:
     )
 
 
-def _builder(
+def _certificate_builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
@@ -91,7 +102,7 @@ def _builder(
         issuer_name=issuer,
         public_key=key.public_key(),
         serial_number=x509.random_serial_number(),
-        not_valid_before=now - timedelta(hours=1),  # the clock of a client may be slow
+        not_valid_before=now - timedelta(hours=1),  # a client's clock may be behind
         not_valid_after=now + LIFETIME,
     )
 
@@ -100,7 +111,7 @@ def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
 
 
-def _alternative(host: str) -> x509.GeneralName:
+def _alternative_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ip_address(host))
     except ValueError:
