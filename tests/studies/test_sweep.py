@@ -266,7 +266,7 @@ def test_impossible_plans_are_refused() -> None:
         plan_search("demo", ["local.lr"], [0])
     with pytest.raises(ConfigError, match=r"local\.ephocs"):
         plan_search("demo", ["local.ephocs=1,2"], [0])
-    with pytest.raises(ConfigError, match="there is another --grid for it"):
+    with pytest.raises(ConfigError, match="this setting has a second --grid"):
         plan_search("demo", ["local.lr=1,2", "local.lr=3"], [0])
     with pytest.raises(ConfigError, match="given with --seeds"):
         plan_search("demo", ["federation.seed=1,2"], [0])

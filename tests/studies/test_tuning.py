@@ -59,18 +59,18 @@ def test_random_search_tries_as_many_points_for_each_method_and_shares_their_val
 @pytest.mark.parametrize(
     ("grid", "options", "problem"),
     [
-        (["local.lr=0.1..1"], {}, "say how many with --trials"),
+        (["local.lr=0.1..1"], {}, "needs --trials, the number of points"),
         (["local.lr=1..0.1"], {"points": 2}, "0 < LOW < HIGH"),
         (["local.lr=0..1"], {"points": 2}, "0 < LOW < HIGH"),
         (["local.lr=a..b"], {"points": 2}, "0 < LOW < HIGH"),
         (["local.lr=0.1,0.2"], {"points": 3}, "only 2 different points"),
-        (["method.lam=1,2"], {"methods": TWO}, r"say whose setting it is, e.g. standalone\.lam"),
+        (["method.lam=1,2"], {"methods": TWO}, r"has this setting, e.g. standalone\.lam"),
         (["fedproto.lam=1,2"], {"methods": TWO}, "no --grid has a setting of this method"),
         (["fedproto.lma=1,2"], {"methods": "fedproto"}, "lma"),
         (
             ["fedproto.lam=1", "fedproto.lam=2"],
             {"methods": "fedproto"},
-            "there is another --grid for it",
+            "this setting has a second --grid",
         ),
         (["local.lr=1,2"], {"methods": "fedprot"}, "did you mean 'fedproto'"),
         ([], {"methods": TWO}, "nothing to search"),

@@ -1,12 +1,12 @@
-"""A fair comparison tunes every method: the same number of trials each, on validation data.
+"""Tuning of several methods for a fair comparison: the same number of trials for each method.
 
-The selected settings are a TOML file with a table for each method:
+The settings with the highest validation accuracy are stored in a TOML file, a table per method:
 
     [fedproto]
     local.lr = 0.03
     method.lam = 10.0
 
-`fedgh tune --methods` writes it, and `fedgh compare --settings` reads it.
+`fedgh tune --methods` writes this file, and `fedgh compare --settings` reads it.
 """
 
 import json
@@ -38,24 +38,24 @@ Settings = dict[str, list[str]]
 """For each method, settings as `section.key=value`."""
 
 RANGE = re.compile(r"(?P<low>[^,\s]+)\.\.(?P<high>[^,\s]+)")
-"""Values of an axis as a range, drawn log-uniformly: 0.001..0.1."""
+"""A range of values, such as 0.001..0.1, from which values are drawn log-uniformly."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A setting to search: the values of a list, or a range of positive numbers."""
+    """A setting to tune, and its values: a list, or a range of positive numbers."""
 
     key: str
-    method: str | None  # the only method that has it; None: all methods
-    values: tuple[str, ...] = ()
+    method: str | None  # the only method that has this setting; None if all methods have it
+    values: tuple[str, ...] = ()  # empty if the values are the range from `low` to `high`
     low: float = 0.0
     high: float = 0.0
     whole: bool = False  # draw whole numbers
 
     def draws(self) -> Iterator[str]:
-        """Yield random values for ever, alike for all methods.
+        """Yield an endless sequence of random values, the same sequence for every method.
 
-        A listed value comes again only when all others have come.
+        Values of a list are drawn without replacement; when all are drawn, drawing starts again.
         """
         rng = np.random.default_rng([*self.key.encode()])
         while True:
@@ -76,12 +76,14 @@ def plan_search(
     methods: str | None = None,
     points: int | None = None,
 ) -> list[Trial]:
-    """Return one trial per method, point and seed; by default of the experiment's own method.
+    """Return one trial for each method, point and seed. A point has one value for each setting.
 
-    `grid` has lines `section.key=values`, or `name.key=values` for a setting of one method. By
-    default all points of a method's grid are tried. With `points`, so many different ones are drawn
-    at random, alike for all methods as far as they share settings. Raise ConfigError if the methods
-    would not get the same number of points.
+    `methods` lists the methods; by default it is the method of the experiment. An entry of `grid`
+    is `section.key=values`, or `name.key=values` for a setting that only the method `name` has.
+
+    By default the points are all combinations of values. With `points`, this number of different
+    points is drawn at random for each method; settings that the methods share get the same values.
+    Raise ConfigError if the methods would not have the same number of points.
     """
     plans = _plan_points(methods, grid, points)
     return plan_trials(experiment, plans, seeds, overrides, data_dir)
@@ -92,9 +94,11 @@ def _plan_points(methods: str | None, grid: Sequence[str], wanted: int | None) -
     names = [name for name, _ in labels]
     axes: list[Axis] = []
     for text in grid:
-        axis = _axis(text, names)
+        axis = _parse_axis(text, names)
         if any((axis.key, axis.method) == (other.key, other.method) for other in axes):
-            raise ConfigError(f"--grid {text}: there is another --grid for it; use one")
+            raise ConfigError(
+                f"--grid {text}: this setting has a second --grid; use one for all values"
+            )
         axes.append(axis)
     if not labels or not axes:
         raise ConfigError("nothing to search: give at least one --grid section.key=value,value")
@@ -109,8 +113,8 @@ def _plan_points(methods: str | None, grid: Sequence[str], wanted: int | None) -
         counts = ", ".join(f"{name} {len(tried)}" for name, tried in points.items())
         fewest = min(map(len, points.values()))
         raise ConfigError(
-            f"the grids have different numbers of points ({counts}); --trials {fewest} draws as "
-            "many for each method"
+            f"the grids have different numbers of points ({counts}); use --trials {fewest} to draw "
+            "the same number for each method"
         )
     return [_plan(name, point) for name, tried in points.items() for point in tried]
 
@@ -122,7 +126,7 @@ def _plan(name: str, point: tuple[str, ...]) -> Plan:
 
 
 def ranked(rows: Sequence[Row], outcome: Outcome) -> list[Row]:
-    """Return the rows method by method, in each the highest validation accuracy first."""
+    """Return the rows grouped by method, sorted in each group by falling validation accuracy."""
     names = list(dict.fromkeys(_configs(outcome)[row.label].method_name for row in rows))
 
     def order(row: Row) -> tuple[int, float]:
@@ -142,12 +146,12 @@ def best_of_each(ranked_rows: Sequence[Row], outcome: Outcome) -> dict[str, Row]
 
 
 def best_config(ranked_rows: Sequence[Row], outcome: Outcome) -> Config:
-    """Return the configuration of the first row, with the first seed."""
+    """Return the configuration of the first row, with the first seed of its trials."""
     return _configs(outcome)[ranked_rows[0].label]
 
 
 def settings_toml(best: Mapping[str, Row], outcome: Outcome) -> str:
-    """Return the file of selected settings: those of the best row of each method."""
+    """Return the settings of the best row of each method, as the text of a TOML file."""
     configs = _configs(outcome)
     return tomli_w.dumps(
         {name: _settings_of(row.label, configs[row.label]) for name, row in best.items()}
@@ -155,7 +159,7 @@ def settings_toml(best: Mapping[str, Row], outcome: Outcome) -> str:
 
 
 def read_settings(path: Path) -> Settings:
-    """Read a file of settings per method. Raise ConfigError for a file of another form."""
+    """Read the settings of each method. Raise ConfigError if the file is not valid."""
     settings: Settings = {}
     for name, table in read_toml(path).items():
         if ":" not in name and name not in {*METHODS, *plugins()}:
@@ -163,7 +167,7 @@ def read_settings(path: Path) -> Settings:
         sections = table.values() if isinstance(table, dict) else [None]
         if not all(isinstance(section, dict) for section in sections):
             raise ConfigError(
-                f"{path}: [{name}] should hold section.key = value, e.g. local.lr = 0.1"
+                f"{path}: [{name}] should have lines section.key = value, e.g. local.lr = 0.1"
             )
         settings[name] = [
             f"{section}.{key}={json.dumps(value)}"
@@ -174,7 +178,7 @@ def read_settings(path: Path) -> Settings:
 
 
 def _configs(outcome: Outcome) -> dict[str, Config]:
-    """Return the configuration of each label, with its first seed."""
+    """Return, for each label, the configuration of its first trial."""
     configs: dict[str, Config] = {}
     for trial, _ in outcome.runs:
         configs.setdefault(trial.label, trial.config)
@@ -191,7 +195,7 @@ def _settings_of(label: str, config: Config) -> dict[str, dict[str, object]]:
     return chosen
 
 
-def _axis(text: str, names: Sequence[str]) -> Axis:
+def _parse_axis(text: str, names: Sequence[str]) -> Axis:
     key, _, values = text.partition("=")
     section, _, last = key.rpartition(".")
     if not values or not section:
@@ -203,13 +207,15 @@ def _axis(text: str, names: Sequence[str]) -> Axis:
     if method is not None:
         key = f"method.{last}"
     elif section == "method" and len(names) > 1:
-        raise ConfigError(f"--grid {text}: say whose setting it is, e.g. {names[0]}.{last}")
+        raise ConfigError(
+            f"--grid {text}: name the method that has this setting, e.g. {names[0]}.{last}"
+        )
     if found := RANGE.fullmatch(values):
-        return _range(text, key, method, found["low"], found["high"])
+        return _parse_range(text, key, method, found["low"], found["high"])
     return Axis(key, method, tuple(split_values(values)))
 
 
-def _range(text: str, key: str, method: str | None, low: str, high: str) -> Axis:
+def _parse_range(text: str, key: str, method: str | None, low: str, high: str) -> Axis:
     try:
         ends = float(low), float(high)
     except ValueError:
@@ -222,12 +228,12 @@ def _range(text: str, key: str, method: str | None, low: str, high: str) -> Axis
 
 def _all_points(axes: Sequence[Axis]) -> list[tuple[str, ...]]:
     if any(not axis.values for axis in axes):
-        raise ConfigError("a range LOW..HIGH has no end of points: say how many with --trials")
+        raise ConfigError("a range LOW..HIGH needs --trials, the number of points to draw from it")
     return list(product(*([f"{axis.key}={value}" for value in axis.values] for axis in axes)))
 
 
 def _draw(name: str, axes: Sequence[Axis], wanted: int) -> list[tuple[str, ...]]:
-    """Return so many different random points."""
+    """Return `wanted` different random points. Raise ConfigError if there are fewer."""
     draws = zip(*(axis.draws() for axis in axes), strict=True)
     points: dict[tuple[str, ...], None] = {}
     for values in islice(draws, 100 * wanted):
