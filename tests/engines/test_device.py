@@ -1,8 +1,8 @@
 """Clients on a second device, simulated on a machine without a GPU.
 
-`OtherDevice` makes tensors of the "meta" device compute: each keeps its values in a CPU tensor. As
-on a GPU, an operation between the two devices fails, and so does one that reads a tensor of the
-other device as if it were in main memory.
+`OtherDevice` simulates a GPU with PyTorch's device "meta". A tensor on this device keeps its values
+in a CPU tensor, so that it can be computed with. As on a GPU, an operation fails if its tensors are
+on different devices, or if it reads the values of a tensor on the device directly from main memory.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fedgh.core import wire
 from fedgh.core.types import CPU, Job, Recipient
-from fedgh.engines.device import find_device, processes_for, share_of
+from fedgh.engines.device import device_of_worker, find_device, processes_for
 from fedgh.engines.host import ClientHost
 from fedgh.errors import ConfigError
 from fedgh.methods import METHODS
@@ -33,18 +33,18 @@ OTHER_DEVICE = torch.device("meta")
 BETWEEN_DEVICES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
 
-class Remote(Tensor):
+class OtherDeviceTensor(Tensor):
     """A tensor on the simulated device."""
 
-    values_here: Tensor
+    cpu_values: Tensor
 
     @staticmethod
-    def __new__(cls, values: Tensor) -> "Remote":
-        remote: Remote = Tensor._make_wrapper_subclass(
+    def __new__(cls, values: Tensor) -> "OtherDeviceTensor":
+        tensor: OtherDeviceTensor = Tensor._make_wrapper_subclass(
             cls, values.shape, strides=values.stride(), dtype=values.dtype, device=OTHER_DEVICE
         )
-        remote.values_here = values
-        return remote
+        tensor.cpu_values = values
+        return tensor
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -54,37 +54,44 @@ class Remote(Tensor):
 
 
 class OtherDevice(TorchDispatchMode):
-    """A mode in which the simulated device is available."""
+    """A context in which the simulated device is available."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _compute(func, args, kwargs or {})
 
 
 def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    remote = any(isinstance(tensor, Remote) for tensor in tensors)
-    if remote and func not in BETWEEN_DEVICES:
+    """Compute an operation on the CPU, and return its result on the device that PyTorch would use.
+
+    Raise RuntimeError if the tensors are on two devices.
+    """
+    leaves = tree_leaves((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    simulated = [tensor for tensor in tensors if isinstance(tensor, OtherDeviceTensor)]
+    if simulated and func not in BETWEEN_DEVICES:
         for tensor in tensors:  # scalars of the CPU are allowed, as on a real device
-            if not isinstance(tensor, Remote) and tensor.ndim:
+            if not isinstance(tensor, OtherDeviceTensor) and tensor.ndim:
                 raise RuntimeError(f"{func}: tensors on two devices")
-    wanted = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.device)]
-    if wanted:
-        remote = wanted[0] == OTHER_DEVICE
+    requested = [leaf for leaf in leaves if isinstance(leaf, torch.device)]
+    if requested:
+        result_on_other = requested[0] == OTHER_DEVICE
     elif func is torch.ops.aten.copy_.default:
-        remote = isinstance(args[0], Remote)
-    owner = {id(tensor.values_here): tensor for tensor in tensors if isinstance(tensor, Remote)}
+        result_on_other = isinstance(args[0], OtherDeviceTensor)
+    else:
+        result_on_other = bool(simulated)
+    by_values = {id(tensor.cpu_values): tensor for tensor in simulated}
 
     def to_cpu(leaf: object) -> object:
         if isinstance(leaf, torch.device):
             return CPU
-        return leaf.values_here if isinstance(leaf, Remote) else leaf
+        return leaf.cpu_values if isinstance(leaf, OtherDeviceTensor) else leaf
 
     def to_other_device(leaf: object) -> object:
-        if not remote or not isinstance(leaf, Tensor):
+        if not result_on_other or not isinstance(leaf, Tensor):
             return leaf
-        return (
-            owner[id(leaf)] if id(leaf) in owner else Remote(leaf)
-        )  # a tensor changed in place stays the same object
+        if id(leaf) in by_values:  # an operation in place returns the tensor that it changed
+            return by_values[id(leaf)]
+        return OtherDeviceTensor(leaf)
 
     return tree_map(to_other_device, func(*tree_map(to_cpu, args), **tree_map(to_cpu, kwargs)))
 
@@ -94,6 +101,7 @@ def other_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # PyTorch fuses SGD only on listed devices; the simulated device counts as a GPU.
     optimizer = import_module("torch.optim.optimizer")
     monkeypatch.setattr(optimizer, "_get_fused_kernels_supported_devices", lambda: ["cpu", "meta"])
+    # A parameter on the CPU cannot become one on the simulated device in place: replace it.
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     try:
         with OtherDevice():  # type: ignore[no-untyped-call]
@@ -113,7 +121,7 @@ def test_an_operation_between_two_devices_fails() -> None:
 
 @pytest.mark.usefixtures("other_device")
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_computes_on_its_clients_device_with_equal_results(
+def test_clients_of_every_method_give_the_same_replies_on_the_other_device(
     name: str, tmp_path: Path
 ) -> None:
     prepared = quick(
@@ -168,11 +176,10 @@ def test_auto_selects_the_fastest_available_device(
 
 def test_gpus_are_assigned_to_workers_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
     cuda = torch.device("cuda")
-    assert [share_of(cuda, worker).index for worker in range(3)] == [0, 1, 0]
+    assert [device_of_worker(cuda, worker).index for worker in range(3)] == [0, 1, 0]
     assert [processes_for(torch.device(name), 8) for name in ("cuda", "mps", "cpu")] == [2, 1, 8]
-    assert share_of(CPU, 5) == CPU
+    assert device_of_worker(CPU, 5) == CPU
 
 
 def test_auto_gives_the_same_bits_as_cpu_on_a_machine_without_gpu(

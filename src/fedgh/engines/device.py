@@ -6,7 +6,10 @@ from fedgh.errors import ConfigError
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device of that name, or with `auto` the fastest available; raise ConfigError."""
+    """Return the device with this name; `auto` is the fastest available device.
+
+    Raise ConfigError if this machine has no such device.
+    """
     available = {
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
@@ -29,8 +32,8 @@ def processes_for(device: torch.device, cores: int) -> int:
     return 1 if device.type == "mps" else cores
 
 
-def share_of(device: torch.device, worker: int) -> torch.device:
-    """Return the device of one worker: several GPUs are assigned to workers in turn."""
+def device_of_worker(device: torch.device, worker: int) -> torch.device:
+    """Return the device of the worker with this number: GPUs are assigned to workers in turn."""
     if device.type != "cuda":
         return device
     return torch.device("cuda", worker % torch.cuda.device_count())

@@ -49,15 +49,15 @@ class Blueprint:
     task: Task
     method: Method
     local: LocalTraining
-    extractors: tuple[Extractor, ...]  # client k has number k modulo their count
-    sources: tuple[Source, ...]  # likewise: one for all clients, or one for each
+    extractors: tuple[Extractor, ...]  # client k has extractors[k % len(extractors)]
+    sources: tuple[Source, ...]  # data: one source for all clients, or one for each client
     partition: Partition  # assigns the samples of a source to its clients
     global_sample: GlobalSample | None = None  # test samples of all clients, if available here
     device: torch.device = CPU
     privacy: Privacy | None = None
     withhold_metrics: bool = False  # clients report accuracies and no other metrics
-    max_norm: float = math.inf  # of a row in a download
-    attack: Attack = field(default_factory=Attack)  # malicious clients of a rehearsal
+    max_norm: float = math.inf  # largest norm of a row that a client accepts in a download
+    attack: Attack = field(default_factory=Attack)  # by malicious clients, in a rehearsal
     public: PublicData | None = None  # samples known to all clients
     _flops: dict[int, int] = field(default_factory=dict, init=False)
     _specs: dict[int, tuple[list[wire.Spec], list[wire.Spec]]] = field(
@@ -77,7 +77,10 @@ class Blueprint:
         return self._flops[kind]
 
     def _kind(self, client_id: int) -> int:
-        """Return a number that clients share only if their networks and input shapes are equal."""
+        """Return the kind of a client: clients of a kind have the same network and input shape.
+
+        A kind is the number of the first client of this kind.
+        """
         return client_id % math.lcm(len(self.extractors), len(self.sources))
 
     def specs(self, client: Client) -> tuple[list[wire.Spec], list[wire.Spec]]:
@@ -89,17 +92,20 @@ class Blueprint:
         return self._specs[kind]
 
     def cost(self, job: Job) -> float:
-        """Return an estimate of a job's operations, used to distribute jobs evenly."""
+        """Return an estimate of a job's operations, used to distribute jobs evenly.
+
+        It counts forward passes; training on a batch costs as much as three of them.
+        """
         train, validation, test = self.partition.bounds[job.client_id].diff().tolist()
         forward = (validation + test) * job.evaluate
         if job.evaluate_globally and self.global_sample is not None:
             forward += self.global_sample.size
-        if job.down is not None:  # forward and backward cost 3 per epoch, the class means 1
+        if job.down is not None:  # per sample: 3 for each epoch, 1 for the class means
             forward += train * (3 * self.local.epochs + 1)
         return float(forward * self.flops(job.client_id))
 
     def make(self, client_id: int) -> Client:
-        """Return a client in its state before its first round, which depends only on the seed."""
+        """Return a client in its initial state, which depends only on the seed."""
         task = self.task
         make_model = partial(split_model, self.extractors[client_id % len(self.extractors)], task)
         with isolated(task.seed, "model", client_id):
@@ -126,20 +132,21 @@ class Files(Protocol):
     """Storage for the states of clients that are not in memory."""
 
     def load(self, client: int) -> Payload | None:
-        """Return the client's last state, or None if it was never a participant."""
+        """Return the client's last state, or None if the client was never a participant."""
 
     def write(self, round: int, client: int, state: Payload) -> None:
         """Store a client's state after `round`."""
 
     def seal(self, round: int) -> None:
-        """Wait until all written states are durable: `round` is about to be committed."""
+        """Make all written states durable, before the server commits `round`."""
 
 
 class ClientHost:
     """Clients that are created when first needed and kept in memory up to `memory` bytes.
 
     `explain` converts an exception of a client to the error text that the server receives.
-    `released` are statistics that the client sent in an earlier process, see the method `released`.
+    `released` are noisy statistics that the client sent in an earlier process and must send again
+    unchanged; the method `released` returns them.
     """
 
     def __init__(
@@ -173,7 +180,7 @@ class ClientHost:
             self._evict(next(iter(self.clients)), job.round)
         return reply
 
-    def release(self, client_id: int, round: int) -> None:
+    def remove(self, client_id: int, round: int) -> None:
         """Remove a client from memory; write its state if the state has changed."""
         if client_id in self.clients:
             self._evict(client_id, round)
@@ -229,8 +236,8 @@ class ClientHost:
                 except Exception as problem:
                     up, client = None, self._restored(client, before)
                     errors.append(self._explain(problem))
-            if self.blueprint.withhold_metrics:  # no guarantee covers a method's own metrics
-                metrics = {}
+            if self.blueprint.withhold_metrics:
+                metrics = {}  # differential privacy does not cover the method's own metrics
             try:
                 if job.evaluate:
                     metrics |= self._evaluate(client)

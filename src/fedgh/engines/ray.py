@@ -1,8 +1,9 @@
 """The engine that runs clients on a Ray cluster, on all its machines.
 
-The driver writes a client's state to its disk as soon as the client has trained. Actors keep copies
-only to avoid sending states. So an actor or a machine that fails loses nothing: another actor runs
-its current job again, with the same bits as result. The machines need not share a disk.
+The driver is the process that runs the server. It writes a client's state to its disk as soon as
+the client has trained. Actors keep copies of states only to avoid sending them again. If an actor
+or a machine fails, nothing is lost: another actor runs the job again and gives the same bits. The
+machines need not share a disk.
 """
 
 import logging
@@ -30,7 +31,7 @@ from fedgh.runs.checkpoint import ClientFiles
 from fedgh.runs.sealed import pack, unpack
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports usage to its makers otherwise
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # avoids a warning of Ray
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # prevents a warning of Ray
 
 try:
     import ray
@@ -38,15 +39,15 @@ try:
 except ImportError:
     raise ConfigError(f"run.engine = 'ray' needs Ray; {install('ray')}") from None
 
-PATIENCE = 180.0
+START_TIMEOUT = 180.0
 """Seconds to wait for the first actor, or for a new one after all actors have failed."""
 
 MAX_FAILED_STARTS = 5
-"""Maximum number of failed starts in a row; a machine that has just failed can cause one."""
+"""Failed starts in a row that the engine tolerates; a machine that just failed may cause some."""
 
 
 Waiting = defaultdict[Any, deque[Job]]
-"""Jobs by the actor that has the newest state of their client; None if no actor has it."""
+"""Waiting jobs, by the actor that has the client's newest state; under None if no actor has it."""
 
 
 @dataclass
@@ -73,7 +74,7 @@ class Ray:
         self._files = files
         # For Ray's own logs and sockets if this engine starts Ray; deleted when the run ends.
         self._ray_folder = TemporaryDirectory(prefix="fedgh-ray-", ignore_cleanup_errors=True)
-        self._connected = _connect(address, self._ray_folder.name)
+        self._owns_connection = _connect(address, self._ray_folder.name)
         cores = ray.cluster_resources().get("CPU", 1)
         count = count or int(cores)
         self._count = min(count, blueprint.task.num_clients)
@@ -84,9 +85,9 @@ class Ray:
         self._slots = [self.start() for _ in range(self._count)]
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
-        """Run the jobs in order, preferably on the actor that has the client; yield replies.
+        """Run the jobs and yield each reply as soon as it arrives.
 
-        Replies are yielded as soon as they arrive.
+        A job preferably runs on the actor that has the client's newest state.
         """
         waiting: Waiting = defaultdict(deque)
         for job in jobs:
@@ -103,7 +104,7 @@ class Ray:
                     yield reply
 
     def save(self, round: int) -> None:
-        """Make the states durable; they were written when their jobs ended."""
+        """Make the states durable; each was written when the client's job ended."""
         with explaining():
             self._files.seal(round)
 
@@ -112,7 +113,7 @@ class Ray:
         for slot in self._slots:
             ray.kill(slot.actor)
         self._slots = []
-        if self._connected:
+        if self._owns_connection:
             ray.shutdown()
         self._ray_folder.cleanup()
 
@@ -124,10 +125,11 @@ class Ray:
         return Slot(actor, actor.ready.remote())
 
     def _submit_next(self, slot: Slot, waiting: Waiting) -> None:
-        """Send an idle actor its next job.
+        """Send the next job to an idle actor. The first of these groups that has a job is used:
 
-        The job of a client that the actor has is preferred, then that of a client that no actor
-        has, then that of a client of the actor with the most waiting jobs.
+        1. clients whose state this actor has,
+        2. clients whose state no actor has,
+        3. clients whose state the actor with the most waiting jobs has.
         """
         busiest = max(waiting, key=lambda holder: len(waiting[holder]))
         for holder in (slot.actor, None, busiest):
@@ -136,9 +138,9 @@ class Ray:
                 return
 
     def _submit(self, slot: Slot, job: Job, *, with_state: bool = False) -> None:
-        """Send a job, with the client's state if the actor does not have it or `with_state`."""
-        elsewhere = self._holder.get(job.client_id) is not slot.actor
-        state = self._files.read(job.client_id) if elsewhere or with_state else None
+        """Send a job; add the client's state if the actor lacks it or if `with_state` is true."""
+        lacks_state = self._holder.get(job.client_id) is not slot.actor
+        state = self._files.read(job.client_id) if lacks_state or with_state else None
         slot.job, slot.answer = job, slot.actor.run.remote(job, state)
 
     def _ready(self) -> list[Slot]:
@@ -146,18 +148,18 @@ class Ray:
         by_ref = {slot.starting or slot.answer: slot for slot in self._slots}
         by_ref.pop(None, None)
         working = any(slot.job for slot in self._slots)
-        done, _ = ray.wait(list(by_ref), timeout=None if working else PATIENCE)
+        done, _ = ray.wait(list(by_ref), timeout=None if working else START_TIMEOUT)
         if not done:
             raise RunError(
-                f"Ray has started no worker within {PATIENCE:.0f} s; the last completed round is "
-                "safe: continue with `fedgh resume` when the cluster has free CPUs"
+                f"Ray has started no worker within {START_TIMEOUT:.0f} s; the last completed round "
+                "is safe: continue with `fedgh resume` when the cluster has free CPUs"
             )
         return [by_ref[ref] for ref in done]
 
     def _collect(self, slot: Slot, waiting: Waiting) -> Reply | None:
-        """Return the reply of an actor, or None if it has not finished a job.
+        """Return the reply of an actor, or None if it has just started, failed or lacks a state.
 
-        The state that comes with the reply is written to disk. An actor that failed is replaced.
+        Write the state that comes with the reply to disk. Replace an actor that failed.
         """
         job = slot.job
         try:
@@ -176,7 +178,7 @@ class Ray:
                 cause if isinstance(cause, RunError) else f"on the cluster: {cause}"
             ) from None
         assert job is not None
-        if reply is None:  # the actor has evicted the client to make room for others
+        if reply is None:  # the actor no longer has the client's state
             self._submit(slot, job, with_state=True)
             return None
         slot.job = slot.answer = None
@@ -195,13 +197,13 @@ class Ray:
                 raise RunError(f"workers on the cluster do not start: {_last_line(error)}")
         if slot.job is not None:
             waiting[None].appendleft(slot.job)
-        ray.kill(slot.actor)  # it may still run, only out of reach
+        ray.kill(slot.actor)  # the actor may still run on a machine that cannot be reached
         self._holder = {c: actor for c, actor in self._holder.items() if actor is not slot.actor}
         self._slots[self._slots.index(slot)] = self.start()
 
 
 class _StateTransfer:
-    """The `Files` of an actor: states come from the driver with a job, and return to it."""
+    """The `Files` of an actor: the driver sends states with jobs and receives them with replies."""
 
     def __init__(self) -> None:
         self.incoming: dict[int, Payload] = {}
@@ -228,7 +230,7 @@ class Actor:
         self._run_name = run
         self._states = _StateTransfer()
         self._host = ClientHost(_unpack(*packed), self._states, memory)
-        self._trained: set[int] = set()  # clients of which this actor has had a trained state
+        self._trained: set[int] = set()  # clients whose trained state this actor has had
 
     def ready(self) -> None:
         """Do nothing: the driver waits for this call to learn that the actor has started."""
@@ -236,12 +238,12 @@ class Actor:
     def run(self, job: Job, state: bytes | None) -> tuple[Reply | None, bytes | None]:
         """Run a job; return the reply, and the client's new state if it has changed.
 
-        Return None instead of the reply if the actor had the client's state but has it no more: the
-        driver then sends the job again, with the state.
+        Return None instead of the reply if the actor had the client's state but has removed it from
+        memory. The driver then sends the job again, with the state.
         """
         client = job.client_id
         if state is not None:
-            self._host.release(client, job.round)
+            self._host.remove(client, job.round)
             self._states.incoming[client] = unpack(state)[1]
             self._trained.add(client)
         elif client in self._trained and not self._host.holds(client):
@@ -256,7 +258,7 @@ class Actor:
 
 
 def _connect(address: str, temp_folder: str) -> bool:
-    """Connect to Ray unless this process is connected already; return true if this call did.
+    """Connect to Ray, and return true; return false if this process is connected already.
 
     The address `local` starts Ray on this machine. Raise ConfigError if the connection fails.
     """
@@ -264,7 +266,7 @@ def _connect(address: str, temp_folder: str) -> bool:
         return False
     try:
         host, _, port = address.partition(":")
-        if port.isdigit():  # tried first, since Ray would retry for many minutes
+        if port.isdigit():  # test the address first: Ray would retry for many minutes
             socket.create_connection((host, int(port)), timeout=10).close()
         options: dict[str, Any] = {}
         if address == "local":
@@ -305,29 +307,29 @@ def _pack(blueprint: Blueprint) -> tuple[Blueprint, dict[str, Any]]:
         arrays |= {"public x": _channels_last(public.x), "public y": public.y.numpy()}
         public = replace(public, x=empty, y=empty)
     sources = tuple(replace(source, x=empty, y=empty) for source in blueprint.sources)
-    light = replace(
+    without_tensors = replace(
         blueprint,
         sources=sources,
         partition=Partition(empty, empty),
         global_sample=sample,
         public=public,
     )
-    return light, arrays
+    return without_tensors, arrays
 
 
-def _unpack(light: Blueprint, arrays: dict[str, Any]) -> Blueprint:
+def _unpack(without_tensors: Blueprint, arrays: dict[str, Any]) -> Blueprint:
     """Return the blueprint with its tensors: the inverse of `_pack`."""
-    tensors = {name: _readable(array) for name, array in arrays.items()}
+    tensors = {name: _as_tensor(array) for name, array in arrays.items()}
     sources = []
-    for number, source in enumerate(light.sources):
+    for number, source in enumerate(without_tensors.sources):
         x, y = _channels_first(tensors[f"x{number}"]), tensors[f"y{number}"]
         sources.append(replace(source, x=x, y=y))
-    sample, public = light.global_sample, light.public
+    sample, public = without_tensors.global_sample, without_tensors.public
     if public is not None:
         x, y = _channels_first(tensors["public x"]), tensors["public y"]
         public = replace(public, x=x, y=y)
     return replace(
-        light,
+        without_tensors,
         sources=tuple(sources),
         partition=Partition(tensors["order"], tensors["bounds"]),
         global_sample=sample and replace(sample, order=tensors["sample"]),
@@ -336,7 +338,7 @@ def _unpack(light: Blueprint, arrays: dict[str, Any]) -> Blueprint:
 
 
 def _channels_last(x: Tensor) -> np.ndarray[Any, Any]:
-    """Return inputs as a contiguous array: in memory, the channels of images are last already."""
+    """Return inputs as an array; the channels of images come last, as they are stored in memory."""
     array: np.ndarray[Any, Any] = (x.permute(0, 2, 3, 1) if x.ndim == 4 else x).numpy()
     return array
 
@@ -346,8 +348,8 @@ def _channels_first(x: Tensor) -> Tensor:
     return x.permute(0, 3, 1, 2) if x.ndim == 4 else x
 
 
-def _readable(array: np.ndarray[Any, Any]) -> Tensor:
-    """Return a tensor on a read-only array; fedgh only reads it."""
+def _as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    """Return a tensor that shares the memory of a read-only array; fedgh never writes to it."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch has no read-only tensors
+        warnings.simplefilter("ignore", UserWarning)  # torch warns about read-only arrays
         return torch.from_numpy(array)

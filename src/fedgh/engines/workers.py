@@ -25,7 +25,7 @@ import torch
 import torch.multiprocessing
 
 from fedgh.core.types import Job, Reply
-from fedgh.engines.device import processes_for, share_of
+from fedgh.engines.device import device_of_worker, processes_for
 from fedgh.engines.host import Blueprint, ClientHost
 from fedgh.errors import ConfigError, RunError
 from fedgh.files import cannot_write
@@ -52,7 +52,7 @@ class Workers:
             with no_interrupts():
                 for index in range(count):
                     parent_end, worker_end = context.Pipe()
-                    device = share_of(blueprint.device, index)
+                    device = device_of_worker(blueprint.device, index)
                     process = context.Process(
                         target=_work,
                         args=(
@@ -113,7 +113,7 @@ class Workers:
 
     def relocate(self, client: int, origin: int, destination: int, round: int) -> None:
         """Move a client from one worker to another, between rounds."""
-        self._send(origin, "release", (client, round))
+        self._send(origin, "remove", (client, round))
         (path,) = self._answers(1)
         if path is not None:
             self._send(destination, "adopt", (client, path))
@@ -160,9 +160,9 @@ def _answer(host: ClientHost, files: ClientFiles, command: str, argument: Any) -
     try:
         if command == "run":
             yield from map(host.run, argument)
-        elif command == "release":
+        elif command == "remove":
             client, round = argument
-            host.release(client, round)
+            host.remove(client, round)
             yield files.forget(client)
         elif command == "adopt":
             files.adopt(*argument)
