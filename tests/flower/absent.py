@@ -1,4 +1,4 @@
-"""Engines in which the replies of some clients are preset."""
+"""Engines with preset replies for some clients and rounds."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -41,5 +41,8 @@ def with_replies(replies: Replies) -> loop.MakeEngine:
 
 
 def with_absent(absent: set[tuple[int, int]], reason: str) -> loop.MakeEngine:
-    """Return a function that makes a local engine in which these clients and rounds fail."""
+    """Return a function that makes a local engine in which clients fail.
+
+    `absent` has pairs of a client and the round in which it fails.
+    """
     return with_replies({key: Reply(*key, error=reason) for key in absent})

@@ -1,4 +1,4 @@
-"""Stored answers: a client answers a repeated question with the same bytes."""
+"""Stored answers: a client answers a repeated request with the same bytes."""
 
 import json
 import subprocess
@@ -87,7 +87,7 @@ def releases(tmp_path: Path) -> int:
     return found
 
 
-def test_a_repeated_question_gets_the_same_bytes_without_a_new_release(
+def test_a_repeated_request_gets_the_same_bytes_without_a_new_release(
     ask: Ask, tmp_path: Path
 ) -> None:
     """This holds for another start of the server and for another deadline, too."""
@@ -102,13 +102,13 @@ def test_a_repeated_question_gets_the_same_bytes_without_a_new_release(
     [{"down": OTHER}, {"settings": {"local": {"lr": 0.5}}}, {"evaluate": False}],
     ids=["download", "settings", "evaluate"],
 )
-def test_a_different_question_is_answered_only_after_a_new_start_as_a_new_release(
+def test_a_different_request_is_answered_only_after_a_new_start_as_a_new_release(
     change: dict[str, Any], ask: Ask, tmp_path: Path
 ) -> None:
     first = ask(1)
     refused = ask(1, **change)
     assert refused.up is None
-    assert refused.error == "round 1 was answered already, to a different question"
+    assert refused.error == "round 1 was answered already, to a different request"
     assert ask(1, start=2) == first, "the stored answer is valid for the second start, too"
     assert ask(1, start=2, **change).up is None
     assert releases(tmp_path) == 1
@@ -120,7 +120,7 @@ def test_a_different_question_is_answered_only_after_a_new_start_as_a_new_releas
 
 
 def test_later_answers_are_deleted_when_a_round_is_computed_anew(ask: Ask, tmp_path: Path) -> None:
-    """The new round 2 starts from another state, although its question is the same."""
+    """The new round 2 starts from another state, although its request is the same."""
     before = [ask(1), ask(2)]
     assert ask(1, start=2, down=OTHER).up is not None
     assert ask(2, start=2).up not in (None, before[1].up)
@@ -190,7 +190,7 @@ def test_noisy_statistics_are_drawn_once_even_if_the_answers_are_lost(
     assert releases(tmp_path) == 1
 
 
-def test_another_torch_version_of_the_server_is_not_a_new_question(ask: Ask) -> None:
+def test_another_torch_version_of_the_server_is_not_a_new_request(ask: Ask) -> None:
     """Otherwise an upgrade of the server would cost a second release."""
     assert ask(1, torch="2.6.0").up == ask(1).up
 

@@ -1,11 +1,14 @@
-"""Stored answers of a client: a repeated question gets the same bytes again.
+"""Stored answers of a client: a repeated request gets the same bytes again.
 
-Noise protects only if it is drawn once, because a server with many answers to one question could
-average the noise away. So a client writes an answer to disk before it sends it, and keeps it until
-the server cannot request its round again. A different question about an answered round is a new
-release. A client answers it only after a new start of the server, which may have lost the uploads
-of the round, and its ledger counts the release. Within one start of the server there is no reason
-to ask twice, and the client refuses.
+Noise protects only if it is drawn once: a server with many answers to the same request could
+average the noise away. A client therefore writes an answer to disk before it sends it, and keeps it
+until the server cannot request the round again.
+
+The server may send a different request for a round that the client has answered:
+
+- After a restart, the server may have lost the uploads of the round. The client answers, and its
+  ledger counts a new release.
+- Without a restart, a correct server never does this. The client refuses.
 """
 
 import json
@@ -24,16 +27,17 @@ from fedgh.runs.sealed import MAX_STATE, pack, unpack
 
 
 @dataclass(frozen=True)
-class Question:
-    """A request of the server: its round, the start of the server, and a digest of the rest."""
+class RequestIdentity:
+    """The fields of a request that decide whether a stored answer is sent again."""
 
     round: int
-    start: int
-    digest: str
+    start: int  # number of the server's start; it increases with every restart
+    digest: str  # of the download and of all other fields that affect the answer
 
     @classmethod
-    def of(cls, request: Request, down: bytes) -> "Question":
-        """Return the question of a request; fields that do not affect the answer are left out."""
+    def of(cls, request: Request, down: bytes) -> "RequestIdentity":
+        """Return the identity of a request with this download."""
+        # Fields that do not affect the answer get constant values.
         rest = replace(request, start=0, committed=0, settled=0, deadline=1.0, torch="")
         digest = blake2b(json.dumps(asdict(rest), sort_keys=True).encode(), digest_size=16)
         digest.update(down)
@@ -52,50 +56,49 @@ class Answers:
         """Return the rounds that have a stored answer."""
         return {int(path.stem) for path in self._folder.glob("*.safetensors")}
 
-    def again(self, question: Question) -> Reply | None:
-        """Return the stored answer to this question, or None if the client may compute a new one.
+    def find(self, request: RequestIdentity) -> Reply | None:
+        """Return the stored answer to this request, or None if the client may compute a new one.
 
-        Raise PublicError for a different question about the round within the same start.
+        Raise PublicError if the client has answered a different request for this round, and the
+        server has not been restarted since.
         """
-        path = self._path(question.round)
+        path = self._path(request.round)
         if not path.exists():
             return None
         try:
             attributes, content = unpack(read_bytes(path, MAX_STATE))
-            answered = Question(question.round, attributes["start"], attributes["question"])
+            answered = RequestIdentity(request.round, attributes["start"], attributes["question"])
             reply = Reply(**json.loads(attributes["reply"]), up=content["up"].numpy().tobytes())
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{path} cannot be read ({error}); put it back from a copy") from None
-        if answered.digest == question.digest:
-            if answered.start < question.start:
-                self.store(question, reply)
+        if answered.digest == request.digest:
+            if answered.start < request.start:
+                self.store(request, reply)
             return reply
-        if answered.start >= question.start:
-            raise PublicError(
-                f"round {question.round} was answered already, to a different question"
-            )
+        if answered.start >= request.start:
+            raise PublicError(f"round {request.round} was answered already, to a different request")
         return None
 
-    def store(self, question: Question, reply: Reply) -> None:
+    def store(self, request: RequestIdentity, reply: Reply) -> None:
         """Write an answer to disk; call this before the answer is sent."""
         assert reply.up is not None
         fields = asdict(replace(reply, up=None))
         del fields["up"]
         content = pack(
             {"up": torch.frombuffer(bytearray(reply.up), dtype=torch.uint8)},
-            start=question.start,
-            question=question.digest,
+            start=request.start,
+            question=request.digest,
             reply=json.dumps(fields),
         )
-        write_atomic(self._path(question.round), content)
+        write_atomic(self._path(request.round), content)
 
     def forget_from(self, round: int) -> None:
-        """Delete the answers from `round` on: that round is computed anew."""
+        """Delete the answers of `round` and of later rounds, because `round` is computed again."""
         self._forget({stored for stored in self.rounds() if stored >= round})
-        sync_folder(self._folder)  # must be durable before the states of these rounds are replaced
+        sync_folder(self._folder)  # must be durable before the states of these rounds change
 
     def forget_up_to(self, round: int) -> None:
-        """Delete the answers up to `round`: the server cannot request these rounds again."""
+        """Delete the answers of `round` and earlier, which the server cannot request again."""
         self._forget({stored for stored in self.rounds() if stored <= round})
 
     def _forget(self, rounds: set[int]) -> None:

@@ -34,7 +34,7 @@ from fedgh.engines.host import Blueprint, ClientHost
 from fedgh.errors import ConfigError, RunError, WireError, import_object, printable
 from fedgh.files import discard_parts, locked, make_folder, read_bytes, write_atomic
 from fedgh.flower import messages
-from fedgh.flower.answers import Answers, Question
+from fedgh.flower.answers import Answers, RequestIdentity
 from fedgh.flower.bound import Bound, NodeConfig, PublicError, keep_bound, read_bound
 from fedgh.flower.messages import Request
 from fedgh.runs.checkpoint import ClientFiles, keep_rounds
@@ -173,13 +173,13 @@ class _Assignment:
         return self._host().run(self._job(None))
 
     def train(self, down: bytes) -> Reply:
-        """Train the client and return its reply; a repeated question gets the stored reply.
+        """Train the client and return its reply; a repeated request gets the stored reply.
 
         The new state, then the reply, are on disk before the reply is sent.
         """
         request, answers = self.request, Answers(self.folder / "answers")
-        question = Question.of(request, down)
-        reply = answers.again(question)
+        identity = RequestIdentity.of(request, down)
+        reply = answers.find(identity)
         if reply is None:
             host = self._host()
             self._check_room(answers)
@@ -191,7 +191,7 @@ class _Assignment:
                 return reply
             self._store_release(host)
             host.save(request.round)
-            answers.store(question, reply)
+            answers.store(identity, reply)
         answers.forget_up_to(self._settled)
         keep_rounds(self.folder, {request.trained, request.committed} | answers.rounds())
         return reply

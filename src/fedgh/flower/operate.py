@@ -36,7 +36,7 @@ def up(path: Path, out: Path, console: Console) -> RunFolder:
     if (out / "summary.json").exists():
         raise RunError(f"{out} is a finished run; choose another --out")
     clients = experiment.task.num_clients
-    read_participants(folder.keys, clients)  # reports a missing key before anything is started
+    read_participants(folder.keys, clients)  # report a missing key before any process is started
     with (
         clean_end() as check,
         deployed(folder, clients, partial(say, console)) as deployment,
@@ -56,7 +56,9 @@ def up(path: Path, out: Path, console: Console) -> RunFolder:
 def status(path: Path, out: Path, console: Console) -> None:
     """Print the running processes, and the last round and accuracy of the run."""
     folder = FederationFolder.open(path)
-    running = running_processes(folder.processes)[1] if folder.processes.exists() else {}
+    running: dict[str, int] = {}
+    if folder.processes.exists():
+        _, running = running_processes(folder.processes)
     table = Table("process", "PID", "log")
     for name, pid in running.items():
         table.add_row(name, str(pid), str(folder.logs / f"{name}.log"))
@@ -76,19 +78,19 @@ def status(path: Path, out: Path, console: Console) -> None:
 
 
 def stop(path: Path) -> bool:
-    """End a federation, even if the process that started it was killed.
+    """End the processes of a federation, even if the process that started them was killed.
 
-    Return false if there was nothing to end; raise RunError if a process does not end.
+    Return false if no process was running; raise RunError if a process does not end.
     """
     folder = FederationFolder.open(path)
     if not folder.processes.exists():
         return False
-    starter = running_processes(folder.processes)[0]
+    starter, _ = running_processes(folder.processes)
     if _is_running(folder):
         os.kill(starter, signal.SIGTERM)
-        end = time.monotonic() + 3 * GRACE
+        deadline = time.monotonic() + 3 * GRACE
         while _is_running(folder):
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise RunError(f"process {starter} does not end; end it with: kill -9 {starter}")
             time.sleep(0.2)
     else:
@@ -97,6 +99,7 @@ def stop(path: Path) -> bool:
 
 
 def _is_running(folder: FederationFolder) -> bool:
+    """Return true if another process has locked the folder: the one that started the federation."""
     try:
         with locked(folder):
             return False

@@ -1,8 +1,11 @@
 """A `sitecustomize` module that logs file and network accesses of the clients' processes.
 
-In a process that runs in a client's folder it writes to the file $WITNESS each address that is
-looked up or connected to, each file that is opened for writing, and each file under $FORBIDDEN that
-is opened for reading.
+It is active in processes whose working directory is a client's folder. It appends one line to the
+file $WITNESS for each of these accesses:
+
+    reach ADDRESS   an address is looked up or connected to
+    write PATH      a file is opened for writing
+    read PATH       a file of $FORBIDDEN, a list of files and folders, is opened for reading
 """
 
 import os
@@ -14,7 +17,7 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def watch(event: str, details: tuple[Any, ...]) -> None:
-    """Log an audit event of Python if it is one of the accesses above."""
+    """Handle an audit event of Python: log it if it is one of the accesses listed above."""
     if event == "socket.connect":
         log("reach", details[1][0])
     elif event == "socket.getaddrinfo":
@@ -31,7 +34,7 @@ def log(access: str, target: object) -> None:
     os.write(log_file, f"{access} {target}\n".encode())
 
 
-if Path.cwd().parent.name == "participants":
+if Path.cwd().parent.name == "participants":  # the folder of client K is participants/K
     log_file = os.open(os.environ["WITNESS"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     forbidden = os.environ["FORBIDDEN"].split(os.pathsep)
     sys.addaudithook(watch)
