@@ -9,7 +9,7 @@ import torch
 
 from fedgh.core.records import ClientInfo
 from fedgh.report import charts, client_charts
-from fedgh.report.client_charts import MANY_CLASSES, client_name
+from fedgh.report.client_charts import MAX_NAMED_CLASSES, client_name
 from fedgh.report.means_chart import best_plane, means_chart, project
 from fedgh.report.page import Figure
 from fedgh.report.run_page import run_page
@@ -169,7 +169,7 @@ def test_a_hundred_classes_are_sorted_and_have_no_legend(runs: list[NamedRun]) -
         counts[label][0] += label
     measured = confusion.Confusion(3, 1, [0], [0], [0], counts)
     drawn = client_charts.accuracy_by_class([runs[0]], {runs[0].label: measured}, classes).to_dict()
-    assert len(classes) > MANY_CLASSES
+    assert len(classes) > MAX_NAMED_CLASSES
     assert drawn["encoding"]["x"]["sort"][0] == "class 99"
     assert not drawn["encoding"]["x"]["axis"]["labels"]
     many = NamedRun(runs[0].label, runs[0].folder)

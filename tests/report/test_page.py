@@ -1,4 +1,4 @@
-"""A page is one complete file, and text from a run folder cannot become markup or code in it."""
+"""The content of a page, and the escaping of text from a run folder: it is never HTML or code."""
 
 import base64
 import hashlib
@@ -55,7 +55,7 @@ class Elements(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def both(runs: list[NamedRun]) -> Elements:
+def two_runs(runs: list[NamedRun]) -> Elements:
     return Elements(page.html(run_page(runs, partial(confusion.measure, trust=OWN))))
 
 
@@ -63,12 +63,12 @@ def content(*paths: Path) -> dict[str, Any]:
     return run_page(name_runs(paths), confusion.read).content()
 
 
-def test_class_names_with_html_are_escaped(both: Elements, runs: list[NamedRun]) -> None:
-    assert len(both.scripts) == 4
-    charts = json.loads(both.scripts[0])
-    assert HOSTILE in both.text  # in the table of mistakes or the labels of clients
+def test_class_names_with_html_are_escaped(two_runs: Elements, runs: list[NamedRun]) -> None:
+    assert len(two_runs.scripts) == 4  # two with data, then two with code
+    charts = json.loads(two_runs.scripts[0])
+    assert HOSTILE in two_runs.text  # in the table of mistakes or the labels of clients
     assert HOSTILE in json.dumps(charts)
-    assert not any(tag == "b" for tag, _ in both.tags)
+    assert not any(tag == "b" for tag, _ in two_runs.tags)
     raw = page.html(run_page(runs, partial(confusion.measure, trust=OWN)))
     assert raw.count("</script>") == 4
     assert "<script>alert" not in raw
@@ -80,33 +80,36 @@ def test_text_is_escaped_in_every_part_of_a_page() -> None:
     section = Section("s", bad, bad, [table, Fold(bad, bad), Image("i", bad, bad, b"", 1)])
     elements = Elements(page.html(Page(bad, bad, [section])))
     assert not any(tag == "i" for tag, _ in elements.tags)
-    assert elements.text.count(bad) == 13
+    assert elements.text.count(bad) == 13  # the title of the page and of the section appear twice
     assert [a["alt"] for tag, a in elements.tags if tag == "img"] == [bad]
 
 
-def test_the_policy_allows_only_the_scripts_of_the_page_and_no_connection(both: Elements) -> None:
-    policy = next(a["content"] for _, a in both.tags if a.get("http-equiv"))
+def test_the_content_security_policy_allows_only_the_pages_scripts(
+    two_runs: Elements,
+) -> None:
+    policy = next(a["content"] for _, a in two_runs.tags if a.get("http-equiv"))
     assert policy is not None
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert rules["default-src"] == rules["connect-src"] == "'none'"
-    run = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in both.scripts[2:]]
-    assert rules["script-src"] == " ".join(f"'sha256-{digest}'" for digest in run)
-    for _, attributes in both.tags:
+    hashes = [hashlib.sha256(code.encode()).digest() for code in two_runs.scripts[2:]]
+    allowed = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes]
+    assert rules["script-src"] == " ".join(allowed)
+    for _, attributes in two_runs.tags:
         for name in ("src", "href"):
             assert re.match(r"#|data:,$", attributes.get(name) or "#")
 
 
-def test_every_chart_has_an_element_a_caption_and_a_description(both: Elements) -> None:
-    charts = json.loads(both.scripts[0])
-    ids = [a["data-chart"] for _, a in both.tags if "data-chart" in a]
+def test_every_chart_has_an_element_a_caption_and_a_description(two_runs: Elements) -> None:
+    charts = json.loads(two_runs.scripts[0])
+    ids = [a["data-chart"] for _, a in two_runs.tags if "data-chart" in a]
     assert sorted(charts) == sorted(filter(None, ids))
     assert len(set(ids)) == len(ids)
     assert {*ids} >= {"accuracy-over-rounds", "means-1", "confusion-2", "samples-1", "bytes"}
-    assert sum(tag == "figcaption" for tag, _ in both.tags) == len(charts)
+    assert sum(tag == "figcaption" for tag, _ in two_runs.tags) == len(charts)
     assert all(chart["description"] for chart in charts.values())
 
 
-def test_the_table_of_settings_has_only_those_that_differ(runs: list[NamedRun]) -> None:
+def test_the_table_of_settings_has_only_settings_that_differ(runs: list[NamedRun]) -> None:
     sections = {s.id: s for s in run_page(runs, confusion.read).sections}
     table = sections["configuration"].parts[0]
     assert isinstance(table, Table)
@@ -159,14 +162,14 @@ def test_an_unfinished_run_has_a_page_with_its_progress(
 def test_failed_clients_and_rejected_uploads_are_shown(folders: list[Path], tmp_path: Path) -> None:
     path = cut(folders[0], tmp_path / "run", 2)
     assert "rejected" not in content(path)["main"]
-    failed, rejected = ([{"client": 4, "reason": f"<i>{word}"}] for word in ("late", "rude"))
+    failed, rejected = ([{"client": 4, "reason": f"<i>{word}"}] for word in ("late", "wrong"))
     rewrite(path / "rounds.jsonl", failed=failed, rejected=rejected)
     main = content(path)["main"]
     assert "&lt;i&gt;late" in main
-    assert "&lt;i&gt;rude" in main
+    assert "&lt;i&gt;wrong" in main
 
 
-def test_the_page_of_a_method_without_class_means_names_that(runs: list[NamedRun]) -> None:
+def test_the_page_of_a_method_without_class_means_says_so(runs: list[NamedRun]) -> None:
     sections = {s.id: s for s in run_page(runs[1:], confusion.read).sections}
     assert "standalone: its folder has no class means." in sections["means"].text
     assert not sections["means"].parts
@@ -183,10 +186,10 @@ def test_a_page_shows_the_reason_for_a_missing_chart(folders: list[Path], tmp_pa
     assert "has no checkpoint/, so its models are missing" in shown["main"]
     assert f"means/{file.name} cannot be read" in shown["main"]
 
-    def own_code(_: object) -> None:
+    def failing_code(_: object) -> None:
         raise ZeroDivisionError("by a <b>user's</b> network")
 
-    shown = run_page(name_runs([path]), own_code).content()
+    shown = run_page(name_runs([path]), failing_code).content()
     assert "ZeroDivisionError: by a &lt;b&gt;user" in shown["main"]
 
 

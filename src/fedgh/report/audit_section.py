@@ -16,7 +16,7 @@ MAGNIFICATION = 3
 """Pixels on the page for one pixel of an image."""
 
 SIMPLE_ATTACKS = {"distance": "plain distance", "leverage": "leverage alone"}
-"""Names of the lines of attacks that do not use all information in an upload."""
+"""Attacks that use only a part of the information in an upload, with their names in charts."""
 
 
 def audit_section(runs: Sequence[NamedRun]) -> Section | None:
@@ -39,14 +39,16 @@ def audit_section(runs: Sequence[NamedRun]) -> Section | None:
 
 
 def _text(audit: Audit) -> str:
-    counts = " So are its numbers of samples per class, which the method sends."
+    counts = ""
+    if audit.sends_counts:
+        counts = " The number of samples of each class is visible, too: the method sends it."
     return (
         f"Attacks on the {_upload(audit)} of client {audit.client} (classes "
         f"{', '.join(audit.classes)}) after round {audit.round}. The attacker has "
         f"{audit.auxiliary} samples of these classes from other clients and none of this client. "
         f"{_attacker(audit)}\n"
         "The classes of a client are visible by design: every mean or sum is sent with its label, "
-        f"and no noise hides the labels.{counts * audit.sends_counts}\n"
+        f"and no noise hides the labels.{counts}\n"
         f"{_protection(audit)}With noise, one upload is (ε, δ)-private with δ = {audit.delta:g}, "
         f"vectors are clipped to {audit.clip:.3g}, and the attacker knows ε, δ and the clipping. "
         "A failed attack does not prove that an upload is safe, because better attacks may exist; "
@@ -78,39 +80,44 @@ def _protection(audit: Audit) -> str:
     return f'This run adds noise to its uploads, at the level "{audit.protected}" below. '
 
 
-def _parts(audit: Audit, label: str, end: str) -> list[Part]:
+def _parts(audit: Audit, label: str, suffix: str) -> list[Part]:
+    """Return the images, charts and tables of an audit; their ids end with `suffix`."""
     parts: list[Part] = []
     if "samples" in audit.pictures:
-        parts.append(_image(audit.pictures["samples"], f"audit-samples{end}", label, "a sample of"))
+        parts.append(
+            _image(audit.pictures["samples"], f"audit-samples{suffix}", label, "a sample of")
+        )
     if "sizes" in audit.pictures:
-        parts.append(_image(audit.pictures["sizes"], f"audit-sizes{end}", label, ""))
+        parts.append(_image(audit.pictures["sizes"], f"audit-sizes{suffix}", label, ""))
     if audit.reconstructed:
         caption = (
-            f"{label}Gain of a reconstruction from a class mean over the attacker's own mean image "
-            "of the class: difference of their PSNR to the true mean image. 0 means no gain. The "
-            'attacker has the extractor, except in the line "extractor unknown".'
+            f"{label}Gain of a reconstruction from a class mean: its PSNR to the true mean image, "
+            "minus the PSNR of the mean image of the attacker's own samples of the class. 0 means "
+            "that the upload did not help the attacker. The attacker has the extractor, except in "
+            'the line "extractor unknown".'
         )
-        chart = _gains(audit)
-        parts.append(Figure(f"audit-gain{end}", caption, chart, whole_width=True))
+        chart = _gain_chart(audit)
+        parts.append(Figure(f"audit-gain{suffix}", caption, chart, whole_width=True))
     for against, explanation in (
         (
             "left out",
-            "training samples that are not behind it. This shows what the mean itself reveals",
+            "training samples of the client that were left out of it. This shows what the mean "
+            "itself reveals",
         ),
         (
             "held out",
-            "validation and test samples. This is the situation of a real attacker",
+            "validation and test samples of the client. This is the situation of a real attacker",
         ),
         ("other clients", "samples of other clients"),
     ):
         rows = [row for row in audit.told if row.against == against and row.attack != "loss"]
         if rows:
             caption = (
-                f"{label}AUC of separating samples behind an upload from {explanation}. 0.5 is "
-                "guessing."
+                f"{label}AUC of an attack that separates the samples behind an upload (those that "
+                f"it was computed from) from {explanation}. An AUC of 0.5 is guessing."
             )
-            name = f"audit-members-{against.replace(' ', '-')}{end}"
-            parts.append(Figure(name, caption, _areas(rows)))
+            name = f"audit-members-{against.replace(' ', '-')}{suffix}"
+            parts.append(Figure(name, caption, _auc_chart(rows)))
     parts.append(sheet_table(audit_sheets.overview(audit)))
     if audit.reconstructed:
         parts.append(sheet_table(audit_sheets.images(audit)))
@@ -126,11 +133,11 @@ def _image(picture: Picture, name: str, label: str, row_prefix: str) -> Image:
     return Image(name, caption, alt_text, content, MAGNIFICATION * picture.width)
 
 
-def _gains(audit: Audit) -> AnyChart:
+def _gain_chart(audit: Audit) -> AnyChart:
     rows: Rows = [
         {
             "size": row.size,
-            "line": _line(row),
+            "line": _line_name(row),
             "gain": row.gain,
             "low": row.gain - row.gain_error,
             "high": row.gain + row.gain_error,
@@ -138,15 +145,15 @@ def _gains(audit: Audit) -> AnyChart:
         }
         for row in audit.reconstructed
     ]
-    description = "Gain in PSNR over the number of samples behind a class mean."
+    description = "Gain in PSNR by the number of samples behind a class mean."
     return _line_chart(rows, "gain", "gain in PSNR, dB", ".2f", description)
 
 
-def _areas(results: Sequence[MembershipResult]) -> AnyChart:
+def _auc_chart(results: Sequence[MembershipResult]) -> AnyChart:
     rows: Rows = [
         {
             "size": row.size,
-            "line": SIMPLE_ATTACKS.get(row.attack) or _line(row),
+            "line": SIMPLE_ATTACKS.get(row.attack) or _line_name(row),
             "AUC": row.auc,
             "low": row.low,
             "high": row.high,
@@ -154,15 +161,17 @@ def _areas(results: Sequence[MembershipResult]) -> AnyChart:
         }
         for row in results
     ]
-    description = "AUC over the number of samples behind an upload."
+    description = "AUC by the number of samples behind an upload."
     return _line_chart(rows, "AUC", "AUC", ".3f", description)
 
 
-def _line(row: AttackedUpload) -> str:
+def _line_name(row: AttackedUpload) -> str:
     return "extractor unknown" if row.extractor == "unknown" else str(row.level)
 
 
-def _line_chart(rows: Rows, value: str, title: str, form: str, description: str) -> AnyChart:
+def _line_chart(
+    rows: Rows, value: str, title: str, number_format: str, description: str
+) -> AnyChart:
     """Return a chart with a line for each attacker and noise level, and with intervals.
 
     A line has the same colour in every chart.
@@ -185,9 +194,9 @@ def _line_chart(rows: Rows, value: str, title: str, form: str, description: str)
         tooltip=[
             alt.Tooltip("line:N", title="attacker"),
             alt.Tooltip("samples:N"),
-            alt.Tooltip(f"{value}:Q", format=form),
-            alt.Tooltip("low:Q", format=form),
-            alt.Tooltip("high:Q", format=form),
+            alt.Tooltip(f"{value}:Q", format=number_format),
+            alt.Tooltip("low:Q", format=number_format),
+            alt.Tooltip("high:Q", format=number_format),
         ],
     )
     lines = base.mark_line(point=True, strokeWidth=2).encode(

@@ -12,25 +12,25 @@ from fedgh.runs.read import NamedRun
 from fedgh.trained.confusion import Confusion
 
 MAX_ROWS = 60
-"""Clients up to which each is shown; more are shown as distributions."""
+"""Maximum number of clients that are shown one by one; more are shown as distributions."""
 
 MAX_MAPPED = 200
-"""Clients on a map of clients and classes."""
+"""Maximum number of clients in a heat map of clients and classes."""
 
 MAX_CELLS = 10_000
-"""Cells of a map of clients and classes."""
+"""Maximum number of cells in a heat map of clients and classes."""
 
 FEW_CLASSES = 12
-"""Classes up to which all names and all numbers of a confusion matrix are shown."""
+"""Maximum number of classes for which a confusion matrix shows all names and numbers."""
 
-MANY_CLASSES = 30
-"""Classes up to which an axis has names; more are sorted by accuracy."""
+MAX_NAMED_CLASSES = 30
+"""Maximum number of classes that an axis names; more classes are sorted by accuracy."""
 
 MAX_NAMES = 4
-"""Classes that are listed in the name of a client."""
+"""Maximum number of classes that the label of a client lists."""
 
 MAX_MISTAKES = 10
-"""Rows of the table of mistakes."""
+"""Maximum number of rows in the table of mistakes."""
 
 
 def accuracy_by_client(runs: Sequence[NamedRun], *, on_all_classes: bool = False) -> AnyChart:
@@ -50,7 +50,7 @@ def accuracy_by_client(runs: Sequence[NamedRun], *, on_all_classes: bool = False
     rows.sort(key=lambda row: int(row["client"]))
     names = list(dict.fromkeys(row["name"] for row in rows))
     base = alt.Chart({"values": rows}).encode(
-        x=_share("accuracy", f"accuracy on {_test_data(on_all_classes)}"),
+        x=_percent_axis("accuracy", f"accuracy on {_test_data(on_all_classes)}"),
         y=alt.Y("name:N", title=None, sort=names, axis=_long_labels()),
         tooltip=[
             alt.Tooltip("run:N"),
@@ -77,7 +77,7 @@ def accuracy_by_client(runs: Sequence[NamedRun], *, on_all_classes: bool = False
 
 
 def samples_by_class(run: NamedRun) -> AnyChart:
-    """Return a map of each client's number of samples of each class; no cell means none."""
+    """Return a heat map of each client's samples per class; there is no cell for 0 samples."""
     classes = run.identity.classes
     shown = run.clients[: shown_clients(run)]
     rows: Rows = [
@@ -90,7 +90,7 @@ def samples_by_class(run: NamedRun) -> AnyChart:
         alt.Chart({"values": rows})
         .mark_rect()
         .encode(
-            x=_classes("class", classes, "class"),
+            x=_class_axis("class", classes, "class"),
             y=alt.Y("client:O", title="client", axis=alt.Axis(labelOverlap=True, ticks=False)),
             color=alt.Color(
                 "samples:Q",
@@ -105,9 +105,9 @@ def samples_by_class(run: NamedRun) -> AnyChart:
 
 
 def shown_clients(run: NamedRun) -> int:
-    """Return the number of clients that fit on a map of clients and classes."""
-    room = max(10, MAX_CELLS // max(1, len(run.identity.classes)))
-    return min(len(run.clients), MAX_MAPPED, room)
+    """Return the number of clients that a heat map of clients and classes shows."""
+    rows = max(10, MAX_CELLS // max(1, len(run.identity.classes)))
+    return min(len(run.clients), MAX_MAPPED, rows)
 
 
 def accuracy_by_class(
@@ -121,12 +121,12 @@ def accuracy_by_class(
                 {"run": run.label, **row} for row in class_scores(measured[run.label], classes)
             ]
     order = list(classes)
-    if len(classes) > MANY_CLASSES:
-        scores = {row["class"]: row["accuracy"] for row in reversed(rows)}
-        order.sort(key=lambda name: scores.get(name, 2.0))
+    if len(classes) > MAX_NAMED_CLASSES:
+        scores = {row["class"]: row["accuracy"] for row in reversed(rows)}  # of the first run
+        order.sort(key=lambda name: scores.get(name, 2.0))  # classes without test samples last
     shown = [run for run in runs if run.label in measured]
     base = alt.Chart({"values": rows}).encode(
-        x=_classes("class", order, "class", named=len(classes) <= MANY_CLASSES),
+        x=_class_axis("class", order, "class", named=len(classes) <= MAX_NAMED_CLASSES),
         y=alt.Y(
             "accuracy:Q",
             title="accuracy",
@@ -154,7 +154,7 @@ def class_scores(measured: Confusion, classes: Sequence[str]) -> Rows:
 
 
 def confusion_map(measured: Confusion, classes: Sequence[str]) -> AnyChart:
-    """Return the confusion matrix as a map of shares of the true class."""
+    """Return the confusion matrix as a heat map of shares of the samples of each true class."""
     rows: Rows = [
         {
             "true": classes[true],
@@ -169,7 +169,7 @@ def confusion_map(measured: Confusion, classes: Sequence[str]) -> AnyChart:
     ]
     few = len(classes) <= FEW_CLASSES
     base = alt.Chart({"values": rows}).encode(
-        x=_classes("predicted", classes, "predicted class"),
+        x=_class_axis("predicted", classes, "predicted class"),
         y=alt.Y(
             "true:N",
             title="true class",
@@ -199,7 +199,7 @@ def confusion_map(measured: Confusion, classes: Sequence[str]) -> AnyChart:
 
 
 def most_confused(measured: Confusion) -> list[tuple[int, int, int, float]]:
-    """Return (true, predicted, samples, share of the true class) of the most frequent mistakes."""
+    """Return the most frequent mistakes: (true, predicted, samples, share of the true class)."""
     mistakes = [
         (true, predicted, count, count / sum(row))
         for true, row in enumerate(measured.counts)
@@ -210,12 +210,12 @@ def most_confused(measured: Confusion) -> list[tuple[int, int, int, float]]:
 
 
 def same_clients(runs: Sequence[NamedRun]) -> bool:
-    """Return whether a client's number means the same client in all of these runs."""
+    """Return true if clients with the same number are the same client in all runs."""
     return all(run.clients == runs[0].clients for run in runs)
 
 
 def client_name(client: ClientInfo) -> str:
-    """Return number, network and classes of a client, short enough for an axis."""
+    """Return a label of a client for an axis: its name or number, network and some classes."""
     names = list(client.classes)
     more = f" … ({len(names)})" if len(names) > MAX_NAMES else ""
     classes = ", ".join(names[:MAX_NAMES]) + more
@@ -227,7 +227,7 @@ def _test_data(on_all_classes: bool) -> str:
 
 
 def _accuracy_by_network(runs: Sequence[NamedRun], on_all_classes: bool) -> AnyChart:
-    """Return a chart of quantiles of accuracy over the clients with each network."""
+    """Return a chart of the quantiles of accuracy over the clients that have the same network."""
     rows: Rows = []
     for run in runs:
         scores: dict[str, list[float]] = {}
@@ -258,11 +258,11 @@ def _accuracy_by_network(runs: Sequence[NamedRun], on_all_classes: bool) -> AnyC
         offset = alt.YOffset("run:N", sort=labels(runs))
         base = base.encode(yOffset=offset, color=run_colour(runs))
     title = f"accuracy on {_test_data(on_all_classes)}"
-    whiskers = base.mark_rule().encode(x=_share("p5", title), x2="p95:Q")
-    boxes = base.mark_bar(size=9, opacity=0.6).encode(x=_share("p25", title), x2="p75:Q")
-    medians = base.mark_tick(thickness=3, size=14).encode(x=_share("median", title))
+    whiskers = base.mark_rule().encode(x=_percent_axis("p5", title), x2="p95:Q")
+    boxes = base.mark_bar(size=9, opacity=0.6).encode(x=_percent_axis("p25", title), x2="p75:Q")
+    medians = base.mark_tick(thickness=3, size=14).encode(x=_percent_axis("median", title))
     height = len(networks) * max(ROW, 18 * len(runs))
-    description = f"Accuracy on {_test_data(on_all_classes)}, spread by architecture."
+    description = f"Distribution of accuracy on {_test_data(on_all_classes)}, by network."
     return wide(whiskers + boxes + medians, description, height)
 
 
@@ -272,13 +272,13 @@ def _last_scores(run: NamedRun, on_all_classes: bool) -> list[tuple[ClientInfo, 
     return [(c, scores[number]) for number, c in enumerate(run.clients) if number in scores]
 
 
-def _share(field: str, title: str) -> alt.X:
+def _percent_axis(field: str, title: str) -> alt.X:
     return alt.X(
         f"{field}:Q", title=title, axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1])
     )
 
 
-def _classes(field: str, names: Sequence[str], title: str, named: bool = True) -> alt.X:
+def _class_axis(field: str, names: Sequence[str], title: str, named: bool = True) -> alt.X:
     axis = alt.Axis(
         labelOverlap=len(names) > FEW_CLASSES,
         labelLimit=90,

@@ -243,7 +243,7 @@ def _classes(runs: Sequence[NamedRun], measure: Measure) -> Section:
     for number, group in enumerate(_by_classes([r for r in runs if r.label in measured]), 1):
         caption = "Accuracy on each class, over all clients that have it."
         classes = group[0].identity.classes
-        if len(classes) > client_charts.MANY_CLASSES:
+        if len(classes) > client_charts.MAX_NAMED_CLASSES:
             caption += " Classes are sorted by accuracy; hover over a bar to see its class."
         chart = client_charts.accuracy_by_class(group, measured, classes)
         parts.append(Figure(f"accuracy-by-class-{number}", caption, chart, whole_width=True))
