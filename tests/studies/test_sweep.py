@@ -190,8 +190,8 @@ def test_all_methods_are_those_that_fit_and_the_others_have_a_reason(tmp_path: P
         raise KeyboardInterrupt(line)
 
     missing: dict[str, str] = {}
+    trials = plan("all", (0,), "model.rep_dim=128")
     with pytest.raises(KeyboardInterrupt, match=r"\[1/"):  # everything is prepared by then
-        trials = plan("all", (0,), "model.rep_dim=128")
         run_trials(trials, tmp_path, stop, skip_impossible=True, missing=missing)
     alike = {name: kind().same_part for name, kind in METHODS.items()}
     assert set(missing) == {name for name, part in alike.items() if part != "none"}
