@@ -143,7 +143,7 @@ def test_bytes_of_cifar10() -> None:
     assert wire.nbytes(SMALL.broadcast(server, Recipient(0))) == 192_000
 
 
-def test_the_server_goes_through_clients_and_samples_in_order() -> None:
+def test_the_server_goes_through_clients_in_order_and_through_their_samples_at_random() -> None:
     """Against Adam with amsgrad on the loss written out, two epochs in batches of two."""
     method = FedGKT(hidden=4, server_epochs=2, server_batch=2, alpha=0.5, server_lr=0.01)
     uploads = [said(0, [0.1, 0.2, 0.3]), said(2, [0.4])]
@@ -152,13 +152,12 @@ def test_the_server_goes_through_clients_and_samples_in_order() -> None:
     network = method.network(TASK)
     network.load_state_dict(part(before, "network."))
     adam = torch.optim.Adam(network.parameters(), lr=0.01, weight_decay=1e-4, amsgrad=True)
-    for _ in range(2):
-        for rows in ([0.1, 0.2], [0.3], [0.4]):
-            own = said(0, rows).payload
-            out = network(own["representations"])
-            value = method.distil(own["logits"], out) + 0.5 * cross_entropy(
-                out, own["labels"].long()
-            )
+    rng = uploads_of(uploads, TASK).stream("samples")
+    for own in [upload.payload for _ in range(2) for upload in uploads]:
+        for rows in torch.randperm(len(own["labels"]), generator=rng).split(2):
+            out = network(own["representations"][rows])
+            value = method.distil(own["logits"][rows], out)
+            value += 0.5 * cross_entropy(out, own["labels"][rows].long())
             adam.zero_grad()
             value.backward()
             adam.step()

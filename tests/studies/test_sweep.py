@@ -185,6 +185,20 @@ def test_a_sweep_refuses_runs_on_other_data(tmp_path: Path) -> None:
             run_trials(plan("standalone", (0,), *arguments), tmp_path / "out")
 
 
+def test_all_methods_are_those_that_fit_and_the_others_have_a_reason(tmp_path: Path) -> None:
+    def stop(line: str) -> Any:
+        raise KeyboardInterrupt(line)
+
+    missing: dict[str, str] = {}
+    trials = plan("all", (0,), "model.rep_dim=128")
+    with pytest.raises(KeyboardInterrupt, match=r"\[1/"):  # everything is prepared by then
+        run_trials(trials, tmp_path, stop, skip_impossible=True, missing=missing)
+    alike = {name: kind().same_part for name, kind in METHODS.items()}
+    assert set(missing) == {name for name, part in alike.items() if part != "none"}
+    for name, reason in missing.items():
+        assert f"{name} needs the same {alike[name]} at all clients" in reason
+
+
 def test_an_impossible_method_is_reported_or_refused_before_any_run(tmp_path: Path) -> None:
     trials = plan("standalone,fedavg", (0,))
     with pytest.raises(ConfigError, match="differ"):

@@ -182,6 +182,10 @@ class PerClass(Message):
 class LabelCounts(Message):
     """`counts` [classes]: the samples of each class, 0 for a class that the sender lacks."""
 
+    @property
+    def text(self) -> str:
+        return "counts per class"
+
     def specs(self, method: "Method", shapes: Shapes) -> list[wire.Spec]:
         return [{"counts": wire.Field(torch.int32, (shapes.task.num_classes,), at_least=0)}]
 
@@ -270,6 +274,10 @@ class PerSample(Message):
         for each in parts:
             _check_choice(each, *get_args(SamplePart))
         object.__setattr__(self, "parts", parts)
+
+    @property
+    def text(self) -> str:
+        return f"{', '.join(self.parts)} of each sample"
 
     def specs(self, method: "Method", shapes: Shapes) -> list[wire.Spec]:
         task, rows = shapes.task, wire.Dim("samples", shapes.task.max_samples)
@@ -399,7 +407,7 @@ class OneOf(Message):
 
     @property
     def text(self) -> str:
-        return " or ".join(dict.fromkeys(form.text for form in self.forms))
+        return "; or ".join(dict.fromkeys(form.text for form in self.forms))
 
     @property
     def holds_own_network(self) -> bool:

@@ -38,7 +38,7 @@ class FedClassAvg(api.Method):
 
     mu: NonNegative = 0.1  # weight of the distance between the header and the received one
     temperature: Positive = 0.07  # of the contrastive loss; the authors' code has 100
-    base_temperature: Positive = 0.07  # the contrastive loss is divided by it
+    base_temperature: Positive = 0.07  # the contrastive loss is multiplied by temperature / this
     unit_length: bool = True  # contrast representations of length one; the authors' code: false
 
     def init_server(self, task: api.Task, models: api.Models, rng: Generator) -> Payload:

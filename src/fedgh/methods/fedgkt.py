@@ -4,7 +4,7 @@ A client sends representation, logits and label of each training sample. The ser
 network on them, and sends its logits back. Both learn from labels and from the other's logits.
 """
 
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor, nn, randperm
 from torch.nn.functional import cross_entropy
 
 from fedgh.methods import api
@@ -67,12 +67,12 @@ class FedGKT(api.Method):
         api.load_network(network, part(server, "network."))
         lr, old, device = self.server_lr, part(server, "adam."), uploads.device
         adam = api.Learner(uploads, [network], lr=lr, weight_decay=1e-4, amsgrad=True, moments=old)
-        for _ in range(self.server_epochs):
-            for own in sent.values():
-                for batch in zip(*(own[n].split(self.server_batch) for n in PARTS), strict=True):
-                    r, z, y = (column.to(device) for column in batch)
-                    out = network(r)
-                    adam.step(self.distil(z, out) + self.alpha * cross_entropy(out, y.long()))
+        rng = uploads.stream("samples")  # a client's samples are sorted by class
+        for own in [own for _ in range(self.server_epochs) for own in sent.values()]:
+            for rows in randperm(len(own["labels"]), generator=rng).split(self.server_batch):
+                r, z, y = (own[name][rows].to(device) for name in PARTS)
+                out = network(r)
+                adam.step(self.distil(z, out) + self.alpha * cross_entropy(out, y.long()))
         server = server | prefixed("adam.", adam.finish())
         for name, own in sent.items():
             on = api.unlabelled(own["representations"])

@@ -47,6 +47,9 @@ class FedTGP(FedProto):
     def broadcast(self, server: Payload, to: Recipient) -> Payload:
         return class_table.select(server, None)
 
+    def sendable(self, server: Payload) -> Payload:
+        return {name: server[name] for name in ("means", "filled")}
+
     def client_update(self, client: Client, down: Payload) -> Payload:
         statistics = super().client_update(client, down)
         return {name: statistics[name] for name in ("classes", "means")}

@@ -1,7 +1,7 @@
 """FedZKT, zero-shot knowledge transfer (Zhang, Wu and Yuan, ICDCS 2022).
 
-On the server, a generator looks for inputs on which a global network and the mean of the clients'
-networks disagree; the global one learns to agree there, then teaches each client's on such inputs.
+On the server, a generator looks for inputs on which a global network and the mean output of the
+clients' networks disagree; the global one learns to agree there, then teaches each of theirs.
 """
 
 import torch

@@ -35,8 +35,9 @@ class HFD(api.Method):
 
     family = "data-free distillation"
     about = "Clients learn the other clients' mean outputs at the other clients' mean inputs."
-    up = api.PerClass("output") + api.Named("input.", api.Own(lambda _, s: inputs_of("shown", s)))
-    down = api.PerClass("output") + api.Own(targets)
+    mean_inputs = api.Own(lambda _, s: inputs_of("shown", s), about="once mean inputs per class")
+    up = api.PerClass("output") + api.Named("input.", mean_inputs)
+    down = api.PerClass("output") + api.Own(targets, about="mean inputs per class")
 
     gamma: api.NonNegative = 0.1  # weight of the targets; its papers' own is unknown
     classes: Literal["all", "own"] = "all"  # the classes whose targets a client gets
