@@ -138,7 +138,7 @@ def test_a_method_that_needs_uploads_in_each_round_fails() -> None:
 
 
 def test_settings_change_the_tiny_federation() -> None:
-    with pytest.raises(MethodError, match="all clients need one architecture"):
+    with pytest.raises(MethodError, match="phases needs the same extractor at all clients"):
         check_method(Phases())
     check_method(Phases(), ["model.extractors=mlp"])
     check_method(Consensus(), PUBLIC)

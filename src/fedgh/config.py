@@ -82,13 +82,9 @@ class FederationSection(_SectionModel):
 
     clients: int = Field(10, ge=1)  # number of clients in the federation
     rounds: int = Field(10, ge=1, lt=2**31)  # number of rounds
-    participation: float = Field(
-        1.0, gt=0, le=1
-    )  # share of the clients that the server selects in each round
+    participation: float = Field(1.0, gt=0, le=1)  # share of the clients selected in each round
     seed: int = Field(0, ge=0, lt=2**63)  # seed of all random numbers: partition, weights, batches
-    target: float | None = Field(
-        None, gt=0, le=1
-    )  # accuracy; the report shows the cost of reaching it
+    target: float | None = Field(None, gt=0, le=1)  # accuracy; reports show the cost to reach it
 
 
 class DataSection(_SectionModel):
@@ -97,12 +93,8 @@ class DataSection(_SectionModel):
     name: PlainText = "digits"  # one of `fedgh list datasets`
     dir: FilePath | None = None  # folder of official files; default: $FEDGH_DATA, else user cache
     path: FilePath | None = None  # your own file (npz) or folder (image-folder)
-    image_size: int = Field(
-        IMAGE_SIZE, ge=1
-    )  # pixels per side to which images of a folder are scaled
-    partition: Literal["classes", "dirichlet", "iid"] = (
-        "classes"  # how samples are assigned to clients
-    )
+    image_size: int = Field(IMAGE_SIZE, ge=1)  # pixels per side that images are scaled to
+    partition: Literal["classes", "dirichlet", "iid"] = "classes"  # assignment of samples
     classes_per_client: int = Field(2, ge=1)  # for "classes": number of classes of each client
     alpha: float = Field(0.5, gt=0)  # for "dirichlet": parameter; smaller is more uneven
     samples: int | None = Field(None, ge=3)  # of training and validation per client; default: all
@@ -132,12 +124,8 @@ class PrivacySection(_SectionModel):
     protects: Protected = "nothing"  # what the noise hides: one sample, one client, or nothing
     epsilon: float = Field(8.0, gt=0, le=1000)  # ε of a client that takes part in every round
     delta: float = Field(1e-5, ge=MIN_DELTA, lt=1)  # probability with which ε may not hold
-    clip: float = Field(
-        10.0, gt=0
-    )  # largest L2 norm of one sample's vector; longer ones are scaled down
-    counts: Literal["public", "secret"] = (
-        "public"  # for "sample": whether numbers of samples per class are hidden
-    )
+    clip: float = Field(10.0, gt=0)  # longer vectors of samples are scaled down to this L2 norm
+    counts: Literal["public", "secret"] = "public"  # "secret" hides the samples per class
 
 
 class RunSection(_SectionModel):
@@ -152,17 +140,11 @@ class RunSection(_SectionModel):
     workers: int = Field(0, ge=0)  # number of processes; 0 = one per core, or per GPU
     address: MachineName = "local"  # of a Ray cluster; "auto" = the one of this machine
     device: Literal["cpu", "cuda", "mps", "auto"] = "cpu"  # device of the clients' networks
-    memory: float = Field(
-        4.0, gt=0
-    )  # GiB of clients kept in memory; the others are stored in files
-    eval_every: int = Field(
-        1, ge=1
-    )  # rounds between evaluations; the last round is always evaluated
+    memory: float = Field(4.0, gt=0)  # GiB of clients in memory; the others are in files
+    eval_every: int = Field(1, ge=1)  # rounds between evaluations; the last round is evaluated
     evaluate: Literal["all", "trained"] = "all"  # mean over all clients, or those that trained
     checkpoint_every: int = Field(1, ge=1)  # rounds between checkpoints
-    quorum: float = Field(
-        0.0, ge=0, le=1
-    )  # share of the participants whose uploads are needed, or the run ends
+    quorum: float = Field(0.0, ge=0, le=1)  # share of uploads below which the run ends
     strikes: int = Field(3, ge=0)  # rejected uploads after which a client is excluded; 0 = never
     max_norm: float = Field(1000.0, gt=0)  # largest L2 norm of a row in uploads and downloads
     deadline: float = Field(600.0, gt=0)  # seconds for a round of a client on another machine

@@ -143,9 +143,8 @@ class _Simulation:
     """Rounds of a federation as the server and the engines run them, with checks."""
 
     prepared: Experiment
-    restarted: bool = (
-        False  # write and read all states after each round; reverse the clients' order
-    )
+    restarted: bool = False
+    """Write and read all states after each round, and reverse the clients' order."""
 
     def __post_init__(self) -> None:
         self.blueprint: Blueprint = self.prepared.blueprint()

@@ -39,7 +39,7 @@ def test_a_setting_of_one_method_is_searched_for_that_method_only() -> None:
 
 
 def test_grids_of_different_size_are_refused_because_the_comparison_would_be_unfair() -> None:
-    with pytest.raises(ConfigError, match=r"\(standalone 2, fedproto 4\); --trials 2 draws"):
+    with pytest.raises(ConfigError, match=r"\(standalone 2, fedproto 4\); use --trials 2 to draw"):
         plan_search("demo", GRID, [0], methods=TWO)
 
 
@@ -123,8 +123,8 @@ def test_a_comparison_uses_the_settings_of_each_method_and_labels_replace_them(
     ("text", "problem"),
     [
         ("[fedprot]\nlocal.lr = 1", "did you mean 'fedproto'"),
-        ("fedproto = 3", r"\[fedproto\] should hold section\.key = value"),
-        ("[fedproto]\nlr = 1", r"\[fedproto\] should hold section\.key = value"),
+        ("fedproto = 3", r"\[fedproto\] should have lines section\.key = value"),
+        ("[fedproto]\nlr = 1", r"\[fedproto\] should have lines section\.key = value"),
         ("[fedproto", "not valid TOML"),
     ],
 )

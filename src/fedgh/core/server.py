@@ -443,10 +443,8 @@ class Server:
                 scores[reply.client_id] = reply.metrics.get(name, torch.nan)
         if GLOBAL in reply.metrics and (reply.up is not None or self._trained[reply.client_id]):
             self._global[reply.client_id] = reply.metrics[GLOBAL]
-        training_metrics = (
-            reply.metrics if reply.up is not None else {}
-        )  # otherwise the client did not train
-        for name, value in training_metrics.items():
+        trained = reply.up is not None
+        for name, value in (reply.metrics if trained else {}).items():
             if name == "train_loss":
                 totals.losses.append(value)
             elif name not in METRICS:

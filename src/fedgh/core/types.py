@@ -90,9 +90,7 @@ class LocalTraining:
     epochs: Annotated[int, Field(ge=1)] = 1  # passes over the training split in a round
     batch_size: Annotated[int, Field(ge=1)] = 64  # samples per step
     lr: Annotated[float, Field(gt=0)] = 0.01  # learning rate
-    momentum: Annotated[float, Field(ge=0, lt=1)] = (
-        0.0  # of SGD; not kept from one round to the next
-    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of SGD; not kept between rounds
     weight_decay: Annotated[float, Field(ge=0)] = 0.0  # L2 penalty of all weights
     clip: Annotated[float, Field(ge=0)] = 0.0  # largest gradient norm; 0 = no clipping
     optimizer: OptimizerName = "sgd"  # adam and adamw have no `momentum`
@@ -183,9 +181,7 @@ class Client:
     model: SplitModel
     data: ClientData
     local: LocalTraining
-    modules: nn.ModuleDict = field(
-        default_factory=nn.ModuleDict
-    )  # additional networks of the method
+    modules: nn.ModuleDict = field(default_factory=nn.ModuleDict)  # networks of the method
     memory: Payload = field(default_factory=dict)  # tensors that the method keeps between rounds
     make_model: Callable[[], SplitModel] | None = None  # creates a network of its architecture
     privacy: Privacy | None = None  # mechanism that makes its class means private

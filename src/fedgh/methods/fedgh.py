@@ -22,9 +22,7 @@ class FedGH(api.Method):
     accepts_newcomers = True
 
     server_lr: NonNegative = 0.01  # learning rate of the header; 0 freezes it
-    server_batch: Literal["pair", "client"] = (
-        "pair"  # one step per pair of class and mean, or per client
-    )
+    server_batch: Literal["pair", "client"] = "pair"  # one step per class mean, or per client
     server_epochs: Count = 1  # passes over the pairs of a round
 
     def init_server(self, task: api.Task, models: api.Models, rng: Generator) -> Payload:

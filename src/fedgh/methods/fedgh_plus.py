@@ -108,14 +108,10 @@ class FedGHPlus(Method):
     name = "fedgh_plus"
     accepts_newcomers = releases_once = True
 
-    features: Annotated[str, Names.FEATURES] = (
-        "auto"  # feature map: conv, relu, or the name of a network
-    )
+    features: Annotated[str, Names.FEATURES] = "auto"  # conv, relu, or the name of a network
     feature_dim: Annotated[int, Field(ge=8)] = 512  # width of feature vectors
     weights: Annotated[str, Names.PATH] = ""  # a safetensors file for a named network
-    statistics: Literal["shared", "own"] = (
-        "shared"  # samples of all clients, or the own ones, for the header
-    )
+    statistics: Literal["shared", "own"] = "shared"  # of all clients' samples, or the own ones
     covariance: Literal["shared", "own"] = "shared"  # "own" sends class means and counts alone
     header: HeaderKind = "gaussian"  # how it is solved; "ridge" as in Fed3R
     shrinkage: Annotated[float, Field(gt=0)] = 0.5  # of the covariance, times dimensions / samples

@@ -50,9 +50,7 @@ class FedKD(api.Method):
     )
     weighs_by_examples = True
 
-    energy_start: Annotated[float, Limits(gt=0, le=1)] = (
-        0.95  # share of each matrix that is sent in round 1
-    )
+    energy_start: Annotated[float, Limits(gt=0, le=1)] = 0.95  # share of a matrix in round 1
     energy_end: Annotated[float, Limits(gt=0, le=1)] = 0.98  # share in the last round
     shared: api.NetworkName = "cnn5"  # the extractor of the mentee
     weight_constant: bool = True  # False differentiates the weight, like the authors' code

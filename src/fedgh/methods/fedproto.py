@@ -20,9 +20,7 @@ class FedProto(api.Method):
     about = "Representations are pulled towards global class means (prototypes)."
     up, down = api.PerClass("representation", counts=True), api.PerClass("representation")
     lam: api.NonNegative = 1.0  # lambda: weight of the distance to the prototypes
-    predict: Literal["header", "prototype"] = (
-        "header"  # predict by header, or by the nearest prototype
-    )
+    predict: Literal["header", "prototype"] = "header"  # or by the nearest prototype
 
     def init_server(self, task: api.Task, models: api.Models, rng: Generator) -> Payload:
         return class_table.empty(task.num_classes, task.rep_dim)
