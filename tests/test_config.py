@@ -198,3 +198,9 @@ def test_every_number_of_a_method_that_clients_use_is_limited(name: str, key: st
     table["method"][key] = 2**31 - 1
     with pytest.raises(ConfigError, match=rf"method\.{key}"):
         config.parse(table, FOREIGN)
+
+
+@pytest.mark.parametrize("key", ["local.lr", "method.server_epochs"])
+def test_a_number_of_thousands_of_digits_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match="a number is too large"):
+        config.load("demo", [f"{key}=0x{'f' * 6000}"])

@@ -475,6 +475,8 @@ def _as_json(table: object) -> str:
         raise ConfigError(
             "tables are nested too deeply; a configuration has only sections and keys"
         ) from None
+    except ValueError as error:  # a whole number of thousands of digits, written in base 16
+        raise ConfigError(f"a number is too large: {error}") from None
 
 
 def _explain(error: ValidationError, model: Any, prefix: tuple[str, ...] = ()) -> list[str]:
