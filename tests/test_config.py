@@ -1,3 +1,4 @@
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -6,8 +7,10 @@ import pytest
 from fedgh import config
 from fedgh.core.method import Method
 from fedgh.errors import ConfigError
+from fedgh.methods import METHODS
 from fedgh.methods.fedgh import FedGH
 from fedgh.methods.standalone import Standalone
+from fedgh.trust import FOREIGN
 
 
 @pytest.mark.parametrize("name", config.experiments())
@@ -178,3 +181,26 @@ def test_the_rename_of_extractors_does_not_change_fingerprints() -> None:
     demo = config.load("demo")
     assert set(demo.hashed()["model"]) == {"zoo", "rep_dim"}
     assert set(demo.portable()["model"]) == {"extractors", "rep_dim"}
+
+
+ON_CLIENTS = [
+    (name, field.name)
+    for name, method in METHODS.items()
+    for field in fields(method)
+    if type(field.default) is int and not field.name.startswith("server_")
+]
+
+
+@pytest.mark.parametrize(("name", "key"), ON_CLIENTS)
+def test_every_number_of_a_method_that_clients_use_is_limited(name: str, key: str) -> None:
+    """A server could make a client allocate any memory, or train for ever."""
+    table = config.load("demo", [f"method.name={name}"]).to_table()
+    table["method"][key] = 2**31 - 1
+    with pytest.raises(ConfigError, match=rf"method\.{key}"):
+        config.parse(table, FOREIGN)
+
+
+@pytest.mark.parametrize("key", ["local.lr", "method.server_epochs"])
+def test_a_number_of_thousands_of_digits_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match="a number is too large"):
+        config.load("demo", [f"{key}=0x{'f' * 6000}"])

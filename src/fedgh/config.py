@@ -321,7 +321,9 @@ def check_limits(config: Config, limits: Limits) -> None:
     limits.check("local.epochs", config.local.epochs, "max_epochs")
     width = getattr(config.method, "feature_dim", 0)
     limits.check("method.feature_dim", width, "max_feature_dim")
-    for key in ("hidden", "noise"):  # layers that are as wide
+    for key in ("header_epochs", "extractor_epochs", "tune_epochs"):
+        limits.check(f"method.{key}", getattr(config.method, key, 0), "max_epochs")
+    for key in ("hidden", "noise", "shared_dim"):  # layers that are as wide
         limits.check(f"method.{key}", getattr(config.method, key, 0), "max_rep_dim")
     limits.check_shape("data.shape", tuple(config.data.shape or ()))
 
@@ -455,6 +457,8 @@ def _as_json(table: object) -> str:
         raise ConfigError(
             "tables are nested too deeply; a configuration has only sections and keys"
         ) from None
+    except ValueError as error:  # a whole number of thousands of digits, written in base 16
+        raise ConfigError(f"a number is too large: {error}") from None
 
 
 def _explain(error: ValidationError, model: Any, prefix: tuple[str, ...] = ()) -> list[str]:

@@ -5,8 +5,10 @@ of remote parties safe to print, import objects by name, and suggest a known nam
 one.
 """
 
+import re
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -43,6 +45,9 @@ class RunError(FedghError):
     """A run cannot start or continue."""
 
 
+NO_MEMORY = ("can't allocate memory", "Storage size calculation overflowed")
+"""Parts of PyTorch's messages about too little memory."""
+
 MAX_TEXT = 500
 """Maximum number of characters of a remote party's text that are shown or stored."""
 
@@ -58,6 +63,21 @@ def one_line(problem: Exception) -> str:
     frame = traceback.extract_tb(problem.__traceback__)[-1]
     text = " ".join(str(problem).split())
     return f"{type(problem).__name__}: {text} ({Path(frame.filename).name}:{frame.lineno})"
+
+
+@contextmanager
+def memory_errors(what: str) -> Iterator[None]:
+    """Raise RunError with a readable text if PyTorch cannot allocate the memory for `what`."""
+    try:
+        yield
+    except RuntimeError as error:  # the class that PyTorch raises for main memory
+        if not any(text in str(error) for text in NO_MEMORY):
+            raise
+        found = re.search(r"tried to allocate (\d+) bytes", str(error))
+        size = f"{int(found[1]):,} bytes" if found else "more bytes than a number can count"
+        raise RunError(
+            f"{what} needs {size} of memory at once, more than there are; lower the method's sizes"
+        ) from None
 
 
 def import_object(name: str) -> Any:

@@ -132,6 +132,34 @@ def test_a_diverging_server_update_ends_the_run_without_a_commit() -> None:
     assert server.state()["server.total"].equal(before["server.total"])
 
 
+class Overflowing(Recording):
+    """A method whose server update has a number that is too large for Python."""
+
+    def server_update(self, server: Payload, uploads: Uploads) -> Payload:
+        return {"total": server["total"] * 1e200**2}
+
+
+class Enormous(Recording):
+    """A method whose server update needs more memory than there is."""
+
+    def server_update(self, server: Payload, uploads: Uploads) -> Payload:
+        return {"total": torch.zeros(2**45)}
+
+
+@pytest.mark.parametrize(
+    ("method", "problem"),
+    [
+        (Overflowing(), "round 1: the server computed a number beyond the largest one"),
+        (Enormous(), "round 1: the server's update needs 140,737,488,355,328 bytes of memory"),
+    ],
+)
+def test_settings_that_are_too_large_for_the_server_end_the_run_in_one_line(
+    method: api.Method, problem: str
+) -> None:
+    with pytest.raises(RunError, match=problem):
+        server_of(method, Scripted(reply_with_classes)).round(1)
+
+
 class Whole(Recording):
     """Networks cross."""
 

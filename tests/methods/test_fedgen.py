@@ -11,12 +11,12 @@ from torch.testing import assert_close
 from fedgh.core import wire
 from fedgh.core.message import LabelCounts
 from fedgh.core.types import Client, Payload, Task, Upload, part
-from fedgh.errors import WireError
+from fedgh.errors import RunError, WireError
 from fedgh.methods import api
 from fedgh.methods.fedgen import FedGen
 from fedgh.models import generator
 from tests.support.rounds import TASK, recipient, shapes_of, uploads_of
-from tests.support.tiny import a_client
+from tests.support.tiny import a_client, quick
 
 METHOD = FedGen(server_steps=3, server_batch=4, noise=2, hidden=5)
 
@@ -201,3 +201,10 @@ def test_the_messages_have_the_expected_bytes() -> None:
         return wire.nbytes(empty)
 
     assert [size(spec) for spec in (up, first, later)] == [20_080, 20_040, 20_040 + 562_128 + 40]
+
+
+@pytest.mark.parametrize("hidden", [2**14, 2**31 - 1])
+def test_a_generator_larger_than_the_memory_is_refused(hidden: int) -> None:
+    sizes = ["method.noise=2147483647", f"method.hidden={hidden}"]
+    with pytest.raises(RunError, match="of memory at once"):
+        quick("method.name=fedgen", *sizes).initial_server()

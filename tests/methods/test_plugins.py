@@ -10,6 +10,7 @@ from fedgh import config, methods
 from fedgh.errors import ConfigError
 from fedgh.training import loop
 from fedgh.trust import FOREIGN, ForeignError
+from tests.support.commands import inside
 from tests.support.tiny import quick
 
 MODULE = '''
@@ -88,8 +89,17 @@ def test_a_name_of_two_packages_is_ignored(tmp_path: Path) -> None:
     assert "cosine" not in methods.plugins()
 
 
-def test_plug_ins_are_among_the_listed_methods() -> None:
-    from fedgh.cli.listing import descriptions
-
-    assert descriptions("methods")["cosine"] == "plug-in: a_plugin:Cosine"
+@pytest.mark.parametrize(
+    ("options", "title"), [([], "plug-ins\n"), (["--private"], "plug-ins (not filtered)\n")]
+)
+def test_plug_ins_are_among_the_listed_methods(
+    options: list[str],
+    title: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert inside(monkeypatch, "list", "methods", *options) == 0
+    _, found, rest = capsys.readouterr().out.partition(title)
+    assert found
+    assert "a_plugin:Cosine" in rest
     assert "a_plugin" not in sys.modules

@@ -74,6 +74,13 @@ def test_random_search_tries_as_many_points_for_each_method_and_shares_their_val
         ),
         (["local.lr=1,2"], {"methods": "fedprot"}, "did you mean 'fedproto'"),
         ([], {"methods": TWO}, "nothing to search"),
+        (["local.lr=1"], {"methods": ","}, "--methods names no method"),
+        (["local.lr=1"], {"methods": "fedproto:lam=1,fedproto:lam=2"}, "names fedproto twice"),
+        (["fedproto.lam=1,2"], {"methods": "fedproto:lam=3"}, "in --methods and in --grid"),
+        (["local.lr=1"], {"methods": "fedproto:name=fedgh"}, "method.name is no setting"),
+        (["fedproto.name=fedgh,fd"], {"methods": "fedproto"}, "method.name is no setting"),
+        (["data.samples=8,9"], {"methods": "fedproto"}, r"have the same \[data\]"),
+        ([" local.lr=1", "local.lr =2"], {}, "there is another --grid for it"),
     ],
 )
 def test_a_search_that_cannot_be_planned_says_what_to_change(
@@ -91,9 +98,9 @@ def test_the_best_point_of_each_method_is_chosen_on_validation_data(tmp_path: Pa
         a_row(trial.label, 1 - k / 10, score)
         for k, (trial, score) in enumerate(zip(trials, validation, strict=True))
     ]
-    table = ranked(rows, outcome)
+    table = ranked(rows)
     assert [row.label for row in table] == [trials[k].label for k in (1, 0, 3, 2)]
-    best = best_of_each(table, outcome)
+    best = best_of_each(table)
     file = tmp_path / "tuned.toml"
     file.write_text(settings_toml(best, outcome))
     assert read_settings(file) == {
@@ -126,6 +133,9 @@ def test_a_comparison_uses_the_settings_of_each_method_and_labels_replace_them(
         ("fedproto = 3", r"\[fedproto\] should have lines section\.key = value"),
         ("[fedproto]\nlr = 1", r"\[fedproto\] should have lines section\.key = value"),
         ("[fedproto", "not valid TOML"),
+        ("[fedproto]\nlocal.lr = {a = 1}", r"local\.lr is a table"),
+        (f"[fedproto]\nlocal.lr = 0x{'f' * 6000}", r"local\.lr: Exceeds the limit"),
+        ("[fedproto]\nfederation.rounds = 5", r"have the same \[federation\]; set it for all"),
     ],
 )
 def test_a_file_of_settings_with_a_mistake_is_refused(
@@ -135,6 +145,76 @@ def test_a_file_of_settings_with_a_mistake_is_refused(
     file.write_text(text)
     with pytest.raises(ConfigError, match=problem):
         read_settings(file)
+
+
+def test_a_file_of_settings_has_any_text_and_may_be_a_link(tmp_path: Path) -> None:
+    file, link = tmp_path / "settings.toml", tmp_path / "link.toml"
+    file.write_text("[fedgh_plus]\nmethod.weights = '\U0001f600 \"x\".npz'\n", encoding="utf-8")
+    link.symlink_to(file)
+    (trial,) = plan_comparison("demo", "fedgh_plus", [0], settings=read_settings(link))
+    assert getattr(trial.config.method, "weights", None) == '\U0001f600 "x".npz'
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("method.name = 'fedgh'", r"method\.name is no setting"),
+        ("local.lr = 2020-01-01", r"local\.lr: should be a valid number"),
+        (
+            "local.lr = inf",
+            r"local\.lr: should be a finite number|local\.lr: should be a valid number",
+        ),
+    ],
+)
+def test_a_setting_that_a_method_cannot_have_is_refused(
+    text: str, problem: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(f"[fedproto]\n{text}\n")
+    with pytest.raises(ConfigError, match=problem):
+        plan_comparison("demo", "fedproto", [0], settings=read_settings(file))
+
+
+@pytest.mark.parametrize(
+    ("method", "grid", "setting"),
+    [
+        ("fedgh.methods:FedProto", "local.lr =0.1", "local.lr=0.1"),
+        ("fedproto", " model.zoo=mlp", 'model.extractors=[\n    "mlp",\n]'),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:model.zoo was renamed")
+def test_selected_settings_are_found_again_under_the_given_name_of_the_method(
+    method: str, grid: str, setting: str, tmp_path: Path
+) -> None:
+    """Also with spaces around the key, and with an earlier name of the key."""
+    (trial,) = plan_search("demo", [grid], [0], methods=method)
+    best = best_of_each(ranked([a_row(trial.label, 0.5, 0.5)]))
+    file = tmp_path / "tuned.toml"
+    file.write_text(settings_toml(best, Outcome([(trial, RunFolder(tmp_path))], {})))
+    assert read_settings(file) == {method: [setting]}
+
+
+def test_without_methods_the_best_of_all_points_is_chosen() -> None:
+    """Also if the method is one of the settings."""
+    trials = plan_search("demo", ["method.name=standalone,fedproto"], [0])
+    rows = [a_row(trial.label, 0.5, score) for trial, score in zip(trials, (0.1, 0.9), strict=True)]
+    assert ranked(rows)[0].label == "method.name=fedproto"
+    assert list(best_of_each(ranked(rows)).values()) == [rows[1]]
+
+
+def test_values_stay_in_a_range_narrower_than_three_digits() -> None:
+    (trial,) = plan_search("demo", ["local.lr=0.1234..0.1235"], [0], points=1)
+    assert 0.1234 <= trial.config.local.lr <= 0.1235
+
+
+def test_a_comparison_says_which_settings_it_does_not_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("[fedproto]\nlocal.lr = 0.5\n")
+    words = ["--methods", "standalone", "--settings", str(file), "--seeds", "0"]
+    assert inside(monkeypatch, "compare", *SET, *words, "--out", str(tmp_path / "out")) == 0
+    assert "not compared, so not used: fedproto" in capsys.readouterr().out
 
 
 def test_tune_writes_a_file_that_compare_reads(

@@ -51,7 +51,9 @@ def list_(
         rows = {facts.name: _settings(facts) if settings else facts.about for facts in members}
         console.print(listing(rows))
     if plugins():
-        console.print("plug-ins", style="underline")
+        filtered = different_networks or private or no_public_data
+        # A plug-in is not imported here, so nothing is known about it.
+        console.print("plug-ins (not filtered)" if filtered else "plug-ins", style="underline")
         console.print(listing({name: entry.value for name, entry in plugins().items()}))
 
 

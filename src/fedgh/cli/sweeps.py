@@ -1,5 +1,6 @@
 """Commands that make several runs: `fedgh compare`, `advise`, `tune`, `reproduce`."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -66,19 +67,23 @@ def compare(
     """Compare methods on the same clients, data, initial weights and batches."""
     from fedgh.report.terminal import comparison, print_whole, say
     from fedgh.studies import statistics
-    from fedgh.studies.sweep import plan_comparison, run_trials
+    from fedgh.studies.sweep import plan_comparison, run_trials, split_label
     from fedgh.studies.tuning import read_settings
 
     console = Console(quiet=quiet)
     overrides = overrides_of(set_, engine, workers, rounds)
     tuned = read_settings(settings) if settings else {}
-    names = methods or COMPARED_METHODS
+    names = COMPARED_METHODS if methods is None else methods
     trials = plan_comparison(experiment, names, whole_numbers(seeds), overrides, data_dir, tuned)
-    if reference not in {trial.label for trial in trials}:
+    labels = dict.fromkeys(trial.label for trial in trials)
+    if unused := set(tuned) - {split_label(label)[0] for label in labels}:
+        say(console, f"{settings}: not compared, so not used: {', '.join(sorted(unused))}")
+    if reference not in labels:
         reference = trials[0].label
     folder = out or Path("runs") / f"compare-{Path(experiment).stem}"
     with resumable_sweep():
-        unnamed = methods in (None, "all")  # then a method that does not fit is no mistake
+        # A method that the user has not named and that does not fit is no mistake.
+        unnamed = methods is None or methods.strip() == "all"
         outcome = run_trials(trials, folder, watch_runs(console), skip_impossible=unnamed)
     table = statistics.rows(outcome, last, reference)
     target = trials[0].config.federation.target
@@ -163,7 +168,9 @@ def tune(
     ] = None,
     trials: Annotated[
         int | None,
-        typer.Option(min=1, help="Points to draw at random for each method; default: all."),
+        typer.Option(
+            min=1, max=1000, help="Points to draw at random for each method; default: all."
+        ),
     ] = None,
     seeds: Seeds = "0",
     rounds: Rounds = None,
@@ -190,14 +197,14 @@ def tune(
     folder = out or Path("runs") / f"tune-{Path(experiment).stem}"
     with resumable_sweep():
         outcome = run_trials(planned, folder, watch_runs(console))
-    table = tuning.ranked(statistics.rows(outcome), outcome)
+    table = tuning.ranked(statistics.rows(outcome))
     about = {"grid": grid, "methods": methods, "trials": trials, "seeds": numbers}
     statistics.write(table, outcome, folder / "search", about)
     print_whole(console, search(table))
     print_missing(console, outcome.missing)
     if not table:
         raise RunError("no point of the grid has a result; the reasons are above")
-    best = tuning.best_of_each(table, outcome)
+    best = tuning.best_of_each(table)
     for row in best.values():
         say(console, f"best: {row.label}; its accuracy on test data is {percent(row.accuracy)}")
     if methods is None:
@@ -205,9 +212,9 @@ def tune(
         hint = f"run it with: fedgh run {file}"
     else:
         file, content = folder / "tuned.toml", tuning.settings_toml(best, outcome)
-        hint = (
-            f"compare them with: fedgh compare {experiment} --methods {methods} --settings {file}"
-        )
+        words = [experiment, "--methods", methods, "--settings", str(file)]
+        words += [word for change in overrides for word in ("--set", change)]
+        hint = f"compare them with: fedgh compare {shlex.join(words)}"
     write_atomic(file, content.encode())
     say(console, hint)
 

@@ -25,8 +25,8 @@ from fedgh.errors import MethodError
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
-Several = Annotated[int, Field(ge=2)]  # such as a batch for batch normalisation
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+Several = Annotated[int, Field(ge=2, lt=2**31)]  # such as a batch for batch normalisation
 NetworkName = Annotated[str, Names.NETWORK]
 
 PublicFor = Literal["none", "server", "all"]

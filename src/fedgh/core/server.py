@@ -36,7 +36,7 @@ from fedgh.core.types import (
     prefixed,
 )
 from fedgh.core.uploads import Uploads
-from fedgh.errors import MethodError, RunError, WireError
+from fedgh.errors import MethodError, RunError, WireError, memory_errors
 
 MAX_EMPTY_ROUNDS = 3
 """Rounds in a row in which all of a few participants fail; one such round does not end a run."""
@@ -294,10 +294,18 @@ class Server:
         )
         try:
             # Layers and dropout on the server draw from PyTorch's global generator.
-            with isolated(self.task.seed, "server-round", round=number):
+            with (
+                isolated(self.task.seed, "server-round", round=number),
+                memory_errors(f"round {number}: the server's update"),
+            ):
                 self.server = moved(self.method.server_update(self.server, accepted), CPU)
         except FloatingPointError as error:
             raise RunError(f"round {number}: {error}; the last completed round is safe") from None
+        except OverflowError:
+            raise RunError(
+                f"round {number}: the server computed a number beyond the largest one; check the "
+                "settings of the method; the last completed round is safe"
+            ) from None
         for _ in accepted:  # a method may stop early, but all participants must finish
             pass
         for name, value in accepted.metrics.items():

@@ -114,7 +114,7 @@ def plan_comparison(
     its name; those of a label replace them.
     """
     plans = []
-    for label in list(METHODS) if methods == "all" else split_words(methods):
+    for label in list(METHODS) if methods.strip() == "all" else split_words(methods):
         name, own = split_label(label)
         more = (settings or {}).get(name, ())
         plans.append((label, [f"method.name={name}", *more, *own]))
@@ -264,8 +264,11 @@ def plan_trials(
 ) -> list[Trial]:
     """Return one trial per plan and seed. Raise ConfigError if two of them are the same."""
     changes = [*overrides, *(setting for _, settings in plans for setting in settings)]
-    if any(change.partition("=")[0].strip() == "federation.seed" for change in changes):
+    if any(_key(change) == "federation.seed" for change in changes):
         raise ConfigError("federation.seed: seeds of a sweep are given with --seeds")
+    for label, settings in plans:
+        if [_key(setting) for setting in settings].count("method.name") > 1:
+            raise ConfigError(f"'{label}': method.name is no setting; name the method itself")
     trials: list[Trial] = []
     for seed in seeds:
         for label, settings in plans:
@@ -280,6 +283,10 @@ def plan_trials(
     if not trials:
         raise ConfigError("there is nothing to run: name at least one method and one seed")
     return trials
+
+
+def _key(change: str) -> str:
+    return change.partition("=")[0].strip()
 
 
 def split_words(text: str) -> list[str]:

@@ -9,10 +9,9 @@ The settings with the highest validation accuracy are stored in a TOML file, a t
 `fedgh tune --methods` writes this file, and `fedgh compare --settings` reads it.
 """
 
-import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 from pathlib import Path
@@ -23,6 +22,7 @@ import tomli_w
 from fedgh.config import Config, read_toml
 from fedgh.errors import ConfigError, unknown
 from fedgh.methods import METHODS, plugins
+from fedgh.renames import SETTINGS
 from fedgh.studies.statistics import Row
 from fedgh.studies.sweep import (
     Outcome,
@@ -36,6 +36,9 @@ from fedgh.studies.sweep import (
 
 Settings = dict[str, list[str]]
 """For each method, settings as `section.key=value`."""
+
+SHARED_SECTIONS = ("federation", "data", "public", "attack")
+"""Sections that all methods of a comparison have in common: the clients, data and rounds."""
 
 RANGE = re.compile(r"(?P<low>[^,\s]+)\.\.(?P<high>[^,\s]+)")
 """A range of values, such as 0.001..0.1, from which values are drawn log-uniformly."""
@@ -63,7 +66,8 @@ class Axis:
                 yield from (self.values[number] for number in rng.permutation(len(self.values)))
             else:
                 value = math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
-                yield str(round(value)) if self.whole else f"{value:.3g}"
+                short = str(round(value)) if self.whole else f"{value:.3g}"
+                yield short if self.low <= float(short) <= self.high else repr(value)
 
 
 def plan_search(
@@ -92,6 +96,9 @@ def plan_search(
 def _plan_points(methods: str | None, grid: Sequence[str], wanted: int | None) -> list[Plan]:
     labels = [("", [])] if methods is None else list(map(split_label, split_words(methods)))
     names = [name for name, _ in labels]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"--methods names {name} twice; each method is tuned once")
     axes: list[Axis] = []
     for text in grid:
         axis = _parse_axis(text, names)
@@ -100,13 +107,19 @@ def _plan_points(methods: str | None, grid: Sequence[str], wanted: int | None) -
                 f"--grid {text}: this setting has a second --grid; use one for all values"
             )
         axes.append(axis)
-    if not labels or not axes:
+    if not labels:
+        raise ConfigError("--methods names no method; e.g. --methods fedgh,fedproto")
+    if not axes:
         raise ConfigError("nothing to search: give at least one --grid section.key=value,value")
     points: dict[str, list[tuple[str, ...]]] = {}
     for name, settings in labels:
         own = [axis for axis in axes if axis.method in (None, name)]
         if not own:
             raise ConfigError(f"--methods {name}: no --grid has a setting of this method")
+        searched = {axis.key for axis in own}
+        for setting in settings:
+            if (key := setting.partition("=")[0]) in searched:
+                raise ConfigError(f"{key} of {name} is in --methods and in --grid; give it once")
         drawn = _all_points(own) if wanted is None else _draw(name, own, wanted)
         points[name] = [(*settings, *point) for point in drawn]
     if len({len(tried) for tried in points.values()}) > 1:
@@ -125,24 +138,30 @@ def _plan(name: str, point: tuple[str, ...]) -> Plan:
     return " ".join([name, *point]), [f"method.name={name}", *point]
 
 
-def ranked(rows: Sequence[Row], outcome: Outcome) -> list[Row]:
+def ranked(rows: Sequence[Row]) -> list[Row]:
     """Return the rows grouped by method, sorted in each group by falling validation accuracy."""
-    names = list(dict.fromkeys(_configs(outcome)[row.label].method_name for row in rows))
+    names = list(dict.fromkeys(_method_in(row.label) for row in rows))
 
     def order(row: Row) -> tuple[int, float]:
         accuracy = row.validation_accuracy
-        place = names.index(_configs(outcome)[row.label].method_name)
+        place = names.index(_method_in(row.label))
         return place, math.inf if accuracy is None else -accuracy
 
     return sorted(rows, key=order)
 
 
-def best_of_each(ranked_rows: Sequence[Row], outcome: Outcome) -> dict[str, Row]:
-    """Return the first row of each method, by the method's name."""
+def best_of_each(ranked_rows: Sequence[Row]) -> dict[str, Row]:
+    """Return the first row of each method, by the method's name in `--methods`."""
     best: dict[str, Row] = {}
     for row in ranked_rows:
-        best.setdefault(_configs(outcome)[row.label].method_name, row)
+        best.setdefault(_method_in(row.label), row)
     return best
+
+
+def _method_in(label: str) -> str:
+    """Return the method that a label starts with; empty without `--methods`."""
+    word = label.partition(" ")[0]
+    return "" if "=" in word else word
 
 
 def best_config(ranked_rows: Sequence[Row], outcome: Outcome) -> Config:
@@ -161,7 +180,7 @@ def settings_toml(best: Mapping[str, Row], outcome: Outcome) -> str:
 def read_settings(path: Path) -> Settings:
     """Read the settings of each method. Raise ConfigError if the file is not valid."""
     settings: Settings = {}
-    for name, table in read_toml(path).items():
+    for name, table in read_toml(path, follow=True).items():
         if ":" not in name and name not in {*METHODS, *plugins()}:
             raise ConfigError(f"{path}: {unknown('method', name, [*METHODS, *plugins()])}")
         sections = table.values() if isinstance(table, dict) else [None]
@@ -170,11 +189,31 @@ def read_settings(path: Path) -> Settings:
                 f"{path}: [{name}] should have lines section.key = value, e.g. local.lr = 0.1"
             )
         settings[name] = [
-            f"{section}.{key}={json.dumps(value)}"
+            f"{section}.{key}={_as_toml(value, f'{path}: [{name}] {section}.{key}')}"
             for section, values in table.items()
             for key, value in values.items()
         ]
+        check_shared(f"{path}: [{name}]", table)
     return settings
+
+
+def _as_toml(value: object, where: str) -> str:
+    """Return a value as TOML, in which it is also text of a setting."""
+    if isinstance(value, dict):
+        raise ConfigError(f"{where} is a table; expected a value")
+    try:
+        return tomli_w.dumps({"value": value}).partition("=")[2].strip()
+    except ValueError as error:  # a whole number of thousands of digits
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def check_shared(where: str, sections: Iterable[str]) -> None:
+    """Raise ConfigError if a setting of one method would give it other data than the others."""
+    for section in sections:
+        if section in SHARED_SECTIONS:
+            raise ConfigError(
+                f"{where}: compared methods have the same [{section}]; set it for all with --set"
+            )
 
 
 def _configs(outcome: Outcome) -> dict[str, Config]:
@@ -190,13 +229,14 @@ def _settings_of(label: str, config: Config) -> dict[str, dict[str, object]]:
     table = config.to_table()
     chosen: dict[str, dict[str, object]] = {}
     for word in re.split(r" (?=\w+\.\w+=)", label)[1:]:  # after the method's name
-        section, _, key = word.partition("=")[0].partition(".")
+        name = word.partition("=")[0]
+        section, _, key = SETTINGS.get(name, name).partition(".")
         chosen.setdefault(section, {})[key] = table[section][key]
     return chosen
 
 
 def _parse_axis(text: str, names: Sequence[str]) -> Axis:
-    key, _, values = text.partition("=")
+    key, _, values = map(str.strip, text.partition("="))
     section, _, last = key.rpartition(".")
     if not values or not section:
         raise ConfigError(
@@ -210,6 +250,8 @@ def _parse_axis(text: str, names: Sequence[str]) -> Axis:
         raise ConfigError(
             f"--grid {text}: name the method that has this setting, e.g. {names[0]}.{last}"
         )
+    if names != [""]:
+        check_shared(f"--grid {text}", [section])
     if found := RANGE.fullmatch(values):
         return _parse_range(text, key, method, found["low"], found["high"])
     return Axis(key, method, tuple(split_values(values)))

@@ -34,7 +34,7 @@ from fedgh.data.public import PublicData, check_disjoint, check_inputs
 from fedgh.data.sources import SEPARATE, SOURCES, DataLocation, Source
 from fedgh.engines.device import find_device
 from fedgh.engines.host import Blueprint
-from fedgh.errors import ConfigError, MethodError
+from fedgh.errors import ConfigError, MethodError, memory_errors
 from fedgh.models import Extractor, check_extractor, extractor, split_model
 from fedgh.privacy.accounting import Account, noise_multiplier
 from fedgh.privacy.mechanism import Privacy
@@ -169,7 +169,10 @@ class Experiment:
         try:
             check_same_part(method, self.task, models)
             # Layers that the server starts with draw from the global generator.
-            with isolated(seed, "init-server"):
+            with (
+                isolated(seed, "init-server"),
+                memory_errors(f"the server's state of {method.name}"),
+            ):
                 return method.init_server(self.task, models, stream(seed, "server"))
         except ConfigError as error:
             raise MethodError(str(error)) from None
@@ -188,8 +191,9 @@ class Experiment:
         for kind in range(max(1, len(resources.networks))):
             shapes = Shapes(self.task, partial(resources.network, kind))
             try:
-                method.upload_specs(shapes)
-                method.download_specs(shapes)
+                with memory_errors(f"a network of {method.name}"):
+                    method.upload_specs(shapes)
+                    method.download_specs(shapes)
             except (ConfigError, AttributeError) as error:  # a missing submodule or field
                 raise MethodError(f"{method.name}: {error}") from None
 
