@@ -80,7 +80,7 @@ def test_random_search_tries_as_many_points_for_each_method_and_shares_their_val
         (["local.lr=1"], {"methods": "fedproto:name=fedgh"}, "method.name is no setting"),
         (["fedproto.name=fedgh,fd"], {"methods": "fedproto"}, "method.name is no setting"),
         (["data.samples=8,9"], {"methods": "fedproto"}, r"have the same \[data\]"),
-        ([" local.lr=1", "local.lr =2"], {}, "there is another --grid for it"),
+        ([" local.lr=1", "local.lr =2"], {}, "has a second --grid"),
     ],
 )
 def test_a_search_that_cannot_be_planned_says_what_to_change(
