@@ -278,7 +278,7 @@ def test_run_labels_are_the_shortest_paths_that_differ(tmp_path: Path) -> None:
     one, other = tmp_path / "a/x/run", tmp_path / "b/x/run"
     assert [run.label for run in name_runs([one, other])] == ["a/x/run", "b/x/run"]
     assert [run.label for run in name_runs([one])] == ["run"]
-    with pytest.raises(RunError, match="named twice"):
+    with pytest.raises(RunError, match="given twice"):
         name_runs([one, tmp_path / "b/../a/x/run"])
     with pytest.raises(RunError, match="is not a run folder"):
         name_runs([tmp_path])
