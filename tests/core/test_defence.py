@@ -276,3 +276,12 @@ def test_clipping_shrinks_moments_as_a_whole() -> None:
     bounded.check()
     torch.testing.assert_close(bounded.means, large.means, atol=1e-3, rtol=0)
     torch.testing.assert_close(bounded.scatter / 40, large.scatter / 4000, atol=1e-3, rtol=0)
+
+
+def test_clipped_label_counts_stay_zero_for_classes_that_a_client_lacks() -> None:
+    """FedGen's uploads have a count for every class; zeros are no typical numbers of samples."""
+    told = [[10, 10, 0, 0], [10, 10, 0, 0], [0, 0, 10, 1000]]
+    sent = uploads(*({"counts": torch.tensor(own, dtype=torch.int32)} for own in told))
+    kept, _ = defend(Defence(clip=2.0), sent)
+    counts = [upload.payload["counts"].tolist() for upload in kept]
+    assert counts == [*told[:2], [0, 0, 10, 20]]

@@ -141,7 +141,7 @@ def _clip(uploads: list[Upload], clip: float) -> list[Upload]:
     payloads = [upload.payload for upload in uploads]
     examples = _bound([torch.tensor([upload.num_examples]) for upload in uploads], clip)
     norms = _bound([_norms(payload) for payload in payloads], clip)
-    counts = _bound([payload.get("counts", NO_NUMBERS) for payload in payloads], clip)
+    counts = _bound([_counts(payload) for payload in payloads], clip)
     return [
         replace(
             upload,
@@ -170,6 +170,17 @@ def _norms(payload: Payload) -> Tensor:
     return payload["means"].double().norm(dim=1) if "means" in payload else NO_NUMBERS
 
 
+def _counts(payload: Payload) -> Tensor:
+    """Return the numbers of samples of the classes that a client has."""
+    return payload["counts"][_counted(payload)] if "counts" in payload else NO_NUMBERS
+
+
+def _counted(payload: Payload) -> Tensor:
+    """Return which counts are of classes that the client has: all, if the upload names classes."""
+    counts = payload["counts"]
+    return torch.ones_like(counts, dtype=torch.bool) if "classes" in payload else counts > 0
+
+
 def _shrink(payload: Payload, norms: Tensor, counts: Tensor) -> Payload:
     out = dict(payload)
     if "second" in payload:  # moments shrink as a whole, or counts and sums would not fit together
@@ -182,5 +193,6 @@ def _shrink(payload: Payload, norms: Tensor, counts: Tensor) -> Payload:
         factors = norms / _norms(payload).clamp(min=MIN_DIVISOR)
         out["means"] = payload["means"] * factors.float()[:, None]
     if "counts" in payload:
-        out["counts"] = counts.clamp(min=1).to(payload["counts"].dtype)
+        least = counts.clamp(min=1).to(payload["counts"].dtype)
+        out["counts"] = payload["counts"].masked_scatter(_counted(payload), least)
     return out
