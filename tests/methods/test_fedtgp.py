@@ -121,7 +121,7 @@ def test_every_participant_gets_all_prototypes_and_none_before_there_are_any() -
         assert down.keys() == {"classes", "means"}
         assert down["classes"].tolist() == [0, 1, 2, 3]
         assert down["means"].equal(server["means"])
-    assert method.sendable(server).keys() == {"means", "filled"}  # the network stays here
+    assert method.sendable(server).keys() == {"classes", "means"}  # the network stays here
 
 
 def client(**local: float) -> Client:

@@ -6,18 +6,17 @@ that is near the clients' class means of this class and, by a margin, far from t
 
 from typing import Literal
 
-import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor, arange, cat, cdist, inf, nn, ones_like, randperm
 from torch.nn.functional import cross_entropy, one_hot
 
 from fedgh.methods import api
-from fedgh.methods.api import Client, Payload, Recipient, Task, Uploads, class_table, part, prefixed
+from fedgh.methods.api import Client, Payload, Task, Uploads, class_table, part, prefixed
 from fedgh.methods.fedproto import FedProto
 
 
 def contrast(means: Tensor, labels: Tensor, prototypes: Tensor, margin: float) -> Tensor:
     """Return the mean cross-entropy of negative distances; the right class is `margin` farther."""
-    distances = torch.cdist(means, prototypes) + margin * one_hot(labels, len(prototypes))
+    distances = cdist(means, prototypes) + margin * one_hot(labels, len(prototypes))
     return cross_entropy(-distances, labels)
 
 
@@ -44,25 +43,23 @@ class FedTGP(FedProto):
         c, r = task.num_classes, task.rep_dim
         return nn.Sequential(nn.Embedding(c, r), nn.Linear(r, r), nn.ReLU(), nn.Linear(r, r))
 
-    def broadcast(self, server: Payload, to: Recipient) -> Payload:
-        return class_table.select(server, None)
+    broadcast = api.Method.broadcast  # all that is sendable: FedProto selects classes
 
     def sendable(self, server: Payload) -> Payload:
-        return {name: server[name] for name in ("means", "filled")}
+        return class_table.select(server, None)
 
     def client_update(self, client: Client, down: Payload) -> Payload:
-        statistics = super().client_update(client, down)
-        return {name: statistics[name] for name in ("classes", "means")}
+        return {k: v for k, v in super().client_update(client, down).items() if k != "counts"}
 
     def server_update(self, server: Payload, uploads: Uploads) -> Payload:
         if not (sent := [each.payload for each in uploads if len(each.payload["classes"])]):
             return server
-        means = torch.cat([each["means"] for each in sent])
-        labels = torch.cat([each["classes"] for each in sent]).long()
-        net, classes = self.prototypes(uploads.task), torch.arange(uploads.task.num_classes)
+        means = cat([each["means"] for each in sent])
+        labels = cat([each["classes"] for each in sent]).long()
+        net, classes = self.prototypes(uploads.task), arange(uploads.task.num_classes)
         api.load_network(net, part(server, "net."))
         margin, rng = self.margin(means, labels, len(classes)), uploads.stream("class means")
-        orders = [torch.randperm(len(labels), generator=rng) for _ in range(self.server_epochs)]
+        orders = [randperm(len(labels), generator=rng) for _ in range(self.server_epochs)]
         batches = [rows for order in orders for rows in order.split(self.server_batch)]
 
         def loss() -> Tensor:
@@ -70,14 +67,14 @@ class FedTGP(FedProto):
             return contrast(means[rows], labels[rows], net(classes), margin)
 
         api.learn(uploads, [net], loss, len(batches), lr=self.server_lr, optimizer="sgd")
-        table = {"means": net(classes).detach(), "filled": torch.ones_like(classes).bool()}
+        table = {"means": net(classes).detach(), "filled": ones_like(classes).bool()}
         return {**table, **prefixed("net.", api.network_state(net))}
 
     def margin(self, means: Tensor, labels: Tensor, num_classes: int) -> float:
         """Return the largest distance between class centres, at most `max_margin`; 0 for one."""
         sums, holders = class_table.sums(labels, means, num_classes)
         centres = (sums / holders[:, None])[holders > 0]
-        distances = torch.cdist(centres, centres)
+        distances = cdist(centres, centres)
         if self.margin_of == "nearest" and len(centres) > 1:
-            distances = distances.fill_diagonal_(torch.inf).amin(dim=1)
+            distances = distances.fill_diagonal_(inf).amin(dim=1)
         return min(float(distances.max()), self.max_margin)
