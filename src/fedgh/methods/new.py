@@ -15,18 +15,13 @@ from fedgh.methods import ENTRY_POINTS, METHODS, plugins
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 METHODS_DIR, TESTS_DIR = Path("src/fedgh/methods"), Path("tests/methods")
-TABLE = Path("docs/methods.md")
-"""Paths in a checkout of fedgh."""
+"""Folders in a checkout of fedgh."""
 
 TEMPLATE_NAMES = ("Client", "Generator", "Path", "Payload", "Task", "Upload", "Uploads")
 """Names that the written files import."""
 
 MAX_FILE = 2**20
-"""Bytes of a source file or page to which a line is added."""
-
-ROW = (
-    "| `@NAME@` | header | header | a step towards the mean, weights n_k/n | `server_lr` (1.0) |\n"
-)
+"""Bytes of a source file to which a line is added."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,11 @@ class NewMethod:
             f"test it    python -m pytest {self.test if self.changed else self.test.name}",
             f"compare    fedgh compare --methods lg_fedavg,{self.setting} --seeds 0,1,2",
         ]
-        if not self.changed:
+        if self.changed:
+            lines.append(
+                "document   a section of docs/methods.md; then python -m tools.method_table"
+            )
+        else:
             lines.append(
                 f'publish    in your pyproject.toml: [project.entry-points."{ENTRY_POINTS}"] '
                 f'{self.name} = "{self.setting}"'
@@ -126,20 +125,17 @@ def _filled(template: str, values: dict[str, str]) -> str:
 
 
 def _built_in(here: Path, name: str) -> dict[Path, str]:
-    """Return the texts of the files that list all methods, with a line for this one."""
-    listing, table = here / METHODS_DIR / "__init__.py", here / TABLE
-    texts = {path: read_bytes(path, MAX_FILE).decode() for path in (listing, table)}
+    """Return the text of the file that lists all methods, with lines for this one."""
+    path = here / METHODS_DIR / "__init__.py"
+    text = read_bytes(path, MAX_FILE).decode()
     for word in (name, class_name(name)):
-        if re.search(rf"\b{word}\b", texts[listing]):
-            raise ConfigError(f"{listing} has a name '{word}' already; choose another name")
+        if re.search(rf"\b{word}\b", text):
+            raise ConfigError(f"{path} has a name '{word}' already; choose another name")
     imports = re.compile(r"^from fedgh\.methods\.\w+ import \w+\n", re.MULTILINE)
     line = f"from fedgh.methods.{name} import {class_name(name)}\n"
-    texts[listing] = _after(listing, texts[listing], imports, line, sort=True)
+    text = _after(path, text, imports, line, sort=True)
     entries = re.compile(r"(?<=    for method in \(\n)(?:        \w+,\n)+", re.MULTILINE)
-    texts[listing] = _after(listing, texts[listing], entries, f"        {class_name(name)},\n")
-    rows = re.compile(r"^\| `\w+` \|(?:[^|\n]*\|){4}\n", re.MULTILINE)
-    texts[table] = _after(table, texts[table], rows, ROW.replace("@NAME@", name))
-    return texts
+    return {path: _after(path, text, entries, f"        {class_name(name)},\n")}
 
 
 def _after(path: Path, text: str, lines: re.Pattern[str], line: str, *, sort: bool = False) -> str:
