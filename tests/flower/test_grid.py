@@ -24,7 +24,7 @@ from fedgh.runs.folder import RunFolder
 from fedgh.training import loop
 from tests.flower.absent import with_absent
 from tests.flower.local import FIRST_NODE, NETWORKS, LocalFederation
-from tests.support.families import FAMILIES
+from tests.support.families import FAMILIES, OTHERS
 from tests.support.runs import EVERYTHING, interrupted
 from tests.support.tiny import numbers, quick, states
 
@@ -57,14 +57,21 @@ def test_the_grid_gives_the_same_bits_as_serial(method: str, tmp_path: Path) -> 
     assert_same(federation, federation.run(), straight)
 
 
-FEW_STEPS = ["method.shared=mlp", "method.server_steps=2", "method.server_batch=4"]
-OTHER_FAMILIES = ["fedavg", "fedrep", "fedbabu", "fedclassavg", "standalone", "fedzkt"]
+ONE_NETWORK = ["model.extractors=tests.support.tiny:mlp"]
+ONE_OF_EACH = {
+    "fedavg": ONE_NETWORK,
+    "fedrep": [*ONE_NETWORK, "method.header_epochs=1"],
+    "standalone": ONE_NETWORK,
+    "fedgen": ["method.server_steps=2"],
+    "fedzkt": ["method.shared=mlp", "method.server_steps=2", "method.server_batch=4"],
+    **{name: FAMILIES[name] for name in OTHERS},
+}
+"""A method of each family, with settings that make it fast."""
 
 
-@pytest.mark.parametrize("method", [*OTHER_FAMILIES, "fedgen", "fedtgp", *FAMILIES])
+@pytest.mark.parametrize("method", ONE_OF_EACH)
 def test_the_grid_gives_the_same_bits_for_other_families(method: str, tmp_path: Path) -> None:
-    one = ["model.extractors=tests.support.tiny:mlp"]
-    needed = {**FAMILIES, "fedzkt": FEW_STEPS}.get(method, one)
+    needed = ONE_OF_EACH[method]
     experiment = quick(f"method.name={method}", *needed)
     straight = loop.run(experiment, tmp_path / "serial")
     federation = LocalFederation(tmp_path / "federation", experiment)

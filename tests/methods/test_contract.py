@@ -18,11 +18,11 @@ from fedgh.methods.paper_bytes import paper_bytes
 from fedgh.testing import check_method, check_runs
 from fedgh.training import loop
 from fedgh.training.experiment import Experiment
-from tests.support.families import FAMILIES, ONE_ARCHITECTURE
+from tests.support.families import FAMILIES, ONE_ARCHITECTURE, OTHERS
 from tests.support.rounds import shapes_of, uploads_of
 from tests.support.tiny import quick
 
-ALL = [*METHODS, *FAMILIES]
+ALL = [*METHODS, *OTHERS]
 
 SHARED = ["method.shared=tests.support.tiny:noisy"]
 SETTINGS = {

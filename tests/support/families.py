@@ -22,6 +22,11 @@ FAMILIES: dict[str, list[str]] = {
 }
 """The methods below, and the settings that they need."""
 
+WITHOUT_BUILT_IN = ("Consensus", "Distils", "Cuts")
+"""Those of families that have no built-in method yet."""
+
+OTHERS = [name for name in FAMILIES if name.endswith(WITHOUT_BUILT_IN)]
+
 
 class Phases(api.Method):
     """A partial model in two phases, after FedRep: first the header, then the extractor."""
