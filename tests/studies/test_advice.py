@@ -302,7 +302,7 @@ def test_a_rehearsal_fails_if_training_alone_fails(tmp_path: Path) -> None:
         (["--seeds", "one"], 2, "expected whole numbers"),
         (["--seeds", ","], 2, "there is nothing to run"),
         (["--set", "federation.seed=1"], 2, "seeds of a sweep are given with --seeds"),
-        (["--methods", "fedavg"], 1, "no method has a result to compare; fedavg: fedavg averages"),
+        (["--methods", "fedavg"], 1, "no method has a result to compare; fedavg: fedavg needs"),
     ],
 )
 def test_mistakes_in_arguments_are_explained(
