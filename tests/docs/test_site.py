@@ -85,7 +85,9 @@ def browser() -> Iterator[webdriver.Chrome]:
 def test_the_search_works_without_a_server(site: Path, browser: webdriver.Chrome) -> None:
     browser.get((site / "concepts.html").as_uri())
     browser.execute_script("document.querySelector('label[for=__search]').click()")
-    browser.find_element(By.CSS_SELECTOR, "input.md-search__input").send_keys("accuracy and global accuracy")
+    browser.find_element(By.CSS_SELECTOR, "input.md-search__input").send_keys(
+        "accuracy and global accuracy"
+    )
     results = WebDriverWait(browser, TIMEOUT).until(
         lambda b: b.find_elements(By.CSS_SELECTOR, ".md-search-result__item a")
     )
