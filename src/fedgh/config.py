@@ -321,8 +321,10 @@ def check_limits(config: Config, limits: Limits) -> None:
     limits.check("local.epochs", config.local.epochs, "max_epochs")
     width = getattr(config.method, "feature_dim", 0)
     limits.check("method.feature_dim", width, "max_feature_dim")
-    for key in ("header_epochs", "extractor_epochs", "tune_epochs"):
-        limits.check(f"method.{key}", getattr(config.method, key, 0), "max_epochs")
+    for setting in fields(config.method):
+        if setting.name.endswith("_epochs"):
+            value = getattr(config.method, setting.name)
+            limits.check(f"method.{setting.name}", value, "max_epochs")
     for key in ("hidden", "noise", "shared_dim"):  # layers that are as wide
         limits.check(f"method.{key}", getattr(config.method, key, 0), "max_rep_dim")
     limits.check_shape("data.shape", tuple(config.data.shape or ()))

@@ -197,10 +197,13 @@ def test_a_misspelt_declaration_is_rejected(kind: Callable[[str], Message]) -> N
 
 
 def test_outputs_of_public_samples_need_public_data() -> None:
-    for task in (replace(TASK, public_size=0), replace(TASK, public_size=1)):
-        message = api.PublicOutputs(samples="samples")
-        with pytest.raises(MethodError, match="sends outputs of 2 public samples, but"):
-            sizes(message, shapes_of(task))
+    with pytest.raises(MethodError, match="sends outputs of 0 public samples; declare public_for"):
+        sizes(api.PublicOutputs(samples="samples"), shapes_of(replace(TASK, public_size=0)))
+
+
+def test_a_field_with_more_samples_than_there_are_means_all() -> None:
+    task = replace(TASK, public_size=1)
+    assert sizes(api.PublicOutputs(samples="samples"), shapes_of(task)) == [{"logits": (1, 3)}]
 
 
 def test_the_norm_of_averaged_vectors_is_that_of_the_part_that_has_them() -> None:

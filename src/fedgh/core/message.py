@@ -237,7 +237,7 @@ class PublicOutputs(Message):
     """A row of `logits` or `probabilities` for each public sample that a round uses."""
 
     kind: Literal["logits", "probabilities"] = "logits"
-    samples: str = ""  # the method's field with their number; empty: all public samples
+    samples: str = ""  # the method's field with their largest number; empty: all public samples
 
     def __post_init__(self) -> None:
         _check_choice(self.kind, "logits", "probabilities")
@@ -248,11 +248,13 @@ class PublicOutputs(Message):
 
     def specs(self, method: "Method", shapes: Shapes) -> list[wire.Spec]:
         task = shapes.task
-        rows = int(getattr(method, self.samples)) if self.samples else task.public_size
-        if not 0 < rows <= task.public_size:
+        rows = task.public_size
+        if self.samples:
+            rows = min(rows, int(getattr(method, self.samples)))
+        if rows < 1:
             raise MethodError(
-                f"{method.name} sends outputs of {rows} public samples, but there are "
-                f"{task.public_size}; declare public_for, and set public.samples"
+                f"{method.name} sends outputs of {rows} public samples; declare public_for, and "
+                "set public.samples"
             )
         return [{self.kind: _outputs(task, (rows,), probabilities=self.kind == "probabilities")}]
 

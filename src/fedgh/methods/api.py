@@ -62,6 +62,7 @@ from fedgh.core.method import (
     SamePart,
     Several,
 )
+from fedgh.core.public_draw import public_draw
 from fedgh.core.subnet import CoordinateMean, cut, put, sizes_of, take
 from fedgh.core.types import (
     Client,
@@ -149,6 +150,7 @@ __all__ = [
     "part",
     "plain_mean",
     "prefixed",
+    "public_draw",
     "put",
     "shared_layers",
     "shared_model",
