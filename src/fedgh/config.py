@@ -21,7 +21,7 @@ from pydantic import (
 from fedgh.choices import EngineName, Protected
 from fedgh.core.attack import Attack
 from fedgh.core.defence import Defence
-from fedgh.core.method import Method
+from fedgh.core.method import Method, NetworkNames
 from fedgh.core.names import Names
 from fedgh.core.types import GlobalRounds, LocalTraining, NameList
 from fedgh.data.fetch import expanded
@@ -67,7 +67,6 @@ NEW_METHOD_KEYS: dict[str, dict[str, object]] = {
 # Types of text fields, each with the kind of thing that its text names (see `core.names`).
 PlainText = Annotated[str, Names.NOTHING]
 TextList = Annotated[NameList, Names.NOTHING]
-NetworkNames = Annotated[NameList, Names.NETWORK]
 FilePath = Annotated[Path, Names.PATH]
 MachineName = Annotated[str, Names.MACHINE]
 CallbackNames = Annotated[NameList, Names.CALLBACK]
@@ -114,7 +113,7 @@ class PublicSection(_SectionModel):
 class ModelSection(_SectionModel):
     """The extractors of the clients, and the width of their representations."""
 
-    extractors: NetworkNames = Field(list(EXTRACTOR_NAMES), min_length=1)  # assigned in turn
+    extractors: NetworkNames = list(EXTRACTOR_NAMES)  # assigned in turn
     rep_dim: int = Field(REP_DIM, ge=1)  # width: numbers in a representation
 
 
@@ -322,9 +321,11 @@ def check_limits(config: Config, limits: Limits) -> None:
     width = getattr(config.method, "feature_dim", 0)
     limits.check("method.feature_dim", width, "max_feature_dim")
     for setting in fields(config.method):
+        key, value = f"method.{setting.name}", getattr(config.method, setting.name)
         if setting.name.endswith("_epochs"):
-            value = getattr(config.method, setting.name)
-            limits.check(f"method.{setting.name}", value, "max_epochs")
+            limits.check(key, value, "max_epochs")
+        if isinstance(value, list):
+            limits.check(key, len(value), "max_networks")
     for key in ("hidden", "noise", "shared_dim"):  # layers that are as wide
         limits.check(f"method.{key}", getattr(config.method, key, 0), "max_rep_dim")
     limits.check_shape("data.shape", tuple(config.data.shape or ()))

@@ -135,7 +135,9 @@ def test_clients_of_every_method_give_the_same_replies_on_the_other_device(
     replies = {}
     for device in (CPU, OTHER_DEVICE):
         host = ClientHost(replace(prepared.blueprint(), device=device), ClientFiles(tmp_path, 0))
-        down = prepared.config.method.broadcast(prepared.initial_server(), Recipient(0))
+        architecture = prepared.server_resources().architecture(0)
+        to = Recipient(0, None, 0, *architecture)
+        down = prepared.config.method.broadcast(prepared.initial_server(), to)
         replies[device] = [
             host.run(Job(0, round, wire.to_bytes(down), evaluate=True)) for round in (1, 2)
         ]

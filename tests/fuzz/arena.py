@@ -1,8 +1,9 @@
 """The server of a small federation whose clients answer with given bytes and do not train."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -36,9 +37,16 @@ SMALL_BATCH = {"fedzkt": {"server_batch": 2}}  # of other methods it is a word
 def method_of(name: str) -> Method:
     """Return a method; one that shares a network or feature map has a small one."""
     kind: Callable[..., Method] = METHODS[name]
-    small = {"shared": "tests.support.tiny:mlp", "shared_dim": 2, "feature_dim": 8, "hidden": 4}
+    small: dict[str, Any] = {
+        "shared": "tests.support.tiny:mlp",
+        "shared_dim": 2,
+        "feature_dim": 8,
+        "hidden": 4,
+    }
     small |= {"noise": 4, "server_steps": 2, "server_epochs": 1, **SMALL_BATCH.get(name, {})}
-    return kind(**{key: value for key, value in small.items() if hasattr(kind, key)})
+    small |= {"widths": ["tests.support.tiny:mlp"]}
+    settings = {field.name for field in fields(METHODS[name])}
+    return kind(**{key: value for key, value in small.items() if key in settings})
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ from tests.support.tiny import quick
 ALL = [*METHODS, *OTHERS]
 
 SHARED = ["method.shared=tests.support.tiny:noisy"]
+WIDTHS = [f"tests.support.tiny:normed{width}" for width in ("", "@1/2", "@1/4")]
+NESTED = [f"model.extractors={','.join(WIDTHS)}"]
 SETTINGS = {
     "fedavg": ONE_ARCHITECTURE,
     "fedper": ONE_ARCHITECTURE,
@@ -44,6 +46,9 @@ SETTINGS = {
     "fedgen": ["method.server_steps=5", "method.hidden=16", "method.alpha=0.1"],
     "fedtgp": ["method.server_epochs=5", "method.lam=0.1"],
     "fedgh_plus": ["method.feature_dim=32"],
+    "heterofl": [*NESTED, "method.shared=tests.support.tiny:normed"],
+    "fedrolex": [*NESTED, "method.shared=tests.support.tiny:normed"],
+    "fjord": [*NESTED, f"method.widths={','.join(reversed(WIDTHS))}"],
     **FAMILIES,
 }
 
@@ -129,7 +134,7 @@ def test_numbers_of_samples_are_sent_only_if_the_method_weights_by_them(
 
     monkeypatch.setattr(type(prepared.config.method), "server_update", spy)
     loop.run(prepared, tmp_path / "run")
-    weights = ("avg", "fedper", "fedalt", "fml", "fedkd", "fedmrl", "fedgen", ":Distils")
+    weights = ("avg", "fedper", "fedalt", "fml", "fedkd", "fedmrl", "fedgen", "fjord", ":Distils")
     weighted = name.endswith(weights)
     assert seen == ([client.train for client in prepared.clients()] if weighted else [0] * 5)
 

@@ -1,5 +1,6 @@
 """Small parts for tests: networks that train in milliseconds, a client, an experiment."""
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from fedgh.core import wire
 from fedgh.core.records import ClientInfo, Identity
 from fedgh.core.types import Client, ClientData, Examples, LocalTraining, Payload, SplitModel, Task
 from fedgh.methods import METHODS
+from fedgh.models.width import FULL, units
 from fedgh.runs.folder import RunFolder
 from fedgh.runs.sealed import unpack
 from fedgh.training import experiment
@@ -28,6 +30,21 @@ def noisy(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
     size = torch.Size(shape).numel()
     return nn.Sequential(
         nn.Flatten(), nn.Linear(size, rep_dim), nn.BatchNorm1d(rep_dim), nn.Dropout(0.5), nn.ReLU()
+    )
+
+
+def normed(shape: tuple[int, ...], rep_dim: int, width: Fraction = FULL) -> nn.Module:
+    """An extractor of any width, with batch norm and two hidden layers."""
+    size, first, second = torch.Size(shape).numel(), units(width, 12), units(width, 8)
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(size, first),
+        nn.BatchNorm1d(first),
+        nn.ReLU(),
+        nn.Linear(first, second),
+        nn.ReLU(),
+        nn.Linear(second, rep_dim),
+        nn.ReLU(),
     )
 
 
@@ -104,8 +121,12 @@ def quick(*overrides: str) -> Experiment:
 
 
 def tiny_shared(method: str, extractor: str = "noisy") -> list[str]:
-    """Settings by which a method with a shared network has one of this module."""
+    """Settings by which a method has a shared network of this module, and public data."""
     kind, words = METHODS[method], []
+    if method == "fjord":
+        words.append(f"method.widths=tests.support.tiny:{extractor}")
+    if kind.public_for != "none":
+        words += ["public.name=held-out", "public.samples=40"]
     if hasattr(kind, "shared"):
         words.append(f"method.shared=tests.support.tiny:{extractor}")
     if hasattr(kind, "shared_dim"):

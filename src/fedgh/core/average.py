@@ -72,6 +72,12 @@ def network_state(network: nn.Module) -> Payload:
     }
 
 
+def network_weights(network: nn.Module) -> Payload:
+    """Return a copy of a network's weights, without running statistics."""
+    state = network_state(network)
+    return {name: state[name] for name, _ in network.named_parameters()}
+
+
 def load_network(network: AnyNetwork, payload: Payload) -> AnyNetwork:
     """Load the weights and running statistics in `payload` into a network, and return it."""
     counters = {n: t for n, t in network.state_dict().items() if not t.is_floating_point()}

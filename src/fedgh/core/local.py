@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedgh.core.batches import in_order, shuffled
 from fedgh.core.class_table import nearest_distributions
@@ -198,6 +199,30 @@ def eval_mode(client: Client) -> None:
     """Put all networks of a client into eval mode."""
     for network in networks(client):
         network.eval()
+
+
+@torch.no_grad()
+def measure_batch_statistics(client: Client) -> None:
+    """Set the running statistics of batch normalisation to those of the training samples.
+
+    They become the means over shuffled batches: clients keep their samples sorted by class, and
+    batches in that order would have the variance within a class. Weights do not change.
+    """
+    norms = [m for m in client.model.modules() if isinstance(m, _BatchNorm) and m.momentum]
+    if not norms:
+        return
+    eval_mode(client)
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # torch then takes the mean over all batches
+        norm.train()
+    rng, size = client.stream("batch-statistics"), client.local.batch_size
+    for x, _ in shuffled(client.data.train, size, rng, device=client.device):
+        client.model(x)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    eval_mode(client)
 
 
 BatchFunction = Callable[[Tensor], Tensor]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgh.core import wire
-from fedgh.core.average import network_spec, network_state
+from fedgh.core.average import network_spec, network_state, network_weights
 from fedgh.core.header import header_spec
 from fedgh.core.types import Client, Payload, SplitModel, Task, part
 from fedgh.errors import MethodError, WireError
@@ -216,6 +216,7 @@ class Network(Message):
 
     whose: Literal["own", "shared"] = "own"
     part: str = ""  # path of a module, such as "extractor"; empty: the whole network
+    statistics: bool = True  # with running statistics of batch normalisation
 
     @property
     def text(self) -> str:
@@ -229,7 +230,8 @@ class Network(Message):
         whole: nn.Module = (
             shapes.network() if self.whose == "own" else method.shared_network(shapes.task)
         )
-        return [network_spec(network_state(whole.get_submodule(self.part)))]
+        state = network_state if self.statistics else network_weights
+        return [network_spec(state(whole.get_submodule(self.part)))]
 
 
 @dataclass(frozen=True)

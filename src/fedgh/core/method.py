@@ -8,7 +8,7 @@ not change received tensors in place. `fedgh.methods.api` has all that the autho
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedgh.core.message import Message, Shapes, Sharing
 from fedgh.core.names import Names
-from fedgh.core.types import Client, Payload, Recipient, SplitModel, Task
+from fedgh.core.types import Client, NameList, Payload, Recipient, SplitModel, Task
 from fedgh.core.uploads import Uploads
 from fedgh.core.wire import Spec
 from fedgh.errors import MethodError
@@ -28,6 +28,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Several = Annotated[int, Field(ge=2, lt=2**31)]  # such as a batch for batch normalisation
 NetworkName = Annotated[str, Names.NETWORK]
+NetworkNames = Annotated[NameList, Names.NETWORK, Field(min_length=1)]
 
 PublicFor = Literal["none", "server", "all"]
 
@@ -72,7 +73,7 @@ RENAMED = {
 """Hooks of earlier versions, with their new names; a method that defines one is rejected."""
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 @dataclass(frozen=True)
 class Method(ABC):
     """The base class of methods. `client_update` and `server_update` are the algorithm.

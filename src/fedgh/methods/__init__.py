@@ -24,9 +24,12 @@ from fedgh.methods.fedmrl import FedMRL
 from fedgh.methods.fedper import FedPer
 from fedgh.methods.fedproto import FedProto
 from fedgh.methods.fedrep import FedRep
+from fedgh.methods.fedrolex import FedRolex
 from fedgh.methods.fedtgp import FedTGP
 from fedgh.methods.fedzkt import FedZKT
+from fedgh.methods.fjord import FjORD
 from fedgh.methods.fml import FML
+from fedgh.methods.heterofl import HeteroFL
 from fedgh.methods.hfd import HFD
 from fedgh.methods.lg_fedavg import LGFedAvg
 from fedgh.methods.standalone import Standalone
@@ -54,6 +57,9 @@ METHODS: dict[str, type[Method]] = {
         FedTGP,
         FedGH,
         FedGHPlus,
+        HeteroFL,
+        FedRolex,
+        FjORD,
     )
 }
 """The methods of the package."""

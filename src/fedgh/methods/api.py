@@ -12,6 +12,7 @@ from fedgh.core.average import (
     mean_by_examples,
     network_spec,
     network_state,
+    network_weights,
     plain_mean,
     update_spec,
 )
@@ -27,6 +28,7 @@ from fedgh.core.local import (
     class_means,
     class_outputs,
     class_statistics,
+    measure_batch_statistics,
     network_outputs,
     numbered,
     outputs,
@@ -49,6 +51,7 @@ from fedgh.core.message import (
     SamplePart,
     Shapes,
     Sharing,
+    for_each_class,
 )
 from fedgh.core.method import (
     Count,
@@ -56,6 +59,7 @@ from fedgh.core.method import (
     Method,
     Models,
     NetworkName,
+    NetworkNames,
     NonNegative,
     Positive,
     PublicFor,
@@ -63,7 +67,8 @@ from fedgh.core.method import (
     Several,
 )
 from fedgh.core.public_draw import public_draw
-from fedgh.core.subnet import CoordinateMean, cut, put, sizes_of, take
+from fedgh.core.scaler import fold_scaler, layer_rates, scaled
+from fedgh.core.subnet import CoordinateMean, Cut, Sizes, cut, put, sizes_of, take
 from fedgh.core.types import (
     Client,
     Examples,
@@ -79,8 +84,9 @@ from fedgh.core.uploads import Uploads
 from fedgh.core.wire import Dim, Field, Spec, largest_row_norm
 from fedgh.errors import ConfigError, WireError
 from fedgh.models import generator, shared_layers, shared_model
-from fedgh.models.cuts import check_cut
+from fedgh.models.cuts import check_cut, check_cuts, shared_sizes
 from fedgh.models.input_generator import input_generator
+from fedgh.models.nested import Nested, check_nested
 
 __all__ = [
     "HEADER",
@@ -89,6 +95,7 @@ __all__ = [
     "ConfigError",
     "CoordinateMean",
     "Count",
+    "Cut",
     "Dim",
     "Examples",
     "Field",
@@ -100,8 +107,10 @@ __all__ = [
     "Method",
     "Models",
     "Named",
+    "Nested",
     "Network",
     "NetworkName",
+    "NetworkNames",
     "NonNegative",
     "OneOf",
     "Own",
@@ -117,6 +126,7 @@ __all__ = [
     "Several",
     "Shapes",
     "Sharing",
+    "Sizes",
     "Spec",
     "SplitModel",
     "Task",
@@ -125,26 +135,33 @@ __all__ = [
     "WeightedMean",
     "WireError",
     "check_cut",
+    "check_cuts",
+    "check_nested",
     "class_means",
     "class_outputs",
     "class_statistics",
     "class_table",
     "cut",
     "distill",
+    "fold_scaler",
+    "for_each_class",
     "forever",
     "generator",
     "group_numbers",
     "group_prefix",
     "input_generator",
     "largest_row_norm",
+    "layer_rates",
     "learn",
     "linear_header",
     "load_network",
     "low_rank",
     "mean_by_examples",
+    "measure_batch_statistics",
     "network_outputs",
     "network_spec",
     "network_state",
+    "network_weights",
     "numbered",
     "outputs",
     "part",
@@ -152,8 +169,10 @@ __all__ = [
     "prefixed",
     "public_draw",
     "put",
+    "scaled",
     "shared_layers",
     "shared_model",
+    "shared_sizes",
     "sizes_of",
     "states_by_group",
     "take",

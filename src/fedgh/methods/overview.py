@@ -1,6 +1,6 @@
 """Facts about each method, read from its declarations: for `fedgh list methods` and documents."""
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from fedgh.core.message import Sharing
@@ -47,7 +47,7 @@ def facts_of(kind: type[Method]) -> MethodFacts:
         networks=networks[method.same_part],
         shares=method.shares,
         public_for=method.public_for,
-        settings={f.name: f.default for f in fields(kind) if f.default is not MISSING},
+        settings={setting.name: getattr(method, setting.name) for setting in fields(kind)},
     )
 
 

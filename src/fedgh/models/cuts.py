@@ -1,19 +1,41 @@
 """Check that a narrower network computes the same as the corresponding part of the whole one."""
 
 import math
+from collections.abc import Sequence
 from copy import deepcopy
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
 from fedgh.core.average import load_network, network_state
 from fedgh.core.rng import isolated
-from fedgh.core.subnet import cut, put, sizes_of, take
-from fedgh.core.types import Payload, SplitModel
+from fedgh.core.subnet import Sizes, cut, put, sizes_of, take
+from fedgh.core.types import Payload, SplitModel, Task
 from fedgh.errors import ConfigError
+from fedgh.models import shared_model
 
 TOLERANCE = 1e-4
 """Largest difference of logits, relative to the largest logit; rounding stays far below."""
+
+
+def check_cuts(
+    whole: SplitModel, parts: Sequence[SplitModel], input_shape: tuple[int, ...]
+) -> None:
+    """Raise ConfigError unless all networks of `model.extractors` are parts of the whole one."""
+    for number, part in enumerate(parts):
+        try:
+            check_cut(whole, part, input_shape)
+        except ConfigError as error:
+            raise ConfigError(
+                f"the network of client {number} is not a part of method.shared: {error}"
+            ) from None
+
+
+@lru_cache(maxsize=8)
+def shared_sizes(name: str, task: Task) -> Sizes:
+    """Return the sizes of a shared network's tensors, in the order of its layers."""
+    return sizes_of(network_state(shared_model(name, task)))
 
 
 def check_cut(whole: SplitModel, part: SplitModel, input_shape: tuple[int, ...]) -> None:

@@ -195,7 +195,8 @@ class Experiment:
                     method.upload_specs(shapes)
                     method.download_specs(shapes)
             except (ConfigError, AttributeError) as error:  # a missing submodule or field
-                raise MethodError(f"{method.name}: {error}") from None
+                where = f", client {kind}" if method.own_network_crosses else ""
+                raise MethodError(f"{method.name}{where}: {error}") from None
 
     def server_resources(self) -> ServerResources:
         """Return what the server uses beside its state: networks, public data, a device."""

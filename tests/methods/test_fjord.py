@@ -1,0 +1,223 @@
+"""FjORD: losses by hand, drawn widths, statistics of each width, the weighted mean, refusals."""
+
+from dataclasses import replace
+from fractions import Fraction
+from math import log
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.testing import assert_close
+
+from fedgh.core import wire
+from fedgh.core.average import network_state
+from fedgh.core.local import train
+from fedgh.core.subnet import CoordinateMean, cut, sizes_of
+from fedgh.core.types import Client, Payload, Recipient, SplitModel, Task, Upload
+from fedgh.core.uploads import Uploads
+from fedgh.errors import ConfigError
+from fedgh.methods.fjord import FjORD
+from fedgh.models.nested import Nested
+from fedgh.training import loop
+from tests.support.rounds import shapes_of
+from tests.support.tiny import a_client, normed, quick
+
+WIDTHS = [f"tests.support.tiny:normed{width}" for width in ("@1/4", "@1/2", "")]
+METHOD = FjORD(widths=WIDTHS)
+TASK = Task(num_classes=3, rep_dim=4, num_clients=3, rounds=9, seed=0, input_shape=(6,))
+
+
+def network(width: str) -> SplitModel:
+    torch.manual_seed(1)
+    return SplitModel(normed((6,), 4, Fraction(width)), nn.Linear(4, 3))
+
+
+NETWORKS = [network("1"), network("1/2"), network("1/4")]
+
+
+def server(method: FjORD = METHOD) -> Payload:
+    return method.init_server(TASK, NETWORKS, torch.Generator())
+
+
+def recipient(group: int) -> Recipient:
+    return Recipient(group, group=group, sizes=sizes_of(network_state(NETWORKS[group])))
+
+
+def a_part(width: str, **local: Any) -> Client:
+    client = a_client(torch.randn(12, 6), torch.arange(12) % 3, rep_dim=4, **local)
+    return replace(client, model=network(width))
+
+
+def test_the_mean_is_weighted_by_samples_by_hand() -> None:
+    """Samples 1, 1, 2; widths 1, 1/2, 1/2; sent (1, 2), (4), (7): 19/4 and 2."""
+    whole = {"b": (2,)}
+    mean = CoordinateMean(whole)
+    for sent, samples in (([1.0, 2.0], 1), ([4.0], 1), ([7.0], 2)):
+        mean.add({"b": torch.tensor(sent)}, cut(whole, {"b": (len(sent),)}), samples)
+    assert mean.value({"b": torch.zeros(2)})["b"].tolist() == [19 / 4, 2]
+
+
+def test_the_server_averages_by_samples_and_each_width_has_its_own_statistics() -> None:
+    before = server()
+    sent = [
+        Upload(k, samples, {n: torch.full_like(t, value) for n, t in down.items()}, group=k)
+        for k, (samples, value) in enumerate([(1, 1.0), (2, 4.0)])
+        for down in [METHOD.broadcast(before, recipient(k))]
+    ]
+    after = METHOD.server_update(before, Uploads(sent, TASK, 1))
+    assert after["extractor.1.bias"][:6].unique().tolist() == [3.0]
+    assert after["extractor.1.bias"][6:].unique().tolist() == [1.0]
+    assert after["width0.extractor.2.running_mean"].unique().tolist() == [3.0]
+    assert after["width1.extractor.2.running_mean"].unique().tolist() == [3.0]
+    assert after["width2.extractor.2.running_mean"].unique().tolist() == [1.0]
+    again = METHOD.server_update(before, Uploads(sent[1:], TASK, 1))
+    assert again["extractor.1.bias"][6:].equal(before["extractor.1.bias"][6:])
+    assert again["width2.extractor.2.running_mean"].equal(before["width2.extractor.2.running_mean"])
+    nothing = METHOD.server_update(before, Uploads([], TASK, 1))
+    assert all(nothing[name].equal(before[name]) for name in before)
+
+
+def test_a_client_gets_its_part_and_the_statistics_of_its_widths() -> None:
+    state = server()
+    for group, known in enumerate([{0, 1, 2}, {0, 1}, {0}]):
+        down = METHOD.broadcast(state, recipient(group))
+        assert {int(n[5]) for n in down if n.startswith("width")} == known
+        specs = METHOD.download_specs(shapes_of(TASK, NETWORKS[group]))
+        assert wire.read(wire.to_bytes(down), specs).keys() == down.keys()
+    assert METHOD.broadcast(state, recipient(1))["extractor.4.weight"].shape == (4, 6)
+
+
+def test_the_loss_by_hand() -> None:
+    """f_max = (ln 3, 0), f_p = (0, 0), y = 0: 0.287682 + 0.693147; KL would be 0.130812."""
+    teacher, student = torch.tensor([[log(3), 0.0]]), torch.zeros(1, 2)
+    y = torch.tensor([0])
+    loss = cross_entropy(teacher, y) + cross_entropy(student, teacher.softmax(1))
+    assert loss.item() == pytest.approx(0.980829, abs=1e-6)
+
+
+def test_a_width_computes_what_its_network_computes_with_the_first_units() -> None:
+    torch.manual_seed(0)
+    model = network("1")
+    nested = Nested(WIDTHS, model, TASK)
+    x = torch.randn(5, 6)
+    narrow = network("1/2").eval()
+    positions = cut(sizes_of(network_state(model)), sizes_of(network_state(narrow)))
+    state = network_state(model)
+    for name in narrow.state_dict():
+        if name in positions:
+            value = state[name]
+            for axis, rows in enumerate(positions[name]):
+                value = value.index_select(axis, rows)
+            narrow.state_dict()[name].copy_(value)
+    for each in nested.networks:
+        each.eval()
+    assert_close(nested(1, x), narrow(x))
+    model.eval()
+    assert nested(2, x).equal(model(x))
+
+
+def test_gradients_of_a_width_reach_the_first_units_only() -> None:
+    model = network("1").train()
+    nested = Nested(WIDTHS, model, TASK)
+    nested(1, torch.randn(5, 6)).square().sum().backward()
+    grad = model.get_parameter("extractor.1.weight").grad
+    assert grad is not None
+    assert grad[6:].abs().sum() == 0
+    assert grad[:6].abs().sum() > 0
+
+
+@pytest.mark.parametrize("distill", [True, False])
+def test_a_step_of_training_written_out(distill: bool) -> None:
+    torch.manual_seed(3)
+    method = replace(METHOD, distill=distill)
+    client = a_part("1", lr=0.1, batch_size=12)
+    client.task = TASK
+    down = method.broadcast(server(), recipient(0))
+    drawn = int(torch.randint(3, (), generator=client.stream("width")))
+    other = network("1")
+    nested = Nested(WIDTHS, other, TASK)
+    nested.load(down)
+    for each in nested.networks:
+        each.train()
+    x, y = client.data.train.x, client.data.train.labels
+    student = nested(drawn, x)
+    if distill:
+        teacher = student if drawn == 2 else nested(2, x)
+        soft = -(teacher.detach().softmax(1) * student.log_softmax(1)).sum(1).mean()
+        loss = cross_entropy(teacher, y) + soft
+    else:
+        loss = cross_entropy(student, y)
+    loss.backward()
+    up = method.client_update(client, down)
+    for name, weight in other.named_parameters():
+        step = weight.detach() - 0.1 * (0 if weight.grad is None else weight.grad)
+        assert_close(up[name], step)
+    assert client.metrics["train_loss"] == pytest.approx(loss.item())
+    moved = [k for k in range(3) if not same_statistics(up, down, k)]
+    assert moved == sorted({drawn, 2} if distill else {drawn})
+
+
+def same_statistics(one: Payload, other: Payload, width: int) -> bool:
+    name = f"width{width}.extractor.2.running_mean"
+    return one[name].equal(other[name])
+
+
+def test_only_widths_up_to_the_own_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: set[int] = set()
+    original = Nested.__call__
+
+    def spy(self: Nested, number: int, x: torch.Tensor) -> torch.Tensor:
+        drawn.add(number)
+        return original(self, number, x)
+
+    monkeypatch.setattr(Nested, "__call__", spy)
+    client = a_part("1/2", epochs=20, batch_size=4, clip=1)
+    client.task = TASK
+    replace(METHOD, distill=False).client_update(client, METHOD.broadcast(server(), recipient(1)))
+    assert drawn == {0, 1}
+
+
+def test_one_width_without_distillation_is_fedavg() -> None:
+    states = []
+    for alone in (True, False):
+        torch.manual_seed(5)
+        client = a_part("1", momentum=0.9, weight_decay=0.1, epochs=2)
+        client.task = TASK
+        if alone:
+            train(client, lambda x, y, client=client: cross_entropy(client.model(x), y))  # type: ignore[misc]
+        else:
+            method = FjORD(widths=WIDTHS[-1:], distill=False)
+            method.client_update(client, Nested(method.widths, client.model, TASK).state())
+        states.append(client.state())
+    assert all(states[0][name].equal(states[1][name]) for name in states[0])
+
+
+def test_what_cannot_be_run_is_refused_before_anything_runs() -> None:
+    words = ["method.name=fjord", "model.extractors=mlp,mlp@1/2"]
+    with pytest.raises(
+        ConfigError, match=r"client 1: its network is none of method\.widths: mlp@1/4"
+    ):
+        quick(*words, "method.widths=mlp@1/4,mlp")
+    with pytest.raises(ConfigError, match=r"method\.widths: mlp is not a part of mlp@1/2"):
+        quick(*words, "method.widths=mlp,mlp@1/2")
+    with pytest.raises(ConfigError, match=r"method\.widths: mlp is as wide as mlp"):
+        quick(*words, "method.widths=mlp@1/2,mlp,mlp")
+    with pytest.raises(ConfigError, match=r"method\.widths"):
+        quick(*words, "method.widths=[]")
+    with pytest.raises(ConfigError, match="cnn2 is not a part of cnn3"):
+        quick("method.name=fjord", "model.extractors=cnn2,cnn3", "method.widths=cnn2,cnn3")
+
+
+def test_the_chain_of_the_paper_s_networks(tmp_path: Path) -> None:
+    chain = "cnn5,cnn4,cnn3,cnn1"
+    prepared = quick(
+        "method.name=fjord",
+        f"method.widths={chain}",
+        f"model.extractors={chain}",
+        *("federation.rounds=1", "model.rep_dim=8"),
+    )
+    (record,) = loop.run(prepared, tmp_path / "run").records()
+    assert record.failed == record.rejected == []
