@@ -1,6 +1,7 @@
 """The configuration of an experiment: read from TOML, validated, written as TOML."""
 
 import json
+import re
 import tomllib
 import warnings
 from collections.abc import Iterable, Mapping
@@ -474,7 +475,7 @@ def _explain(error: ValidationError, model: Any, prefix: tuple[str, ...] = ()) -
             kind = "section" if len(loc) == 1 else "key"
             lines.append(f"{where}: {unknown(kind, loc[-1], _keys(model, item['loc'][:-1]))}")
         else:
-            message = item["msg"].replace("Input should", "should").replace("List should", "should")
+            message = re.sub("^(Input|List|Value) should", "should", item["msg"])
             message = message.removesuffix(" after validation, not 0")
             lines.append(f"{where}: {message}, got {item['input']!r}")
     return lines

@@ -37,14 +37,10 @@ SMALL_BATCH = {"fedzkt": {"server_batch": 2}}  # of other methods it is a word
 def method_of(name: str) -> Method:
     """Return a method; one that shares a network or feature map has a small one."""
     kind: Callable[..., Method] = METHODS[name]
-    small: dict[str, Any] = {
-        "shared": "tests.support.tiny:mlp",
-        "shared_dim": 2,
-        "feature_dim": 8,
-        "hidden": 4,
-    }
-    small |= {"noise": 4, "server_steps": 2, "server_epochs": 1, **SMALL_BATCH.get(name, {})}
-    small |= {"widths": ["tests.support.tiny:mlp"]}
+    network = "tests.support.tiny:mlp"
+    small: dict[str, Any] = {"shared": network, "widths": [network], "shared_dim": 2}
+    small |= {"feature_dim": 8, "hidden": 4, "noise": 4}
+    small |= {"server_steps": 2, "server_epochs": 1, **SMALL_BATCH.get(name, {})}
     settings = {field.name for field in fields(METHODS[name])}
     return kind(**{key: value for key, value in small.items() if key in settings})
 

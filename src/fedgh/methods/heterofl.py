@@ -4,7 +4,7 @@ The network of every client is a part of one whole network: the first units of e
 server averages each number over the participants whose parts contain it, with equal weights.
 """
 
-from torch import Generator, Tensor, arange, ones
+from torch import Generator, Tensor, ones, ones_like
 from torch.nn.functional import cross_entropy
 
 from fedgh.methods import api
@@ -66,8 +66,8 @@ class HeteroFL(api.Method):
         return server if mean is None else mean.value(self.sendable(server))
 
     def own_classes(self, client: Client) -> Tensor:
-        labels = client.data.train.labels if self.mask else arange(client.task.num_classes)
-        return labels.unique().to(client.device)
+        own = client.data.train.labels.bincount(minlength=client.task.num_classes) > 0
+        return (own if self.mask else ones_like(own)).nonzero().flatten().to(client.device)
 
     def masked(self, client: Client, logits: Tensor) -> Tensor:
         absent = ones(logits.shape[1], device=logits.device)
