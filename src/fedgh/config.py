@@ -105,7 +105,7 @@ class DataSection(_SectionModel):
 class PublicSection(_SectionModel):
     """Public data, for methods that need them; see `data.public`."""
 
-    name: PlainText = "none"  # "held-out": taken from the data; or one of `fedgh list datasets`
+    name: PlainText = "none"  # "held-out", "noise", or one of `fedgh list datasets`
     samples: int = Field(1000, ge=1)  # number of public samples
     dir: FilePath | None = None  # folder of official files; default: as for `data.dir`
     path: FilePath | None = None  # your own file (npz) or folder (image-folder)

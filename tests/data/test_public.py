@@ -9,6 +9,7 @@ import torch
 
 from fedgh import config
 from fedgh.data.public import PublicData, draw, hold_out, publish
+from fedgh.data.public import noise as random_inputs
 from fedgh.data.sources import SOURCES, DataLocation, Source
 from fedgh.errors import ConfigError, FedghError, MethodError
 from fedgh.report.run_page import run_page
@@ -244,3 +245,28 @@ def test_an_untrusted_configuration_cannot_name_a_file_of_public_data() -> None:
     with pytest.raises(ConfigError, match=r"public.samples asks for 100001, more than max-public"):
         config.parse({"public": {"name": "digits", "samples": 100_001}}, FOREIGN)
     config.parse({"public": {"samples": 100_001}}, FOREIGN)  # no public data are asked for
+
+
+def test_noise_has_the_shape_and_type_of_the_data_and_depends_on_the_seed() -> None:
+    words = ["public.name=noise", "public.samples=50", f"method.name={CHORUS}"]
+    one, again, other = (quick(*words, f"federation.seed={seed}").public for seed in (0, 0, 1))
+    assert one is not None
+    assert again is not None
+    assert other is not None
+    data = quick().source
+    assert one.x.shape[1:] == data.x.shape[1:]
+    assert one.x.dtype == data.x.dtype == torch.uint8
+    assert one.x.equal(again.x)
+    assert not one.x.equal(other.x)
+    assert one.y.unique().tolist() == [-1]
+    assert abs(float(one.x.float().mean()) - 127.5) < 2
+    table = Source("table", torch.ones(3, 4), torch.zeros(3), ("a",))
+    assert abs(float(random_inputs(table, 1000, 0).x.std()) - 1) < 0.05
+
+
+def test_noise_is_refused_where_it_cannot_be_made() -> None:
+    with pytest.raises(MethodError, match="reads the labels of public data, but noise has none"):
+        quick("public.name=noise", f"method.name={LABELLED}")
+    secret = ["data.name=private", "data.classes=a,b", "data.shape=[5]", "model.extractors=mlp"]
+    with pytest.raises(ConfigError, match="'noise' follows from data that are partitioned here"):
+        quick(*secret, "public.name=noise", f"method.name={CHORUS}")

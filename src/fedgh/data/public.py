@@ -1,7 +1,7 @@
 """Public data: samples known to the server, or to the server and all clients.
 
-They are held out before the partition, or drawn from another data set. In both cases none of them
-is also a private sample. Their labels are hidden unless the method declares that it reads them.
+They are held out before the partition, drawn from another data set, or random inputs. In all cases
+none of them is also a private sample. Their labels are hidden unless the method declares that it reads them.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,9 @@ from fedgh.errors import ConfigError
 
 HELD_OUT = "held-out"
 
-KNOWN_NAMES = ("none", HELD_OUT, *(name for name in SOURCES if name != "private"))
+NOISE = "noise"
+
+KNOWN_NAMES = ("none", HELD_OUT, NOISE, *(name for name in SOURCES if name != "private"))
 """Values of `public.name`."""
 
 HIDDEN = -1
@@ -85,6 +87,19 @@ def draw(source: Source, samples: int, seed: int, *, private: Sequence[Source]) 
             "private; lower public.samples, or choose other public data"
         )
     return order[:samples]
+
+
+def noise(source: Source, samples: int, seed: int) -> Source:
+    """Return random inputs of the shape and type of a data set: the control for public data.
+
+    Bytes are uniform, other numbers standard normal. They have no classes.
+    """
+    rng, shape = stream(seed, "public"), (samples, *source.shape)
+    if source.x.dtype == torch.uint8:
+        x = torch.randint(256, shape, generator=rng, dtype=torch.uint8)
+    else:
+        x = torch.randn(shape, generator=rng)
+    return Source(NOISE, x, torch.zeros(samples, dtype=torch.int64), ("none",))
 
 
 def hold_out(source: Source, samples: int, seed: int) -> Tensor:

@@ -9,10 +9,12 @@ from fedgh.data.fetch import OFFICIAL, find
 from fedgh.data.public import (
     HELD_OUT,
     NO_ROWS,
+    NOISE,
     PublicData,
     check_classes,
     draw,
     hold_out,
+    noise,
     publish,
 )
 from fedgh.data.sources import SEPARATE, SOURCES, DataLocation, Source
@@ -27,11 +29,13 @@ def check_public_section(config: Config) -> None:
             f"{method.name} needs public data, but public.name = 'none'; for example "
             f"public.name = '{HELD_OUT}' holds some samples out of the data"
         )
-    if public.name == HELD_OUT and data.name in SEPARATE:
+    if public.name in (HELD_OUT, NOISE) and data.name in SEPARATE:
         raise ConfigError(
-            f"public.name = '{HELD_OUT}' takes samples out of data that are partitioned here, but "
+            f"public.name = '{public.name}' follows from data that are partitioned here, but "
             f"data.name = '{data.name}': each client has its own; name another data set"
         )
+    if public.name == NOISE and method.public_labels:
+        raise MethodError(f"{method.name} reads the labels of public data, but noise has none")
     named_by_path = data.path is not None and data.path != public.path
     if public.name == data.name and data.name not in SEPARATE and not named_by_path:
         raise ConfigError(
@@ -65,7 +69,12 @@ def load_public(
         return publish(source, held, HELD_OUT, labels=labels)
     if public.name == "none" or config.method.public_for == "none":
         return None
-    public_source = SOURCES[public.name](_location(config)) if given is None else given
+    if given is not None:
+        public_source = given
+    elif public.name == NOISE:
+        public_source = noise(source, public.samples, config.federation.seed)
+    else:
+        public_source = SOURCES[public.name](_location(config))
     if labels:
         check_classes(public_source, source.class_names)
     rows = draw(public_source, public.samples, config.federation.seed, private=sources)
