@@ -395,6 +395,16 @@ def test_compare_as_a_user_types_it(
         finals = [summary["final_global_accuracy"] for summary in summaries]
         assert float(row["global_accuracy"]) == pytest.approx(np.mean(finals))
         assert float(row["global_accuracy_std"]) == pytest.approx(np.std(finals, ddof=1))
+    (alone, *_) = csv.DictReader((tmp_path / "networks.csv").open())
+    runs = [RunFolder(tmp_path / f"standalone-seed{seed}") for seed in (0, 1)]
+    for name in ("tests.support.tiny:mlp", "tests.support.tiny:noisy"):
+        scores = [
+            score
+            for run in runs
+            for client, score in zip(run.clients(), statistics.client_accuracies(run), strict=True)
+            if client.extractor == name
+        ]
+        assert float(alone[name]) == pytest.approx(100 * np.mean(scores))
 
 
 def test_tune_chooses_on_the_validation_split(

@@ -65,7 +65,8 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Compare methods on the same clients, data, initial weights and batches."""
-    from fedgh.report.terminal import comparison, print_whole, say
+    from fedgh.files import write_atomic
+    from fedgh.report.terminal import comparison, print_whole, say, sheet
     from fedgh.studies import statistics
     from fedgh.studies.sweep import plan_comparison, run_trials, split_label
     from fedgh.studies.tuning import read_settings
@@ -91,6 +92,10 @@ def compare(
     about = {"reference": reference, "last": last, "target": target, "seeds": numbers}
     statistics.write(table, outcome, folder / "comparison", about)
     print_whole(console, comparison(table, outcome.missing, target))
+    by_network = statistics.network_sheet(outcome, last)
+    if by_network is not None:
+        write_atomic(folder / "networks.csv", by_network.csv().encode())
+        print_whole(console, sheet(by_network))
     print_missing(console, outcome.missing)
     if not table:
         label, reason = next(iter(outcome.missing.items()))

@@ -1,7 +1,8 @@
 """Public data: samples known to the server, or to the server and all clients.
 
 They are held out before the partition, drawn from another data set, or random inputs. In all cases
-none of them is also a private sample. Their labels are hidden unless the method declares that it reads them.
+none of them is also a private sample. Their labels are hidden unless the method declares that it
+reads them.
 """
 
 from collections.abc import Sequence

@@ -18,7 +18,7 @@ from fedgh.errors import RunError
 from fedgh.files import write_atomic
 from fedgh.runs.folder import RunFolder
 from fedgh.studies.sweep import Outcome
-from fedgh.tables import Cell, csv_text
+from fedgh.tables import Cell, Column, Sheet, csv_text
 
 RESAMPLES = 9999
 """Number of random resamples of a test."""
@@ -85,6 +85,28 @@ def by_label(outcome: Outcome) -> dict[str, Runs]:
     for trial, run in outcome.runs:
         labelled.setdefault(trial.label, {})[trial.seed] = run
     return labelled
+
+
+def network_sheet(outcome: Outcome, last: int = 1) -> Sheet | None:
+    """Return the accuracy of each label for each network; None if all clients have the same one."""
+    accuracies: dict[str, dict[str, list[float]]] = {}
+    for label, runs in by_label(outcome).items():
+        by_network = accuracies.setdefault(label, {})
+        for run in runs.values():
+            for client, accuracy in zip(run.clients(), client_accuracies(run, last), strict=False):
+                if not np.isnan(accuracy):
+                    by_network.setdefault(client.extractor, []).append(100 * float(accuracy))
+    networks = list(dict.fromkeys(name for found in accuracies.values() for name in found))
+    if len(networks) < 2:
+        return None
+    rows: list[list[Cell]] = [
+        [label, *(float(np.mean(found[name])) if name in found else None for name in networks)]
+        for label, found in accuracies.items()
+    ]
+    note = "Mean accuracy on own test data, in %, over the clients with this network and the seeds."
+    return Sheet(
+        "networks", "Accuracy by network", [Column("method"), *map(Column, networks)], rows, note
+    )
 
 
 def client_accuracies(
