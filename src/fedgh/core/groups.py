@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from fedgh.core.average import network_spec, network_state
+from fedgh.core.average import WeightedMean, network_spec, network_state
 from fedgh.core.method import Method
-from fedgh.core.types import Payload, SplitModel, Task, prefixed
+from fedgh.core.types import Payload, SplitModel, Task, Upload, prefixed
 from fedgh.errors import ConfigError
 
 
@@ -28,6 +28,24 @@ def states_by_group(models: Sequence[SplitModel]) -> Payload:
         state = prefixed(group_prefix(group), network_state(model))
         states |= {name: tensor for name, tensor in state.items() if name not in states}
     return states
+
+
+class GroupMeans:
+    """Running weighted means of uploaded networks, one for each group."""
+
+    def __init__(self) -> None:
+        self._means: dict[int, WeightedMean] = {}
+
+    def add(self, upload: Upload, weight: float) -> None:
+        """Add the network in an upload with this weight."""
+        self._means.setdefault(upload.group, WeightedMean()).add(upload.payload, weight)
+
+    def value(self, if_none: Payload) -> Payload:
+        """Return the means under the groups' prefixes; the tensors of other groups are kept."""
+        state = dict(if_none)
+        for group, mean in self._means.items():
+            state |= prefixed(group_prefix(group), mean.value(if_none={}))
+        return state
 
 
 def check_same_part(method: Method, task: Task, models: Sequence[SplitModel]) -> None:

@@ -11,7 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedgh.core.local import clip_gradients
+from fedgh.core.batches import forever
+from fedgh.core.local import clip_gradients, numbered
 from fedgh.core.types import OptimizerName, Payload
 from fedgh.core.uploads import Uploads
 
@@ -107,6 +108,28 @@ def learn(
         cosine = (1 + math.cos(math.pi * step / steps)) / 2
         learner.step(loss(), cosine if schedule == "cosine" else 1.0)
     return learner.finish(metric)
+
+
+def on_public(
+    uploads: Uploads,
+    networks: Sequence[nn.Module],
+    batch_size: int,
+    loss: Callable[[Tensor, Tensor], Tensor],
+) -> Callable[[], Tensor]:
+    """Return a loss for `learn`: the sum of loss(logits, rows) of `networks` on a public batch.
+
+    `rows` are the positions of the samples in the public data, to look up values that a method
+    keeps per sample.
+    """
+    batches = forever(
+        numbered(uploads.public), batch_size, uploads.stream("public-batches"), uploads.device
+    )
+
+    def of_batch() -> Tensor:
+        x, rows = next(batches)
+        return torch.stack([loss(network(x), rows) for network in networks]).sum()
+
+    return of_batch
 
 
 def _optimizer(

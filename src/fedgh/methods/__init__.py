@@ -15,11 +15,14 @@ from fedgh.methods.fedalt import FedAlt
 from fedgh.methods.fedavg import FedAvg
 from fedgh.methods.fedbabu import FedBABU
 from fedgh.methods.fedclassavg import FedClassAvg
+from fedgh.methods.feddf import FedDF
+from fedgh.methods.fedet import FedET
 from fedgh.methods.fedgen import FedGen
 from fedgh.methods.fedgh import FedGH
 from fedgh.methods.fedgh_plus import FedGHPlus
 from fedgh.methods.fedgkt import FedGKT
 from fedgh.methods.fedkd import FedKD
+from fedgh.methods.fedkemf import FedKEMF
 from fedgh.methods.fedmrl import FedMRL
 from fedgh.methods.fedper import FedPer
 from fedgh.methods.fedproto import FedProto
@@ -60,6 +63,9 @@ METHODS: dict[str, type[Method]] = {
         HeteroFL,
         FedRolex,
         FjORD,
+        FedDF,
+        FedET,
+        FedKEMF,
     )
 }
 """The methods of the package."""

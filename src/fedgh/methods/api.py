@@ -18,12 +18,13 @@ from fedgh.core.average import (
 )
 from fedgh.core.batches import forever
 from fedgh.core.groups import (
+    GroupMeans,
     group_numbers,
     group_prefix,
     states_by_group,
 )
 from fedgh.core.header import LinearSGD, linear_header
-from fedgh.core.learn import Learner, learn
+from fedgh.core.learn import Learner, learn, on_public
 from fedgh.core.local import (
     class_means,
     class_outputs,
@@ -100,6 +101,7 @@ __all__ = [
     "Examples",
     "Field",
     "Fraction",
+    "GroupMeans",
     "LabelCounts",
     "Learner",
     "LinearSGD",
@@ -163,6 +165,7 @@ __all__ = [
     "network_state",
     "network_weights",
     "numbered",
+    "on_public",
     "outputs",
     "part",
     "plain_mean",
