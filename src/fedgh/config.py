@@ -325,6 +325,8 @@ def check_limits(config: Config, limits: Limits) -> None:
         if setting.name.endswith("_epochs"):
             value = getattr(config.method, setting.name)
             limits.check(f"method.{setting.name}", value, "max_epochs")
+    for key in ("per_round", "digest_batch"):
+        limits.check(f"method.{key}", getattr(config.method, key, 0), "max_public")
     for key in ("hidden", "noise", "shared_dim"):  # layers that are as wide
         limits.check(f"method.{key}", getattr(config.method, key, 0), "max_rep_dim")
     limits.check_shape("data.shape", tuple(config.data.shape or ()))

@@ -15,6 +15,7 @@ from fedgh.runs.folder import RunFolder
 from fedgh.runs.sealed import unpack
 from fedgh.training import experiment
 from fedgh.training.experiment import Experiment
+from tests.support.families import PUBLIC
 
 
 def mlp(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
@@ -104,12 +105,14 @@ def quick(*overrides: str) -> Experiment:
 
 
 def tiny_shared(method: str, extractor: str = "noisy") -> list[str]:
-    """Settings by which a method with a shared network has one of this module."""
+    """Settings by which a method with a shared network has one of this module, and public data."""
     kind, words = METHODS[method], []
     if hasattr(kind, "shared"):
         words.append(f"method.shared=tests.support.tiny:{extractor}")
     if hasattr(kind, "shared_dim"):
         words.append("method.shared_dim=8")
+    if kind().public_for != "none":
+        words += PUBLIC
     return words
 
 

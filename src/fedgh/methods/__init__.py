@@ -10,6 +10,9 @@ from importlib.metadata import EntryPoint, entry_points
 
 from fedgh.core.method import Method
 from fedgh.errors import ConfigError, import_object, unknown
+from fedgh.methods.cfd import CFD
+from fedgh.methods.cronus import Cronus
+from fedgh.methods.dsfl import DSFL
 from fedgh.methods.fd import FD
 from fedgh.methods.fedalt import FedAlt
 from fedgh.methods.fedavg import FedAvg
@@ -20,6 +23,7 @@ from fedgh.methods.fedgh import FedGH
 from fedgh.methods.fedgh_plus import FedGHPlus
 from fedgh.methods.fedgkt import FedGKT
 from fedgh.methods.fedkd import FedKD
+from fedgh.methods.fedmd import FedMD
 from fedgh.methods.fedmrl import FedMRL
 from fedgh.methods.fedper import FedPer
 from fedgh.methods.fedproto import FedProto
@@ -54,6 +58,10 @@ METHODS: dict[str, type[Method]] = {
         FedTGP,
         FedGH,
         FedGHPlus,
+        FedMD,
+        DSFL,
+        Cronus,
+        CFD,
     )
 }
 """The methods of the package."""

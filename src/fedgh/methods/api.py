@@ -5,7 +5,7 @@ a subclass of `Method` that declares `up` and `down`, and defines `client_update
 `server_update`. The guide is `docs/add-a-method.md`.
 """
 
-from fedgh.core import class_table, low_rank
+from fedgh.core import class_table, low_rank, soft_labels
 from fedgh.core.average import (
     WeightedMean,
     load_network,
@@ -46,6 +46,7 @@ from fedgh.core.message import (
     PerClass,
     PerSample,
     PublicOutputs,
+    QuantisedOutputs,
     SamplePart,
     Shapes,
     Sharing,
@@ -63,6 +64,7 @@ from fedgh.core.method import (
     Several,
 )
 from fedgh.core.public_draw import public_draw
+from fedgh.core.restart import restart
 from fedgh.core.subnet import CoordinateMean, cut, put, sizes_of, take
 from fedgh.core.types import (
     Client,
@@ -111,6 +113,7 @@ __all__ = [
     "Positive",
     "PublicFor",
     "PublicOutputs",
+    "QuantisedOutputs",
     "Recipient",
     "SamePart",
     "SamplePart",
@@ -152,9 +155,11 @@ __all__ = [
     "prefixed",
     "public_draw",
     "put",
+    "restart",
     "shared_layers",
     "shared_model",
     "sizes_of",
+    "soft_labels",
     "states_by_group",
     "take",
     "train",
