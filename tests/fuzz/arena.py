@@ -16,6 +16,7 @@ from fedgh.core.moments import Moments
 from fedgh.core.rng import isolated, stream
 from fedgh.core.server import Server, ServerResources
 from fedgh.core.types import Job, Payload, Recipient, Reply, SplitModel, Task, Upload
+from fedgh.data.public import PublicData
 from fedgh.methods import METHODS
 from fedgh.models import split_model
 from tests.fuzz.payloads import honest
@@ -27,7 +28,16 @@ TRAIN = 10  # training samples of an honest client
 NORM = 1000.0  # the default of run.max_norm
 METRICS = own_metrics()
 torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first one imports for seconds
-TASK = Task(num_classes=4, rep_dim=3, num_clients=CLIENTS, rounds=9, seed=0, input_shape=(2,))
+PUBLIC = PublicData("points", torch.arange(12.0).view(6, 2) / 6 - 1, torch.full((6,), -1), b"")
+TASK = Task(
+    num_classes=4,
+    rep_dim=3,
+    num_clients=CLIENTS,
+    rounds=9,
+    seed=0,
+    input_shape=(2,),
+    public_size=len(PUBLIC),
+)
 
 
 SMALL_BATCH = {"fedzkt": {"server_batch": 2}}  # of other methods it is a word
@@ -109,7 +119,7 @@ def _network() -> SplitModel:
         return split_model(mlp, TASK)
 
 
-RESOURCES = ServerResources(networks=(_network,))
+RESOURCES = ServerResources(networks=(_network,), public=PUBLIC.examples())
 
 
 @cache
@@ -130,10 +140,14 @@ def start(name: str) -> Payload:
 
 
 @cache
+def specs_of(name: str) -> list[wire.Spec]:
+    """Return the declarations of the uploads to that server: one, or one for each form."""
+    return method_of(name).upload_specs(Shapes(TASK, _network))
+
+
 def spec_of(name: str) -> wire.Spec:
-    """Return the declaration of the uploads to that server."""
-    (spec,) = method_of(name).upload_specs(Shapes(TASK, _network))
-    return spec
+    """Return the declaration of the first upload of a client."""
+    return specs_of(name)[0]
 
 
 @cache
@@ -154,6 +168,8 @@ def _sent(name: str, spec: wire.Spec) -> dict[int, bytes]:
     payloads = [honest(spec, seed=client, size=size) for client in range(CLIENTS)]
     if name in ("fd", "hfd"):  # means of distributions
         payloads = [{**sent, "means": sent["means"].softmax(1)} for sent in payloads]
+    if "probabilities" in spec:
+        payloads = [{name: rows.softmax(1) for name, rows in sent.items()} for sent in payloads]
     if name == "fedgh_plus":  # moments of samples
         rng = torch.Generator().manual_seed(0)
         features = torch.rand(CLIENTS, 9, 8, generator=rng)

@@ -17,6 +17,7 @@ LETTERS = {
     "F64": (torch.float64, "d"),
     "I32": (torch.int32, "i"),
     "I64": (torch.int64, "q"),
+    "U8": (torch.uint8, "B"),
 }
 
 

@@ -15,7 +15,7 @@ from fedgh.data.sources import Source
 from fedgh.engines.host import Blueprint, ClientHost
 from fedgh.methods import METHODS
 from tests.fuzz import oracle
-from tests.fuzz.arena import NORM, TASK, init_server, method_of, start
+from tests.fuzz.arena import NORM, PUBLIC, TASK, init_server, method_of, start
 from tests.fuzz.budget import fuzz
 from tests.fuzz.payloads import messages
 from tests.support.tiny import mlp
@@ -51,7 +51,8 @@ def blueprint(name: str) -> Blueprint:
     dealt = partition.assemble(parts, y.numpy(), seed=0)
     points = Source("points", x, y, tuple(map(str, range(TASK.num_classes))))
     method, local = method_of(name), LocalTraining()
-    return Blueprint(TASK, method, local, (mlp,), (points,), dealt, max_norm=NORM)
+    public = PUBLIC if method.public_for == "all" else None
+    return Blueprint(TASK, method, local, (mlp,), (points,), dealt, max_norm=NORM, public=public)
 
 
 def train(name: str, state: Payload | None, round: int, down: bytes) -> tuple[Payload | None, str]:

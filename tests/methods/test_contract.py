@@ -18,7 +18,7 @@ from fedgh.methods.paper_bytes import paper_bytes
 from fedgh.testing import check_method, check_runs
 from fedgh.training import loop
 from fedgh.training.experiment import Experiment
-from tests.support.families import FAMILIES, ONE_ARCHITECTURE, OTHERS
+from tests.support.families import FAMILIES, ONE_ARCHITECTURE, OTHERS, PUBLIC
 from tests.support.rounds import shapes_of, uploads_of
 from tests.support.tiny import quick
 
@@ -49,6 +49,10 @@ SETTINGS = {
     "heterofl": [*NESTED, "method.shared=tests.support.tiny:normed"],
     "fedrolex": [*NESTED, "method.shared=tests.support.tiny:normed"],
     "fjord": [*NESTED, f"method.widths={','.join(reversed(WIDTHS))}"],
+    "fedmd": [*PUBLIC, "method.per_round=25", "method.pretrain_epochs=1"],
+    "dsfl": [*PUBLIC, "method.per_round=25"],
+    "cronus": [*PUBLIC, "method.per_round=25"],
+    "cfd": [*PUBLIC, *SHARED, "method.server_steps=5", "method.restart=false"],
     **FAMILIES,
 }
 

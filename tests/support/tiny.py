@@ -17,6 +17,7 @@ from fedgh.runs.folder import RunFolder
 from fedgh.runs.sealed import unpack
 from fedgh.training import experiment
 from fedgh.training.experiment import Experiment
+from tests.support.families import PUBLIC
 
 
 def mlp(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
@@ -125,12 +126,12 @@ def tiny_shared(method: str, extractor: str = "noisy") -> list[str]:
     kind, words = METHODS[method], []
     if method == "fjord":
         words.append(f"method.widths=tests.support.tiny:{extractor}")
-    if kind.public_for != "none":
-        words += ["public.name=held-out", "public.samples=40"]
     if hasattr(kind, "shared"):
         words.append(f"method.shared=tests.support.tiny:{extractor}")
     if hasattr(kind, "shared_dim"):
         words.append("method.shared_dim=8")
+    if kind().public_for != "none":
+        words += PUBLIC
     return words
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fedgh.config import DEFAULT_METHOD, Config, experiments
+from fedgh.core.method import Method
 from fedgh.methods import METHODS
 
 HEAD = """# Configuration
@@ -53,6 +54,12 @@ def keys(model: Any) -> dict[str, dict[str, Any]]:
 
 def descriptions(model: Any) -> dict[str, str]:
     """Return the description of each key: the comment beside it, or the docstring under it."""
+    bases = [base for base in inspect.getmro(model) if issubclass(base, Method)] or [model]
+    return {key: text for base in reversed(bases) for key, text in _written(base).items()}
+
+
+def _written(model: Any) -> dict[str, str]:
+    """Return the descriptions in the source of a class itself, without those of its bases."""
     source = textwrap.dedent(inspect.getsource(model))
     lines = source.splitlines()
     (definition,) = ast.parse(source).body

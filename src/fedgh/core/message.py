@@ -265,6 +265,42 @@ class PublicOutputs(Message):
             _check_sums(self.kind, payload[self.kind])
 
 
+@dataclass(frozen=True)
+class QuantisedOutputs(Message):
+    """`labels` of all public samples; with `changes` alternatively those of the samples `where`.
+
+    A label is a class (one bit), or a whole number for each class, with the sum 2^bits - 1.
+    """
+
+    bits: int  # per class: 1 to 8
+    changes: bool = False
+
+    @property
+    def text(self) -> str:
+        return "quantised outputs of public samples" + (" or changes" if self.changes else "")
+
+    def specs(self, method: "Method", shapes: Shapes) -> list[wire.Spec]:
+        size, classes = shapes.task.public_size, shapes.task.num_classes
+        some = wire.Dim("changed", size)
+        where = wire.Field(torch.int32, (some,), at_least=0, at_most=size - 1)
+        whole, changed = (self._labels(rows, classes) for rows in (size, some))
+        forms: list[wire.Spec] = [{"labels": whole}, {"where": where, "labels": changed}]
+        return forms if self.changes else forms[:1]
+
+    def _labels(self, rows: int | wire.Dim, classes: int) -> wire.Field:
+        if self.bits == 1:
+            return wire.Field(torch.uint8, (rows,), at_most=classes - 1)
+        return wire.Field(torch.uint8, (rows, classes), at_most=2**self.bits - 1)
+
+    def check(self, payload: Payload) -> None:
+        if "where" in payload and bool((payload["where"].diff() <= 0).any()):
+            raise WireError("'where' does not ascend")
+        if self.bits > 1 and "labels" in payload:
+            sums, expected = payload["labels"].sum(1), 2**self.bits - 1
+            if bool((sums != expected).any()):
+                raise WireError(f"'labels' has a row whose sum is not {expected}")
+
+
 @dataclass(frozen=True, init=False)
 class PerSample(Message):
     """A row for each training sample of the client, in their order.

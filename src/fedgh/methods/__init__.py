@@ -10,6 +10,9 @@ from importlib.metadata import EntryPoint, entry_points
 
 from fedgh.core.method import Method
 from fedgh.errors import ConfigError, import_object, unknown
+from fedgh.methods.cfd import CFD
+from fedgh.methods.cronus import Cronus
+from fedgh.methods.dsfl import DSFL
 from fedgh.methods.fd import FD
 from fedgh.methods.fedalt import FedAlt
 from fedgh.methods.fedavg import FedAvg
@@ -23,6 +26,7 @@ from fedgh.methods.fedgh_plus import FedGHPlus
 from fedgh.methods.fedgkt import FedGKT
 from fedgh.methods.fedkd import FedKD
 from fedgh.methods.fedkemf import FedKEMF
+from fedgh.methods.fedmd import FedMD
 from fedgh.methods.fedmrl import FedMRL
 from fedgh.methods.fedper import FedPer
 from fedgh.methods.fedproto import FedProto
@@ -66,6 +70,10 @@ METHODS: dict[str, type[Method]] = {
         FedDF,
         FedET,
         FedKEMF,
+        FedMD,
+        DSFL,
+        Cronus,
+        CFD,
     )
 }
 """The methods of the package."""

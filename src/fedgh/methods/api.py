@@ -5,7 +5,7 @@ a subclass of `Method` that declares `up` and `down`, and defines `client_update
 `server_update`. The guide is `docs/add-a-method.md`.
 """
 
-from fedgh.core import class_table, low_rank
+from fedgh.core import class_table, low_rank, soft_labels
 from fedgh.core.average import (
     WeightedMean,
     load_network,
@@ -49,6 +49,7 @@ from fedgh.core.message import (
     PerClass,
     PerSample,
     PublicOutputs,
+    QuantisedOutputs,
     SamplePart,
     Shapes,
     Sharing,
@@ -68,6 +69,7 @@ from fedgh.core.method import (
     Several,
 )
 from fedgh.core.public_draw import public_draw
+from fedgh.core.restart import restart
 from fedgh.core.scaler import fold_scaler, layer_rates, scaled
 from fedgh.core.subnet import CoordinateMean, Cut, Sizes, cut, put, sizes_of, take
 from fedgh.core.types import (
@@ -122,6 +124,7 @@ __all__ = [
     "Positive",
     "PublicFor",
     "PublicOutputs",
+    "QuantisedOutputs",
     "Recipient",
     "SamePart",
     "SamplePart",
@@ -172,11 +175,13 @@ __all__ = [
     "prefixed",
     "public_draw",
     "put",
+    "restart",
     "scaled",
     "shared_layers",
     "shared_model",
     "shared_sizes",
     "sizes_of",
+    "soft_labels",
     "states_by_group",
     "take",
     "train",
