@@ -3,6 +3,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 QUICK_TESTS := tests/core tests/data tests/methods tests/models tests/privacy tests/runs tests/test_config.py tests/test_house.py
 
+# Bytecode is kept, also where the environment forbids it: to compile torch anew takes every process 2 s.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help run test test-quick fuzz test-faults test-slow check docs setup bench clean
 
 help:  ## this list

@@ -1,10 +1,25 @@
+import time
+
 import pytest
 
 from fedgh.flower import engine
 
 
+class Clock:
+    """A clock that a pause of the server puts forward, without a wait."""
+
+    def __init__(self) -> None:
+        self.skipped = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.skipped
+
+    def sleep(self, seconds: float) -> None:
+        self.skipped += seconds
+
+
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not wait between polls or for clients: all are in this process."""
-    monkeypatch.setattr(engine, "POLL", 0.0)
+    """Skip the server's pauses: all clients are in this process and answer at once or never."""
+    monkeypatch.setattr(engine, "time", Clock())
     monkeypatch.setattr(engine, "MIN_FIRST_ROUND", 0.0)

@@ -136,7 +136,10 @@ def test_status_and_stop_of_a_federation_that_does_not_run(
     assert RunFolder(folder.path / "run").records() == []
 
 
-def test_processes_are_ended_together_with_their_children(tmp_path: Path) -> None:
+def test_processes_are_ended_together_with_their_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedgh.flower.processes.GRACE", 1.0)
     processes = Processes(tmp_path / "processes.json", tmp_path / "logs")
     stubborn = f"trap '' TERM; {sys.executable} -c 'import time; time.sleep(300)' & wait"
     processes.start("obedient", ["sh", "-c", "sleep 300 & wait"], {"PATH": "/usr/bin:/bin"})

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -26,7 +27,7 @@ from tests.flower.absent import with_absent
 from tests.flower.local import FIRST_NODE, NETWORKS, LocalFederation
 from tests.support.families import FAMILIES, OTHERS
 from tests.support.runs import EVERYTHING, interrupted
-from tests.support.tiny import numbers, quick, states
+from tests.support.tiny import numbers, quick, states, tiny_shared
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -41,15 +42,18 @@ def assert_same(federation: LocalFederation, run: RunFolder, straight: RunFolder
 MEASURING = "fedgh.studies.convergence:Probed"  # a method with its own metrics
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        *("fedgh", "fedproto", "fd", "fml", "fedkd", "lg_fedavg", MEASURING),
-        *("hfd", "fedgkt"),
-    ],
-)
+NO_SETTINGS: list[str] = []
+WITH_REAL_NETWORKS = {
+    **dict.fromkeys(("fedgh", "fedproto", "fd", "hfd", "lg_fedavg", MEASURING), NO_SETTINGS),
+    **{name: tiny_shared(name) for name in ("fml", "fedkd")},
+    "fedgkt": ["method.hidden=16", "method.server_epochs=2"],
+}
+"""Methods, and settings that make them fast."""
+
+
+@pytest.mark.parametrize("method", WITH_REAL_NETWORKS)
 def test_the_grid_gives_the_same_bits_as_serial(method: str, tmp_path: Path) -> None:
-    experiment = quick(*EVERYTHING, f"method.name={method}")
+    experiment = quick(*EVERYTHING, f"method.name={method}", *WITH_REAL_NETWORKS[method])
     straight = loop.run(experiment, tmp_path / "serial")
     federation = LocalFederation(
         tmp_path / "federation", experiment, settings={"allow": f"{NETWORKS},{MEASURING}"}
@@ -78,11 +82,16 @@ def test_the_grid_gives_the_same_bits_for_other_families(method: str, tmp_path: 
     assert_same(federation, federation.run(), straight)
 
 
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The run on the serial engine, which all other runs must equal."""
+    return loop.run(quick(*EVERYTHING), tmp_path_factory.mktemp("serial") / "run")
+
+
 @pytest.mark.parametrize(("after", "every"), [(1, 1), (5, 1), (4, 3), (7, 3)])
 def test_a_restarted_server_gives_the_same_bits_as_an_uninterrupted_one(
-    every: int, after: int, tmp_path: Path
+    straight: RunFolder, every: int, after: int, tmp_path: Path
 ) -> None:
-    straight = loop.run(quick(*EVERYTHING), tmp_path / "serial")
     federation = LocalFederation(
         tmp_path / "federation", quick(*EVERYTHING, f"run.checkpoint_every={every}")
     )
@@ -171,11 +180,20 @@ def ask(federation: LocalFederation, **changes: Any) -> Reply:
     return messages.read_answer(answer.content, asked)
 
 
-@pytest.fixture
-def federation(tmp_path: Path) -> LocalFederation:
-    """A federation after three rounds."""
-    federation = LocalFederation(tmp_path / "federation", quick("federation.rounds=3"))
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a federation after three rounds."""
+    federation = LocalFederation(tmp_path_factory.mktemp("trained") / "federation", quick())
     federation.run()
+    return federation.path
+
+
+@pytest.fixture
+def federation(trained: Path, tmp_path: Path) -> LocalFederation:
+    """A copy of the federation after three rounds."""
+    federation = LocalFederation(tmp_path / "federation", quick())
+    for folder in ("states", "run"):
+        shutil.copytree(trained / folder, federation.path / folder)
     return federation
 
 
@@ -259,9 +277,7 @@ def test_a_content_that_is_not_a_message_is_answered_with_an_error(
 
 
 @pytest.mark.parametrize("hangs", ["app", "import"])
-def test_a_process_that_hangs_ends_itself_at_the_deadline(
-    hangs: str, federation: LocalFederation, tmp_path: Path
-) -> None:
+def test_a_process_that_hangs_ends_itself_at_the_deadline(hangs: str, tmp_path: Path) -> None:
     """The app runs in a process of its own, as Flower starts it."""
     hanging = "import time\ntime.sleep(100)\n"
     if hangs == "app":

@@ -62,7 +62,8 @@ def make_client(task: Task, node: NodeConfig) -> ClientSpec:
 
 @pytest.mark.parametrize("method", ["fedgh", "fedproto", "fd", "lg_fedavg", "standalone", "fedgkt"])
 def test_clients_with_their_own_networks_and_data_train(method: str, tmp_path: Path) -> None:
-    experiment = quick(*PRIVATE, f"method.name={method}", "local.lr=0.1", "federation.rounds=4")
+    learns = ["local.lr=0.1", "local.batch_size=16", "federation.rounds=4"]
+    experiment = quick(*PRIVATE, f"method.name={method}", *learns)
     federation = LocalFederation(tmp_path / "federation", experiment, [client_app(make_client)])
     run = federation.run()
     summary = run.summary()

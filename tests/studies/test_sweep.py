@@ -57,7 +57,7 @@ def test_methods_train_on_the_same_batches_from_the_same_weights(
     for name in sorted(METHODS.keys() - {"fedclassavg"}):  # it draws two views of each batch
         words = ["model.extractors=tests.support.tiny:mlp", "local.augment=flip,crop,erase"]
         overrides = [*words, *tiny_shared(name, "mlp"), *settings.get(name, [])]
-        prepared = quick(f"method.name={name}", *overrides)
+        prepared = quick(f"method.name={name}", "local.batch_size=16", *overrides)
         client, server = prepared.blueprint().make(0), prepared.initial_server()
         weights[name] = client.model.extractor[1].weight.sum().item()  # type: ignore[index]
         batches: list[tuple[float, float]] = []

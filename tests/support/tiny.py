@@ -112,6 +112,7 @@ QUICK = [
     "federation.rounds=3",
     "model.extractors=tests.support.tiny:mlp,tests.support.tiny:noisy",
     "model.rep_dim=16",
+    "local.batch_size=64",
     "run.engine=serial",
 ]
 

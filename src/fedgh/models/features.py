@@ -48,6 +48,9 @@ THRESHOLD = 0.6
 FLAT = 0.05
 """Contrast below which an image counts as flat; inputs lie between -1 and 1."""
 
+OUTPUTS_AT_ONCE = 2**20
+"""Numbers that filters compute before they are averaged: few enough for a processor's cache."""
+
 
 class ConvFeatures(nn.Module):
     """The map "conv": random whitened filters. It computes in the precision of its input."""
@@ -66,6 +69,11 @@ class ConvFeatures(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [batch, channels, height, width] to [batch, features]."""
+        outputs_of_an_image = len(self.get_buffer("filters")) * x.shape[-2:].numel()
+        parts = x.split(max(1, OUTPUTS_AT_ONCE // outputs_of_an_image))
+        return torch.cat([self._features(part) for part in parts])
+
+    def _features(self, x: Tensor) -> Tensor:
         mean = x.mean((1, 2, 3), keepdim=True)
         contrast = x.std((1, 2, 3), keepdim=True)
         # A fixed memory layout: with another, additions have another order.
