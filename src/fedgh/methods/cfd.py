@@ -81,17 +81,11 @@ class CFD(api.Method):
 
     def taught(self, server: Payload, uploads: Uploads, p: Tensor) -> tuple[Payload, Tensor]:
         """Return the state after the server's network has learned p, and its outputs."""
-        device, public = uploads.device, uploads.public
+        device, batch = uploads.device, self.server_batch
         network, p = api.shared_model(self.shared, uploads.task).to(device), p.to(device)
         api.load_network(network, part(server, "network."))
-        samples, rng = api.numbered(public), uploads.stream("distil")
-        batches = api.forever(samples, self.server_batch, rng, device)
-
-        def loss() -> Tensor:
-            x, row = next(batches)
-            return cross_entropy(network(x), p[row])
-
+        loss = api.on_public(uploads, [network], batch, lambda z, row: cross_entropy(z, p[row]))
         steps, lr, old = self.server_steps, self.server_lr, part(server, "adam.")
         adam = api.learn(uploads, [network], loss, steps, lr=lr, moments=old)
         state = prefixed("network.", api.network_state(network)) | prefixed("adam.", adam)
-        return server | state, api.network_outputs(network, public, device).softmax(1)
+        return server | state, api.network_outputs(network, uploads.public, device).softmax(1)
