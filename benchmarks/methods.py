@@ -16,6 +16,9 @@ IMAGES = 12_000
 FEW = {"fedzkt": ["method.server_steps=2"]}
 """Settings of methods whose usual round takes many minutes: 2 steps of the server, not 200."""
 
+PUBLIC = ["public.name=held-out", "public.samples=1000"]
+"""Public data of methods that need them; the clients then have that many samples less."""
+
 
 def all_methods(bench: "Bench") -> Iterator[tuple[str, float]]:
     """Round time of every method relative to standalone (CNN-3 everywhere, E = 1, B = 64)"""
@@ -26,6 +29,8 @@ def all_methods(bench: "Bench") -> Iterator[tuple[str, float]]:
     for name in ("standalone", *sorted(set(METHODS) - {"standalone"})):
         watch = Stopwatch()
         overrides = ["model.extractors=cnn3", f"method.name={name}", *FEW.get(name, [])]
+        if METHODS[name]().public_for != "none":
+            overrides += PUBLIC
         experiment = hetero(part, 64, 1, 3, *overrides)
         loop.run(experiment, bench.folder / f"method-{name}", [watch])
         # The fastest round: other work on the machine only adds time.

@@ -26,7 +26,10 @@ def test_every_method_learns_with_the_settings_of_the_demo(name: str, tmp_path: 
     few_steps = {"fedzkt": ["method.server_steps=10", "method.server_batch=32"]}  # else an hour
     alike = METHODS[name]().same_part != "none"
     networks = ["model.extractors=cnn1"] if alike else []
-    overrides = [f"method.name={name}", "run.engine=serial", *networks, *few_steps.get(name, [])]
+    public = METHODS[name]().public_for != "none"
+    shared = ["public.name=held-out", "public.samples=200"] if public else []
+    overrides = [f"method.name={name}", "run.engine=serial", *networks, *shared]
+    overrides += few_steps.get(name, [])
     settings = config.load("demo", overrides)
     run = loop.run(prepare(settings), tmp_path / "run")
     assert (run.records()[-1].accuracy or 0) > 0.85

@@ -106,7 +106,7 @@ class PublicSection(_SectionModel):
     """Public data, for methods that need them; see `data.public`."""
 
     name: PlainText = "none"  # "held-out", "noise", or one of `fedgh list datasets`
-    samples: int = Field(1000, ge=1)  # number of public samples
+    samples: int = Field(1000, ge=2)  # number of public samples; batch normalisation needs two
     dir: FilePath | None = None  # folder of official files; default: as for `data.dir`
     path: FilePath | None = None  # your own file (npz) or folder (image-folder)
 

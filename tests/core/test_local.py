@@ -11,7 +11,7 @@ from fedgh.core import batches
 from fedgh.core.batches import shuffled
 from fedgh.core.local import Loss, class_means, evaluate, gradient, numbered, train
 from fedgh.core.metrics import accuracy
-from fedgh.core.types import Client, Examples, LocalTraining
+from fedgh.core.types import Client, Examples, LocalTraining, OptimizerName
 from tests.support.tiny import a_client, noisy
 
 
@@ -266,6 +266,19 @@ def test_adam_and_adamw_equal_those_of_torch(data: tuple[Tensor, Tensor], name: 
         optimizer.step()
     trained(client)
     assert_close(client.model.state_dict(), plain.model.state_dict(), atol=1e-5, rtol=1e-4)
+
+
+def test_an_optimizer_of_one_phase_replaces_the_configured_one(data: tuple[Tensor, Tensor]) -> None:
+    how: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1}
+    ends = []
+    pairs: list[tuple[str, OptimizerName | None]] = [("sgd", "adam"), ("adam", None), ("sgd", None)]
+    for configured, given in pairs:
+        torch.manual_seed(0)
+        client = a_client(*data, optimizer=configured, **how)
+        train(client, loss_of(client), optimizer=given)
+        ends.append(client.model.header.weight)
+    assert ends[0].equal(ends[1])
+    assert not ends[0].equal(ends[2])
 
 
 def test_rate_factor_follows_the_schedule_over_rounds() -> None:

@@ -116,14 +116,10 @@ def test_what_each_built_in_method_shares() -> None:
         "fedtgp": "class means",
         "fedgh": "class means",
         "fedgh_plus": "moments",
-        "fedmd": "more",
-        "dsfl": "more",
-        "cronus": "more",
-        "cfd": "more",
     }
     travels = {name for name, kind in METHODS.items() if kind().up.holds_own_network}
     whole = {"fedavg", "fedper", "fedrep", "fedbabu", "fedzkt"}
-    assert travels == {*whole, "heterofl", "fedrolex", "fjord"}
+    assert travels == {*whole, "heterofl", "fedrolex", "fjord", "feddf", "fedet"}
 
 
 @pytest.mark.parametrize("message", [api.PerClass("output"), api.PublicOutputs("probabilities")])

@@ -214,7 +214,7 @@ def test_labels_count_as_bytes_only_if_they_are_read() -> None:
 
 
 def test_labels_are_hidden_from_methods_that_do_not_declare_them(tmp_path: Path) -> None:
-    """The contract of methods (`Consensus`) compares the bits of engines and of a resumed run."""
+    """The contract of methods (`fedmd`) compares the bits of engines and of a resumed run."""
     settings = [*HELD_OUT, f"method.name={CHORUS}", "federation.rounds=1"]
     run = loop.run(quick(*settings), tmp_path / "run")
     assert run.records()[0].method_metrics["labels"] == -100

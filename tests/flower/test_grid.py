@@ -25,7 +25,7 @@ from fedgh.runs.folder import RunFolder
 from fedgh.training import loop
 from tests.flower.absent import with_absent
 from tests.flower.local import FIRST_NODE, NETWORKS, LocalFederation
-from tests.support.families import FAMILIES, OTHERS
+from tests.support.families import FAMILIES
 from tests.support.runs import EVERYTHING, interrupted
 from tests.support.tiny import numbers, quick, states, tiny_shared
 
@@ -68,7 +68,7 @@ ONE_OF_EACH = {
     "standalone": ONE_NETWORK,
     "fedgen": ["method.server_steps=2"],
     "fedzkt": ["method.shared=mlp", "method.server_steps=2", "method.server_batch=4"],
-    **{name: FAMILIES[name] for name in OTHERS},
+    **{name: FAMILIES[name] for name in ("fedmd", "feddf", "heterofl")},
 }
 """A method of each family, with settings that make it fast."""
 

@@ -18,11 +18,11 @@ from fedgh.methods.paper_bytes import paper_bytes
 from fedgh.testing import check_method, check_runs
 from fedgh.training import loop
 from fedgh.training.experiment import Experiment
-from tests.support.families import FAMILIES, ONE_ARCHITECTURE, OTHERS, PUBLIC
+from tests.support.families import ONE_ARCHITECTURE, PUBLIC
 from tests.support.rounds import shapes_of, uploads_of
 from tests.support.tiny import quick
 
-ALL = [*METHODS, *OTHERS]
+ALL = list(METHODS)
 
 SHARED = ["method.shared=tests.support.tiny:noisy"]
 WIDTHS = [f"tests.support.tiny:normed{width}" for width in ("", "@1/2", "@1/4")]
@@ -53,7 +53,12 @@ SETTINGS = {
     "dsfl": [*PUBLIC, "method.per_round=25"],
     "cronus": [*PUBLIC, "method.per_round=25"],
     "cfd": [*PUBLIC, *SHARED, "method.server_steps=5", "method.restart=false"],
-    **FAMILIES,
+    "fedhenn": [*PUBLIC, "method.samples=20"],
+    "fedgems": [*PUBLIC, *SHARED, "method.server_batch=8"],
+    "fccl": [*PUBLIC, "method.per_round=25", "method.pretrain_epochs=1"],
+    "feddf": [*PUBLIC, "method.server_steps=3", "method.server_batch=8"],
+    "fedet": [*PUBLIC, *SHARED, "method.server_steps=3", "method.server_batch=8"],
+    "fedkemf": [*PUBLIC, *SHARED, "method.server_steps=3", "method.server_batch=8"],
 }
 
 
@@ -138,8 +143,7 @@ def test_numbers_of_samples_are_sent_only_if_the_method_weights_by_them(
 
     monkeypatch.setattr(type(prepared.config.method), "server_update", spy)
     loop.run(prepared, tmp_path / "run")
-    weights = ("avg", "fedper", "fedalt", "fml", "fedkd", "fedmrl", "fedgen", "fjord", ":Distils")
-    weighted = name.endswith(weights)
+    weighted = METHODS[name].weighs_by_examples
     assert seen == ([client.train for client in prepared.clients()] if weighted else [0] * 5)
 
 

@@ -24,6 +24,7 @@ from fedgh.studies.tuning import plan_search
 from fedgh.training import experiment
 from fedgh.training.callbacks import Callback
 from tests.support.commands import SET, inside
+from tests.support.families import PUBLIC
 from tests.support.records import a_round, a_summary
 from tests.support.tiny import QUICK, a_run, numbers, quick, tiny_shared
 
@@ -56,7 +57,7 @@ def test_methods_train_on_the_same_batches_from_the_same_weights(
     settings = {"fedrep": ["method.extractor_epochs=2"]}  # as in [local] of the demo
     for name in sorted(METHODS.keys() - {"fedclassavg"}):  # it draws two views of each batch
         words = ["model.extractors=tests.support.tiny:mlp", "local.augment=flip,crop,erase"]
-        overrides = [*words, *tiny_shared(name, "mlp"), *settings.get(name, [])]
+        overrides = [*words, *PUBLIC, *tiny_shared(name, "mlp"), *settings.get(name, [])]
         prepared = quick(f"method.name={name}", "local.batch_size=16", *overrides)
         client, server = prepared.blueprint().make(0), prepared.initial_server()
         weights[name] = client.model.extractor[1].weight.sum().item()  # type: ignore[index]
@@ -194,9 +195,11 @@ def test_all_methods_are_those_that_fit_and_the_others_have_a_reason(tmp_path: P
     with pytest.raises(KeyboardInterrupt, match=r"\[1/"):  # everything is prepared by then
         run_trials(trials, tmp_path, stop, skip_impossible=True, missing=missing)
     alike = {name: kind().same_part for name, kind in METHODS.items()}
-    assert set(missing) == {name for name, part in alike.items() if part != "none"}
+    public = {name for name, kind in METHODS.items() if kind().public_for != "none"}
+    assert set(missing) == {name for name, part in alike.items() if part != "none"} | public
     for name, reason in missing.items():
-        assert f"{name} needs the same {alike[name]} at all clients" in reason
+        why = "public data" if name in public else f"the same {alike[name]} at all clients"
+        assert f"{name} needs {why}" in reason
 
 
 def test_an_impossible_method_is_reported_or_refused_before_any_run(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""The smallest method of each family that the core has to carry, for the contract tests.
+"""Methods of each kind that engines must carry: built-in ones, and small ones of these tests.
 
-They are named by their import paths, as methods of other packages are.
+The latter are named by their import paths, as methods of other packages are.
 """
 
 import torch
@@ -15,17 +15,12 @@ ONE_ARCHITECTURE = ["model.extractors=tests.support.tiny:noisy"]  # with batch n
 
 FAMILIES: dict[str, list[str]] = {
     "tests.support.families:Phases": ONE_ARCHITECTURE,
-    "tests.support.families:Consensus": PUBLIC,
-    "tests.support.families:Distils": PUBLIC,
+    "fedmd": [*PUBLIC, "method.per_round=25"],
+    "feddf": [*PUBLIC, "method.server_steps=3", "method.server_batch=8"],
     "tests.support.families:Generates": [],
-    "tests.support.families:Cuts": ["model.extractors=mlp,mlp@1/2,mlp@1/4"],
+    "heterofl": ["model.extractors=mlp,mlp@1/2,mlp@1/4", "method.shared=mlp"],
 }
-"""The methods below, and the settings that they need."""
-
-WITHOUT_BUILT_IN = ("Consensus", "Distils", "Cuts")
-"""Those of families that have no built-in method yet."""
-
-OTHERS = [name for name in FAMILIES if name.endswith(WITHOUT_BUILT_IN)]
+"""A method of each kind that engines must carry, and the settings that it needs."""
 
 
 class Phases(api.Method):
@@ -86,53 +81,6 @@ class Consensus(api.Method):
 
     def server_update(self, server: Payload, uploads: Uploads) -> Payload:
         return api.plain_mean(uploads, if_none=server)
-
-
-class Distils(api.Method):
-    """A server that distils on public data for each architecture, after FedDF."""
-
-    up = down = api.Network("own")
-    public_for = "server"
-    weighs_by_examples = True
-
-    steps: int = 3
-
-    def init_server(self, task: Task, models: api.Models, rng: Generator) -> Payload:
-        return api.states_by_group(models)
-
-    def broadcast(self, server: Payload, to: Recipient) -> Payload:
-        return part(server, api.group_prefix(to.group))
-
-    def client_update(self, client: Client, down: Payload) -> Payload:
-        api.load_network(client.model, down)
-        api.train(client, lambda x, y: cross_entropy(client.model(x), y))
-        return api.network_state(client.model)
-
-    def server_update(self, server: Payload, uploads: Uploads) -> Payload:
-        means: dict[int, api.WeightedMean] = {}
-        teachers, owner = api.WeightedMean(), {}
-        for upload in uploads:
-            means.setdefault(upload.group, api.WeightedMean()).add(
-                upload.payload, upload.num_examples
-            )
-            owner[upload.group] = upload.client_id
-            teacher = uploads.network(upload.client_id)
-            api.load_network(teacher, upload.payload)
-            teachers.add({"logits": api.network_outputs(teacher, uploads.public)}, 1)
-        target = teachers.value(if_none={}).get("logits")
-        batches = api.forever(api.numbered(uploads.public), 8, uploads.stream("distil"))
-        for group, mean in means.items():
-            assert target is not None
-            wanted, student = target, uploads.network(owner[group])
-            api.load_network(student, mean.value(if_none={}))
-
-            def loss(student: nn.Module = student, wanted: Tensor = wanted) -> Tensor:
-                x, row = next(batches)
-                return api.distill(wanted[row], student(x))
-
-            api.learn(uploads, [student], loss, self.steps, lr=1e-3, schedule="cosine")
-            server = server | prefixed(api.group_prefix(group), api.network_state(student))
-        return server
 
 
 class Generates(api.Method):
@@ -196,35 +144,3 @@ class Generates(api.Method):
     def _inputs(self, y: Tensor, task: Task, rng: Generator) -> Tensor:
         noise = torch.randn(len(y), self.noise, generator=rng)
         return torch.cat([noise, one_hot(y, task.num_classes)], dim=1)
-
-
-class Cuts(api.Method):
-    """Clients whose networks are cuts of a global one, each with its own shapes, after HeteroFL."""
-
-    up = down = api.Network("own")
-
-    whole: api.NetworkName = "mlp"
-
-    def shared_network(self, task: Task) -> api.SplitModel:
-        return api.shared_model(self.whole, task)
-
-    def init_server(self, task: Task, models: api.Models, rng: Generator) -> Payload:
-        whole = self.shared_network(task)
-        for model in models:
-            api.check_cut(whole, model, task.input_shape)
-        return api.network_state(whole)
-
-    def broadcast(self, server: Payload, to: Recipient) -> Payload:
-        return api.take(server, api.cut(api.sizes_of(server), to.sizes))
-
-    def client_update(self, client: Client, down: Payload) -> Payload:
-        api.load_network(client.model, down)
-        api.train(client, lambda x, y: cross_entropy(client.model(x), y))
-        return api.network_state(client.model)
-
-    def server_update(self, server: Payload, uploads: Uploads) -> Payload:
-        mean = api.CoordinateMean(api.sizes_of(server))
-        for upload in uploads:
-            here = api.cut(api.sizes_of(server), api.sizes_of(upload.payload))
-            mean.add(upload.payload, here, 1)
-        return mean.value(server)

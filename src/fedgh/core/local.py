@@ -23,6 +23,7 @@ from fedgh.core.types import (
     Client,
     Examples,
     LocalTraining,
+    OptimizerName,
     Payload,
     Release,
 )
@@ -40,6 +41,7 @@ def train(
     epochs: int | None = None,
     batch_size: int | None = None,
     lr: float | None = None,
+    optimizer: OptimizerName | None = None,
     stream: str = "batches",
     views: int = 1,
     augment: Sequence[Augmentation] | None = None,
@@ -50,8 +52,9 @@ def train(
     Return the number of steps. Raise FloatingPointError if the training diverges.
 
     Arguments that are None take their value from `[local]`; the schedule also applies to a given
-    `lr`. If a round has several training phases, each needs its own `stream`, or it gets the
-    batches of the phase before. Each phase records its mean loss under its `metric`.
+    `lr`, and the weight decay to a given `optimizer`. If a round has several training phases, each
+    needs its own `stream`, or it gets the batches of the phase before. Each phase records its mean
+    loss under its `metric`.
 
     The optimizer is new, so momentum does not carry over to the next phase. The client's networks
     outside `modules` are fixed: they are in eval mode and without gradients, so neither weights nor
@@ -64,10 +67,10 @@ def train(
     if not parameters:
         return 0
     rate = (local.lr if lr is None else lr) * local.rate_factor(client.round, client.task.rounds)
-    optimizer = _optimizer(local, parameters, rate)
+    stepper = _optimizer(optimizer or local.optimizer, local, parameters, rate)
     rng = client.stream(stream)
     total, samples, steps = torch.zeros((), device=client.device), 0, 0
-    with client.timed("train"), _train_only(client, modules), _freed_gradients(optimizer):
+    with client.timed("train"), _train_only(client, modules), _freed_gradients(stepper):
         for _ in range(local.epochs if epochs is None else epochs):
             for x, y in shuffled(
                 client.data.train if on is None else on,
@@ -78,13 +81,13 @@ def train(
                 views,
             ):
                 value = loss(x, y)
-                optimizer.zero_grad()
+                stepper.zero_grad()
                 value.backward()
                 if local.clip > 0:
                     # Separately: a large gradient of one module must not shrink another's.
                     for module in modules:
                         clip_gradients(module, local.clip)
-                optimizer.step()
+                stepper.step()
                 total += value.detach() * len(y)
                 samples += len(y)
                 steps += 1
@@ -96,13 +99,13 @@ def train(
 
 
 def _optimizer(
-    local: LocalTraining, parameters: list[nn.Parameter], lr: float
+    name: OptimizerName, local: LocalTraining, parameters: list[nn.Parameter], lr: float
 ) -> torch.optim.Optimizer:
-    if local.optimizer == "sgd":
+    if name == "sgd":
         return torch.optim.SGD(
             parameters, lr, local.momentum, weight_decay=local.weight_decay, fused=True
         )
-    kind = torch.optim.Adam if local.optimizer == "adam" else torch.optim.AdamW
+    kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
     return kind(parameters, lr, weight_decay=local.weight_decay, fused=True)
 
 

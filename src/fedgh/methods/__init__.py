@@ -13,6 +13,7 @@ from fedgh.errors import ConfigError, import_object, unknown
 from fedgh.methods.cfd import CFD
 from fedgh.methods.cronus import Cronus
 from fedgh.methods.dsfl import DSFL
+from fedgh.methods.fccl import FCCL
 from fedgh.methods.fd import FD
 from fedgh.methods.fedalt import FedAlt
 from fedgh.methods.fedavg import FedAvg
@@ -20,10 +21,12 @@ from fedgh.methods.fedbabu import FedBABU
 from fedgh.methods.fedclassavg import FedClassAvg
 from fedgh.methods.feddf import FedDF
 from fedgh.methods.fedet import FedET
+from fedgh.methods.fedgems import FedGEMS
 from fedgh.methods.fedgen import FedGen
 from fedgh.methods.fedgh import FedGH
 from fedgh.methods.fedgh_plus import FedGHPlus
 from fedgh.methods.fedgkt import FedGKT
+from fedgh.methods.fedhenn import FedHeNN
 from fedgh.methods.fedkd import FedKD
 from fedgh.methods.fedkemf import FedKEMF
 from fedgh.methods.fedmd import FedMD
@@ -67,13 +70,16 @@ METHODS: dict[str, type[Method]] = {
         HeteroFL,
         FedRolex,
         FjORD,
-        FedDF,
-        FedET,
-        FedKEMF,
         FedMD,
         DSFL,
         Cronus,
         CFD,
+        FedHeNN,
+        FedGEMS,
+        FCCL,
+        FedDF,
+        FedET,
+        FedKEMF,
     )
 }
 """The methods of the package."""

@@ -5,7 +5,7 @@ a subclass of `Method` that declares `up` and `down`, and defines `client_update
 `server_update`. The guide is `docs/add-a-method.md`.
 """
 
-from fedgh.core import class_table, low_rank, soft_labels
+from fedgh.core import class_table, low_rank, questions, soft_labels
 from fedgh.core.average import (
     WeightedMean,
     load_network,
@@ -16,7 +16,7 @@ from fedgh.core.average import (
     plain_mean,
     update_spec,
 )
-from fedgh.core.batches import forever
+from fedgh.core.batches import forever, shuffled
 from fedgh.core.groups import (
     GroupMeans,
     group_numbers,
@@ -69,6 +69,7 @@ from fedgh.core.method import (
     Several,
 )
 from fedgh.core.public_draw import public_draw
+from fedgh.core.public_round import CLOCK, next_mean, remember, start_clock, train_public
 from fedgh.core.restart import restart
 from fedgh.core.scaler import fold_scaler, layer_rates, scaled
 from fedgh.core.subnet import CoordinateMean, Cut, Sizes, cut, put, sizes_of, take
@@ -92,6 +93,7 @@ from fedgh.models.input_generator import input_generator
 from fedgh.models.nested import Nested, check_nested
 
 __all__ = [
+    "CLOCK",
     "HEADER",
     "NOTHING",
     "Client",
@@ -167,6 +169,7 @@ __all__ = [
     "network_spec",
     "network_state",
     "network_weights",
+    "next_mean",
     "numbered",
     "on_public",
     "outputs",
@@ -175,16 +178,21 @@ __all__ = [
     "prefixed",
     "public_draw",
     "put",
+    "questions",
+    "remember",
     "restart",
     "scaled",
     "shared_layers",
     "shared_model",
     "shared_sizes",
+    "shuffled",
     "sizes_of",
     "soft_labels",
+    "start_clock",
     "states_by_group",
     "take",
     "train",
+    "train_public",
     "unlabelled",
     "update_spec",
 ]

@@ -25,14 +25,24 @@ def train_received(client: Client, down: Payload) -> Payload:
     return api.network_state(model)
 
 
+def distil(
+    uploads: Uploads, teacher: Tensor, students: list[nn.Module], steps: int, batch: int, lr: float
+) -> None:
+    """Train each student towards softmax(teacher), logits [P, C] of the public samples."""
+    teacher = teacher.to(uploads.device)
+    loss = api.on_public(uploads, students, batch, lambda z, i: api.distill(teacher[i], z))
+    api.learn(uploads, students, loss, steps, lr=lr, schedule="cosine", clip=5.0)
+    if steps:
+        uploads.metrics["server_loss"] /= len(students)  # the loss is their sum
+
+
 class FedDF(api.Method):
     """A participant, new or not, starts from the fused network of its architecture."""
 
     family = "public data on the server"
     about = "The server averages equal networks; each average learns the outputs of all networks."
     up = down = api.Network("own")
-    public_for = "server"
-    weighs_by_examples = True
+    public_for, weighs_by_examples = "server", True
 
     server_steps: Steps = 300  # the code: 10,000; 0: averaging alone
     server_batch: api.Several = 128  # public samples in a step
@@ -63,15 +73,8 @@ class FedDF(api.Method):
             return server
         for group, student in students.items():
             api.load_network(student, part(server, group))
-        self.distil([*students.values()], ensemble.value(if_none={})["logits"], uploads)
+        teacher, nets = ensemble.value(if_none={})["logits"], [*students.values()]
+        distil(uploads, teacher, nets, self.server_steps, self.server_batch, self.server_lr)
         for group, student in students.items():
             server |= prefixed(group, api.network_state(student))
         return server
-
-    def distil(self, students: list[nn.Module], logits: Tensor, uploads: Uploads) -> None:
-        """Train every student towards softmax(logits) of each public sample."""
-        teacher, batch = logits.to(uploads.device), self.server_batch
-        loss = api.on_public(uploads, students, batch, lambda z, i: api.distill(teacher[i], z))
-        lr, steps = self.server_lr, self.server_steps
-        api.learn(uploads, students, loss, steps, lr=lr, schedule="cosine", clip=5.0)
-        uploads.metrics["server_loss"] /= len(students)  # `loss` is their sum

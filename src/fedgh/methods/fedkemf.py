@@ -1,7 +1,7 @@
 """FedKEMF, knowledge extraction and multi-model fusion (Yu, Qian and Jannesari, 2022).
 
 Clients do as in FML: a private network and a small shared one teach each other. The server distils
-the ensemble of the shared networks into one, on unlabelled public data. A reading: see the guide.
+the ensemble of the shared networks into one, on unlabelled public data.
 """
 
 from typing import Literal
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedgh.methods import api
 from fedgh.methods.api import Payload, Uploads
-from fedgh.methods.feddf import Steps
+from fedgh.methods.feddf import Steps, distil
 from fedgh.methods.fml import FML
 
 
@@ -26,7 +26,7 @@ class FedKEMF(FML):
     start: Literal["last", "mean"] = "last"  # distil into the last global network, or the average
     server_steps: Steps = 300  # of the server in a round
     server_batch: api.Several = 64  # public samples in a step
-    server_lr: api.Positive = 0.01  # of SGD; falls to zero over the steps of a round
+    server_lr: api.Positive = 0.001  # of Adam; falls to zero over the steps of a round
 
     def joined(self, ensemble: Tensor | None, logits: Tensor) -> Tensor:
         """Return an ensemble's logits after another network has joined it."""
@@ -46,8 +46,5 @@ class FedKEMF(FML):
         if ensemble is None:
             return server
         api.load_network(net, server if self.start == "last" else mean.value(if_none={}))
-        teacher, batch = ensemble.to(uploads.device), self.server_batch
-        loss = api.on_public(uploads, [net], batch, lambda z, i: api.distill(teacher[i], z))
-        steps, lr = self.server_steps, self.server_lr
-        api.learn(uploads, [net], loss, steps, lr=lr, optimizer="sgd", schedule="cosine")
+        distil(uploads, ensemble, [net], self.server_steps, self.server_batch, self.server_lr)
         return api.network_state(net)

@@ -8,13 +8,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import ClassVar, Literal
 
-from torch import Generator, Tensor, int32, zeros
+from torch import Generator, Tensor
 from torch.nn.functional import cross_entropy
 
 from fedgh.methods import api
-from fedgh.methods.api import Client, Examples, Message, Payload, Upload
+from fedgh.methods.api import CLOCK, Client, Examples, Message, Payload, Upload
 
-CLOCK = api.Own(lambda *_: {"clock": api.Field(int32, (1,), at_least=0)}, about="a counter")
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -22,17 +21,11 @@ def digest(
     client: Client, on: Examples, targets: Tensor, loss: Loss, epochs: int, batch: int, lr: float
 ) -> None:
     """Move the outputs for public samples, as they are, towards their targets."""
-    api.train(
-        client,
-        lambda x, row: loss(client.model(x), targets[row]),
-        on=api.numbered(on),
-        epochs=epochs,
-        batch_size=batch,
-        lr=lr,
-        augment=(),
-        stream="digest",
-        metric="digest_loss",
-    )
+
+    def to_targets(x: Tensor, row: Tensor) -> Tensor:
+        return loss(client.model(x), targets[row])
+
+    api.train_public(client, to_targets, on, epochs=epochs, batch_size=batch, lr=lr)
 
 
 def revisit(client: Client) -> None:
@@ -60,7 +53,7 @@ class PublicConsensus(api.Method):
         return api.OneOf(CLOCK, CLOCK + self.up)
 
     def init_server(self, task: api.Task, models: api.Models, rng: Generator) -> Payload:
-        return {"clock": zeros(1, dtype=int32)}
+        return api.start_clock(task)
 
     def client_update(self, client: Client, down: Payload) -> Payload:
         agreed = client.memory if self.learn_from == "own" else down
