@@ -1,6 +1,7 @@
 """FCCL: the correlation loss by hand, the three phases, the frozen networks."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ QUICK = FCCL(pretrain_epochs=1)
 START = QUICK.init_server(TASK, [], torch.Generator())
 
 
-def a_member(method: FCCL = QUICK, **local: float) -> Client:
+def a_member(method: FCCL = QUICK, **local: Any) -> Client:
     client = public_client(**local)
     method.init_client(client)
     return client

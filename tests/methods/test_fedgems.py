@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def told(*payloads: Tensor, round: int = 1) -> Uploads:
     )
 
 
-def a_member(**local: float) -> Client:
+def a_member(**local: Any) -> Client:
     return replace(public_client(**local), public_examples=LABELLED)
 
 
