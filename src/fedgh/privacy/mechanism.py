@@ -30,7 +30,6 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import ndtri
 from torch import Tensor
 
 MIN_DELTA = 1e-15
@@ -104,6 +103,8 @@ def system_normal(shape: torch.Size) -> Tensor:
     tail is drawn as 2**-k · (1 + m / 2**52), with k from 128 bits. The tails then end at 13, with a
     probability of 1e-39 beyond.
     """
+    from scipy.special import ndtri  # slow to import, and only needed here
+
     first, second, third = np.frombuffer(os.urandom(24 * shape.numel()), np.uint64).reshape(3, -1)
     zeros = np.where(first == 0, 64 + _leading_zeros(second), _leading_zeros(first))
     fraction = 1 + (third >> np.uint64(12)).astype(np.float64) * 2.0**-52
