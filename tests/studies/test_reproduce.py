@@ -15,7 +15,7 @@ from tests.support.commands import inside
 PARTS = {
     "table-homo": ["cifar10-homo", "cifar100-homo"],
     "noniid": ["cifar10-hetero-e1", "cifar10-hetero-s10", "cifar100-hetero-s100"],
-    "participation": ["cifar10-hetero-n100-c10", "cifar100-hetero-n100-c100"],
+    "participation": ["cifar10-hetero-n100-c10", "cifar100-hetero-n100-c100", "fedgh"],
     "header-lr": ["cifar10-hetero-lr0.1"],
     "pays": ["pays-cifar10-s2-m50", "pays-cifar100-dir0.3-m1000", "standalone", "fedgh_plus"],
     "poisoning": ["poison-none", "poison-flip-3-defended", "poison-everything-3"],
