@@ -5,6 +5,23 @@ import torch
 torch.set_num_threads(1)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Name a test's group in its id: by that, pytest-xdist runs a group in one process.
+
+    pytest-xdist 3.8 names it as well, but since pytest 9.2 without effect (its issue 1386): the
+    federations and runs that a group shares would be made twice, at the same time.
+    """
+    if not getattr(config.option, "loadgroup", False):
+        return
+    for item in items:
+        groups = {str(mark.args[0]) for mark in item.iter_markers("xdist_group")}
+        end = "@" + "_".join(sorted(groups))
+        if groups and not item.nodeid.endswith(end):
+            item._id = type(item.id).parse(item.nodeid + end)
+            assert item.nodeid.endswith(end)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how many inputs the tests in tests/fuzz have tried."""
     reports = [report for found in terminalreporter.stats.values() for report in found]
