@@ -13,8 +13,12 @@ if TYPE_CHECKING:
 
 IMAGES = 12_000
 
-FEW = {"fedzkt": ["method.server_steps=2"]}
-"""Settings of methods whose usual round takes many minutes: 2 steps of the server, not 200."""
+FEW = {
+    "fedzkt": ["method.server_steps=2"],
+    "fjord": ["method.widths=cnn3"],
+    "fccl": ["method.pretrain_epochs=1"],
+}
+"""Settings of methods whose usual round takes many minutes, or that do not fit CNN-3 everywhere."""
 
 PUBLIC = ["public.name=held-out", "public.samples=1000"]
 """Public data of methods that need them; the clients then have that many samples less."""

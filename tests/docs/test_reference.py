@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
 import pytest
@@ -72,7 +72,7 @@ def test_every_key_has_its_default_and_a_description(section: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_key_of_a_method_has_its_default_and_a_description(name: str) -> None:
     rows = table(name)
-    defaults = {f.name: f.default for f in fields(METHODS[name]) if f.default is not MISSING}
+    defaults = {f.name: getattr(METHODS[name](), f.name) for f in fields(METHODS[name])}
     assert {key: json.loads(default) for key, (default, _) in rows.items()} == defaults
     assert all(description for _, description in rows.values())
 

@@ -71,6 +71,8 @@ def honest(spec: wire.Spec, seed: int, size: int = 2) -> Payload:
             values = torch.randint(1, 9, shape, generator=rng).float()
         if field.at_least is not None or field.at_most is not None:
             values = values.clamp(field.at_least, field.at_most)
+        if name == "kernel":  # a symmetric matrix of norm 1
+            values = (values + values.T) / (values + values.T).norm()
         payload[name] = values.to(field.dtype)
     return payload
 

@@ -13,11 +13,12 @@ from tests.support.commands import inside
 
 # Settings and methods to run of studies with many: some of each kind.
 PARTS = {
-    "table-homo": ["cifar10-homo", "cifar100-homo", "standalone", "fedavg", "fedgh"],
+    "table-homo": ["cifar10-homo", "cifar100-homo"],
     "noniid": ["cifar10-hetero-e1", "cifar10-hetero-s10", "cifar100-hetero-s100"],
     "participation": ["cifar10-hetero-n100-c10", "cifar100-hetero-n100-c100", "fedgh"],
     "header-lr": ["cifar10-hetero-lr0.1"],
     "pays": ["pays-cifar10-s2-m50", "pays-cifar100-dir0.3-m1000", "standalone", "fedgh_plus"],
+    "public-data": ["public-noise", "standalone", "fedmd", "fedhenn"],
     "poisoning": ["poison-none", "poison-flip-3-defended", "poison-everything-3"],
     "privacy": ["cifar10-hetero-e1", "cifar10-hetero-sample-eps1", "cifar10-hetero-client-eps8"],
 }
@@ -40,7 +41,7 @@ def reproduce(monkeypatch: pytest.MonkeyPatch, out: Path, *arguments: str) -> in
     [
         *("table-hetero", "table-homo", "models", "curves-n10", "noniid", "participation"),
         *("header-lr", "convergence", "cost", "ablation", "overlap", "pays", "poisoning"),
-        "privacy",
+        *("privacy", "public-data"),
     ],
 )
 def test_every_study_runs_with_the_budget_smoke(

@@ -13,6 +13,7 @@ NAMES = {
     *("table-homo", "table-hetero", "models", "curves-n10", "noniid", "participation"),
     *("header-lr", "convergence", "cost", "ablation", "overlap", "pays", "poisoning"),
     "privacy",
+    "public-data",
 }
 ALL_EIGHT = ["standalone", "fedavg", "fml", "fedkd", "lg_fedavg", "fd", "fedproto", "fedgh"]
 
@@ -23,8 +24,8 @@ def setting_of(study_name: str, name: str) -> Setting:
 
 def test_all_studies_are_found_and_those_of_the_paper_come_first() -> None:
     assert studies().keys() == NAMES
-    beyond = ["ablation", "overlap", "pays", "poisoning", "privacy"]
-    assert list(studies())[-5:] == beyond
+    beyond = ["ablation", "overlap", "pays", "poisoning", "privacy", "public-data"]
+    assert list(studies())[-6:] == beyond
     with pytest.raises(ConfigError, match="did you mean 'table-hetero'"):
         study("table-heter")
 
@@ -43,7 +44,7 @@ def test_every_run_can_be_planned(name: str, budget: BudgetName) -> None:
         elif budget == "quick" and name not in ("convergence", "poisoning"):
             epochs = 1 if name in ("header-lr", "noniid", "privacy") else 5
             assert (rounds, local.epochs) == (10, epochs)
-            assert local.batch_size == 64 or name == "pays"
+            assert local.batch_size == 64 or name in ("pays", "public-data")
         elif budget == "paper":
             assert rounds in (100, 500)
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,9 +82,10 @@ def test_methods_train_on_the_same_batches_from_the_same_weights(
                 yield x, y
 
         monkeypatch.setattr(local, "shuffled", recorded)
+        to = Recipient(0, None, 0, *prepared.server_resources().architecture(0))
         for client.round in (1, 2):
             prepared.config.method.client_update(
-                client, prepared.config.method.broadcast(server, Recipient(0))
+                client, prepared.config.method.broadcast(server, to)
             )
         seen[name] = batches
     assert len(seen["fedgh"]) > 50
@@ -196,10 +198,13 @@ def test_all_methods_are_those_that_fit_and_the_others_have_a_reason(tmp_path: P
         run_trials(trials, tmp_path, stop, skip_impossible=True, missing=missing)
     alike = {name: kind().same_part for name, kind in METHODS.items()}
     public = {name for name, kind in METHODS.items() if kind().public_for != "none"}
-    assert set(missing) == {name for name, part in alike.items() if part != "none"} | public
+    parts = {"heterofl", "fedrolex", "fjord"}  # the clients have networks of these tests
+    same = {name for name, part in alike.items() if part != "none"}
+    assert set(missing) == same | public | parts
     for name, reason in missing.items():
         why = "public data" if name in public else f"the same {alike[name]} at all clients"
-        assert f"{name} needs {why}" in reason
+        expected = "a part of|none of method.widths" if name in parts else f"{name} needs {why}"
+        assert re.search(expected, reason)
 
 
 def test_an_impossible_method_is_reported_or_refused_before_any_run(tmp_path: Path) -> None:

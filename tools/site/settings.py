@@ -49,6 +49,10 @@ def page() -> str:
 def keys(model: Any) -> dict[str, dict[str, Any]]:
     """Return the JSON schema of each key of a section."""
     schemas: dict[str, dict[str, Any]] = TypeAdapter(model).json_schema().get("properties", {})
+    if issubclass(model, Method):  # a schema has no default that a function makes
+        schemas = {
+            name: {**each, "default": getattr(model(), name)} for name, each in schemas.items()
+        }
     return schemas
 
 

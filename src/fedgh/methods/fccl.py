@@ -16,7 +16,7 @@ from fedgh.methods.api import CLOCK, Client, Payload, distill
 
 
 class FCCL(api.Method):
-    """A client trains alone before its first round; whoever comes gets the last round's mean."""
+    """A client trains alone before its first round; all get the mean of the last round."""
 
     family, public_for = "public data on clients", "all"
     about = "Logits of public samples correlate, class by class, with the mean of all clients."

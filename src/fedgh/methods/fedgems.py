@@ -13,7 +13,7 @@ from fedgh.methods.api import Client, Payload, Task, part, prefixed, questions
 
 
 class FedGEMS(api.Method):
-    """Whoever comes gets the server's logits of all public samples; in round 1 there are none."""
+    """Every participant gets the server's logits of all public samples; in round 1 none."""
 
     family, public_for, public_labels = "public data on clients", "all", True
     about = "The server's large network learns labelled public data, and teaches the clients."

@@ -34,7 +34,7 @@ def kernel_spec(method: api.Method, shapes: api.Shapes) -> api.Spec:
 
 
 class FedHeNN(api.Method):
-    """Whoever comes gets the last round's mean kernel; nobody is pulled in the first round."""
+    """Every participant gets the last round's mean kernel; in the first round there is none."""
 
     family, public_for = "public data on clients", "all"
     about = "Similarities between public samples are pulled towards the mean of all clients."
