@@ -327,9 +327,9 @@ def check_limits(config: Config, limits: Limits) -> None:
             limits.check(key, value, "max_epochs")
         if isinstance(value, list):
             limits.check(key, len(value), "max_networks")
-    for key in ("per_round", "digest_batch"):
+    for key in ("per_round", "digest_batch", "public_batch"):
         limits.check(f"method.{key}", getattr(config.method, key, 0), "max_public")
-    for key in ("hidden", "noise", "shared_dim"):  # layers that are as wide
+    for key in ("hidden", "noise", "shared_dim", "samples", "per_step"):  # sides of matrices
         limits.check(f"method.{key}", getattr(config.method, key, 0), "max_rep_dim")
     limits.check_shape("data.shape", tuple(config.data.shape or ()))
 

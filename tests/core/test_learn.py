@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from fedgh.core.learn import Learner, learn
-from fedgh.core.types import OptimizerName, Payload
-from tests.support.rounds import uploads_of
+from fedgh.core.learn import Learner, learn, on_public
+from fedgh.core.types import Examples, OptimizerName, Payload
+from fedgh.core.uploads import Uploads
+from tests.support.rounds import TASK, uploads_of
 
 X, Y = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)), torch.arange(20.0)[:, None]
 
@@ -126,3 +127,24 @@ def test_server_streams_differ_by_name_and_round() -> None:
     assert len(set(draws.values())) == 4
     again = torch.rand(1, generator=uploads_of([], round=2).stream("b")).item()
     assert again == draws["b", 2]
+
+
+def test_a_loss_on_public_samples_sums_over_networks_and_knows_the_rows() -> None:
+    """Rows are positions among the public samples, not in the tensor that holds them."""
+    x = torch.arange(10.0)[:, None]
+    public = Examples(x, torch.full((10,), -1), torch.tensor([9, 3, 5, 7]))
+    seen: list[int] = []
+
+    def loss(out: Tensor, rows: Tensor) -> Tensor:
+        seen.extend(rows.tolist())
+        return (out.flatten() * x[public.index[rows], 0]).sum()
+
+    double = nn.Linear(1, 1, bias=False).requires_grad_(False)
+    nn.init.constant_(double.weight, 2.0)
+    uploads = Uploads([], TASK, 1, public_examples=public)
+    draw = on_public(uploads, [nn.Identity(), double], 2, loss)
+    squares = 81 + 9 + 25 + 49  # each output meets its own input
+    assert float(draw() + draw()) == (1 + 2) * squares
+    first, same, second, again = seen[:2], seen[2:4], seen[4:6], seen[6:]
+    assert (first, second) == (same, again)
+    assert sorted(first + second) == [0, 1, 2, 3]

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
+from fedgh import config
 from fedgh.core import wire
 from fedgh.core.average import network_state
 from fedgh.core.local import train
@@ -19,9 +20,11 @@ from fedgh.core.subnet import CoordinateMean, cut, sizes_of
 from fedgh.core.types import Client, Payload, Recipient, SplitModel, Task, Upload
 from fedgh.core.uploads import Uploads
 from fedgh.errors import ConfigError
+from fedgh.limits import LimitError, Limits
 from fedgh.methods.fjord import FjORD
 from fedgh.models.nested import Nested
 from fedgh.training import loop
+from fedgh.trust import FOREIGN, ForeignError
 from tests.support.rounds import shapes_of
 from tests.support.tiny import a_client, normed, quick
 
@@ -221,3 +224,16 @@ def test_the_chain_of_the_paper_s_networks(tmp_path: Path) -> None:
     )
     (record,) = loop.run(prepared, tmp_path / "run").records()
     assert record.failed == record.rejected == []
+
+
+def test_a_remote_server_cannot_name_code_or_many_networks() -> None:
+    named = config.load("demo", ["method.name=fjord", f"method.widths={WIDTHS[0]}"])
+    with pytest.raises(ForeignError, match=r"method\.widths"):
+        FOREIGN.check_all(named)
+    FOREIGN.check_all(config.load("demo", ["method.name=fjord"]))
+    many = config.load("demo", ["method.name=fjord", f"method.widths={','.join(['mlp'] * 17)}"])
+    with pytest.raises(LimitError, match=r"method\.widths asks for 17"):
+        config.check_limits(many, Limits())
+    large = config.load("demo", ["method.name=fedhenn", "method.samples=5000"])
+    with pytest.raises(LimitError, match=r"method\.samples asks for 5000"):
+        config.check_limits(large, Limits())
