@@ -1,6 +1,6 @@
 """Round time of each method, relative to training alone."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from benchmarks.rounds import Stopwatch, hetero
@@ -24,13 +24,13 @@ PUBLIC = ["public.name=held-out", "public.samples=1000"]
 """Public data of methods that need them; the clients then have that many samples less."""
 
 
-def all_methods(bench: "Bench") -> Iterator[tuple[str, float]]:
+def all_methods(bench: "Bench", names: Collection[str] = METHODS) -> Iterator[tuple[str, float]]:
     """Round time of every method relative to standalone (CNN-3 everywhere, E = 1, B = 64)"""
     source = bench.source
     n = IMAGES // 3 if bench.quick else IMAGES
     part = Source(source.name, source.x[:n], source.y[:n], source.class_names)
     seconds = {}
-    for name in ("standalone", *sorted(set(METHODS) - {"standalone"})):
+    for name in ("standalone", *sorted(set(names) - {"standalone"})):
         watch = Stopwatch()
         overrides = ["model.extractors=cnn3", f"method.name={name}", *FEW.get(name, [])]
         if METHODS[name]().public_for != "none":

@@ -88,7 +88,7 @@ def test_another_method_starts_from_its_own_defaults() -> None:
         ("method.name=fedhg", "method.name: no method 'fedhg'; did you mean 'fedgh'?"),
         ("data.name=cifar", "data.name: no data set 'cifar'; did you mean 'cifar1"),
         ("public.name=held_out", "public.name: no data set 'held_out'; did you mean 'held-out'?"),
-        ("public.samples=0", "public.samples: should be greater than or equal to 1, got 0"),
+        ("public.samples=0", "public.samples: should be greater than or equal to 2, got 0"),
         ("data.partition=random", "data.partition: should be 'classes', 'dirichlet' or 'iid'"),
         ("federation.clients=ten", "federation.clients: should be a valid integer, got 'ten'"),
         ("federation.clients='5'", "federation.clients: should be a valid integer, got '5'"),

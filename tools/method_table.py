@@ -2,6 +2,7 @@
 
     python -m tools.method_table             # write the tables
     python -m tools.method_table --measure   # measure times before; the machine should be idle
+    python -m tools.method_table --measure fedmd dsfl   # only of these, beside training alone
 
 Bytes are those of comparisons on digits. Times are round times relative to training alone, by
 the benchmark. Both are in docs/results/methods.
@@ -10,11 +11,14 @@ the benchmark. Both are in docs/results/methods.
 import csv
 import json
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks.methods import all_methods
 from benchmarks.suite import measure
 from fedgh.formats import human_bytes
+from fedgh.methods import METHODS
 from fedgh.methods.overview import MethodFacts, built_in_methods
 
 ROOT = Path(__file__).parents[1]
@@ -31,10 +35,12 @@ TIMES = RESULTS / "times.json"
 PUBLIC = {"none": "no", "server": "on the server", "all": "on all clients"}
 
 
-def measure_times() -> None:
-    """Measure the round time of each method, and write it with machine and versions."""
-    numbers = measure([all_methods], quick=True, on_number=lambda name, value: print(name, value))
-    TIMES.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+def measure_times(names: Sequence[str]) -> None:
+    """Measure the round times of methods, and write them with machine and versions."""
+    section = partial(all_methods, names=names or METHODS)
+    numbers = measure([section], quick=True, on_number=lambda name, value: print(name, value))
+    known = json.loads(TIMES.read_text(encoding="utf-8")) if names else {}
+    TIMES.write_text(json.dumps(known | numbers, indent=1) + "\n", encoding="utf-8")
 
 
 def bytes_sent() -> dict[str, str]:
@@ -98,7 +104,7 @@ def updated(page: str) -> str:
 def main() -> None:
     """Write the tables into the page."""
     if "--measure" in sys.argv:
-        measure_times()
+        measure_times(sys.argv[sys.argv.index("--measure") + 1 :])
     PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 

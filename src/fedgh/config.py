@@ -309,6 +309,15 @@ def load_run(
         raise LimitError(f"{error}; --trust allows it (in Python: trust=True)") from None
 
 
+METHOD_LIMITS = {
+    "feature_dim": "max_feature_dim",
+    **dict.fromkeys(("per_round", "digest_batch", "public_batch"), "max_public"),
+    # Sides of matrices:
+    **dict.fromkeys(("hidden", "noise", "shared_dim", "samples", "per_step"), "max_rep_dim"),
+}
+"""Limits of methods' settings by name; a setting that ends in `_epochs` has `max_epochs`."""
+
+
 def check_limits(config: Config, limits: Limits) -> None:
     """Raise LimitError if a configuration exceeds the limits."""
     limits.check("federation.clients", config.federation.clients, "max_clients")
@@ -319,18 +328,14 @@ def check_limits(config: Config, limits: Limits) -> None:
     limits.check("model.rep_dim", config.model.rep_dim, "max_rep_dim")
     limits.check("data.image_size", config.data.image_size, "max_image_size")
     limits.check("local.epochs", config.local.epochs, "max_epochs")
-    width = getattr(config.method, "feature_dim", 0)
-    limits.check("method.feature_dim", width, "max_feature_dim")
     for setting in fields(config.method):
         key, value = f"method.{setting.name}", getattr(config.method, setting.name)
         if setting.name.endswith("_epochs"):
             limits.check(key, value, "max_epochs")
-        if isinstance(value, list):
+        elif setting.name in METHOD_LIMITS:
+            limits.check(key, value, METHOD_LIMITS[setting.name])
+        elif isinstance(value, list):
             limits.check(key, len(value), "max_networks")
-    for key in ("per_round", "digest_batch", "public_batch"):
-        limits.check(f"method.{key}", getattr(config.method, key, 0), "max_public")
-    for key in ("hidden", "noise", "shared_dim", "samples", "per_step"):  # sides of matrices
-        limits.check(f"method.{key}", getattr(config.method, key, 0), "max_rep_dim")
     limits.check_shape("data.shape", tuple(config.data.shape or ()))
 
 
