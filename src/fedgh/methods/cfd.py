@@ -29,7 +29,7 @@ class CFD(api.Method):
     learn_from: Literal["all", "own"] = "all"  # "own", a control: no other client's outputs
     digest_epochs: api.Count = 1  # passes over the public samples
     digest_batch: api.Several = 64  # public samples in a step of a client
-    digest_lr: api.Positive = 0.1  # for `local.optimizer`; the paper's Adam has 0.001
+    digest_lr: api.Positive = 0.1  # with `local.momentum` 0.9 take 0.01; the paper's Adam: 0.001
     shared: api.NetworkName = "cnn1"  # the extractor of the server's network
     server_steps: Annotated[int, Field(ge=0)] = 100  # of its Adam; 0: no network, the mean is sent
     server_batch: api.Several = 64  # public samples in a step of the server
