@@ -15,8 +15,8 @@ from fedgh.core.metrics import own_metrics
 from fedgh.core.moments import Moments
 from fedgh.core.rng import isolated, stream
 from fedgh.core.server import Server, ServerResources
-from fedgh.core.types import Job, Payload, Recipient, Reply, SplitModel, Task, Upload
-from fedgh.data.public import PublicData
+from fedgh.core.types import Job, Payload, Recipient, Reply, SplitModel, Task, Upload, part
+from fedgh.data.public import HIDDEN, PublicData
 from fedgh.methods import METHODS
 from fedgh.models import split_model
 from tests.fuzz.payloads import honest
@@ -28,7 +28,7 @@ TRAIN = 10  # training samples of an honest client
 NORM = 1000.0  # the default of run.max_norm
 METRICS = own_metrics()
 torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first one imports for seconds
-PUBLIC = PublicData("points", torch.arange(12.0).view(6, 2) / 6 - 1, torch.full((6,), -1), b"")
+PUBLIC = torch.arange(12.0).view(6, 2) / 6 - 1
 TASK = Task(
     num_classes=4,
     rep_dim=3,
@@ -53,6 +53,14 @@ def method_of(name: str) -> Method:
     small |= {"server_steps": 2, "server_epochs": 1, **SMALL_BATCH.get(name, {})}
     settings = {field.name for field in fields(METHODS[name])}
     return kind(**{key: value for key, value in small.items() if key in settings})
+
+
+@cache
+def public_of(name: str) -> PublicData:
+    """Return the public data, with labels if the method reads them."""
+    labels = torch.arange(len(PUBLIC)) % TASK.num_classes
+    known = method_of(name).public_labels
+    return PublicData("points", PUBLIC, labels if known else torch.full_like(labels, HIDDEN), b"")
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,7 @@ def play(
         defence=defence,
         max_norm=NORM,
         strikes=3,
-        resources=RESOURCES,
+        resources=resources_of(name),
     )
     accepted: dict[int, Upload] = {}
     record = federation.round(
@@ -119,7 +127,10 @@ def _network() -> SplitModel:
         return split_model(mlp, TASK)
 
 
-RESOURCES = ServerResources(networks=(_network,), public=PUBLIC.examples())
+@cache
+def resources_of(name: str) -> ServerResources:
+    """Return the server's networks and public data."""
+    return ServerResources(networks=(_network,), public=public_of(name).examples())
 
 
 @cache
@@ -133,8 +144,8 @@ def start(name: str) -> Payload:
     """Return the state after a first round of honest clients."""
     server = init_server(name)
     before = Server.initial_state(TASK, server)
-    sent = _sent(name, spec_of(name))
-    federation = Server(TASK, method_of(name), Answers(sent, {}), before, resources=RESOURCES)
+    answers = Answers(_sent(name, spec_of(name), server), {})
+    federation = Server(TASK, method_of(name), answers, before, resources=resources_of(name))
     federation.round(1)
     return federation.state()
 
@@ -152,8 +163,8 @@ def spec_of(name: str) -> wire.Spec:
 
 @cache
 def honest_uploads(name: str) -> dict[int, bytes]:
-    """Return the uploads of honest clients."""
-    return _sent(name, spec_of(name))
+    """Return the uploads of honest clients in round 2."""
+    return _sent(name, spec_of(name), part(start(name), "server."))
 
 
 @cache
@@ -163,8 +174,10 @@ def without_hostile(name: str, defence: Defence) -> Payload:
     return play(name, others, defence=defence).server
 
 
-def _sent(name: str, spec: wire.Spec) -> dict[int, bytes]:
+def _sent(name: str, spec: wire.Spec, server: Payload) -> dict[int, bytes]:
     size = TRAIN if name == "fedgkt" else 2  # rows of all training samples
+    if name == "fedgems":  # a row for each sample that the server asks about
+        size = len(server["wanted"])
     payloads = [honest(spec, seed=client, size=size) for client in range(CLIENTS)]
     if name in ("fd", "hfd"):  # means of distributions
         payloads = [{**sent, "means": sent["means"].softmax(1)} for sent in payloads]

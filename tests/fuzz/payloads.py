@@ -80,7 +80,7 @@ def honest(spec: wire.Spec, seed: int, size: int = 2) -> Payload:
 @st.composite
 def payloads(draw: DrawFn, spec: wire.Spec) -> Payload:
     """Draw a payload that matches its declaration except for up to three changes."""
-    payload = honest(spec, draw(st.integers(0, 9)), draw(st.integers(0, 5)))
+    payload = honest(spec, draw(st.integers(0, 9)), draw(st.integers(0, 6)))
     for _ in range(draw(st.integers(0, 3))):
         if bool(payload) and draw(st.booleans()):
             name = draw(st.sampled_from(sorted(payload)))
@@ -93,7 +93,7 @@ def payloads(draw: DrawFn, spec: wire.Spec) -> Payload:
 @st.composite
 def extreme(draw: DrawFn, spec: wire.Spec) -> Payload:
     """Draw a payload as declared; each tensor repeats one extreme value, as medians then do."""
-    payload = honest(spec, draw(st.integers(0, 9)), draw(st.integers(0, 4)))
+    payload = honest(spec, draw(st.integers(0, 9)), draw(st.integers(0, 6)))
     for name, field in spec.items():
         if field.classes is None:
             values = [-1.0, 0.0, 1e-45, 1.0, 300.0] if field.dtype.is_floating_point else COUNTS

@@ -15,7 +15,15 @@ from fedgh.data.sources import Source
 from fedgh.engines.host import Blueprint, ClientHost
 from fedgh.methods import METHODS
 from tests.fuzz import oracle
-from tests.fuzz.arena import NORM, PUBLIC, RESOURCES, TASK, init_server, method_of, start
+from tests.fuzz.arena import (
+    NORM,
+    TASK,
+    init_server,
+    method_of,
+    public_of,
+    resources_of,
+    start,
+)
 from tests.fuzz.budget import fuzz
 from tests.fuzz.payloads import messages
 from tests.support.tiny import mlp
@@ -51,7 +59,7 @@ def blueprint(name: str) -> Blueprint:
     dealt = partition.assemble(parts, y.numpy(), seed=0)
     points = Source("points", x, y, tuple(map(str, range(TASK.num_classes))))
     method, local = method_of(name), LocalTraining()
-    public = PUBLIC if method.public_for == "all" else None
+    public = public_of(name) if method.public_for == "all" else None
     return Blueprint(TASK, method, local, (mlp,), (points,), dealt, max_norm=NORM, public=public)
 
 
@@ -65,16 +73,16 @@ def train(name: str, state: Payload | None, round: int, down: bytes) -> tuple[Pa
     return (files.written[0] if files.written else None), reply.error or ""
 
 
-def recipient(last_round: int = 0) -> Recipient:
+def recipient(name: str, last_round: int = 0) -> Recipient:
     """Return the server's knowledge of the client."""
-    group, sizes = RESOURCES.architecture(CLIENT)
+    group, sizes = resources_of(name).architecture(CLIENT)
     return Recipient(CLIENT, last_round=last_round, group=group, sizes=sizes)
 
 
 @cache
 def after_one_round(name: str) -> Payload:
     """Return the state of a client after the first round."""
-    down = method_of(name).broadcast(init_server(name), recipient())
+    down = method_of(name).broadcast(init_server(name), recipient(name))
     state, error = train(name, None, 1, wire.to_bytes(down))
     assert state is not None, error
     return state
@@ -83,7 +91,7 @@ def after_one_round(name: str) -> Payload:
 @cache
 def honest_download(name: str) -> Payload:
     """Return the download of an honest server in the second round."""
-    return method_of(name).broadcast(part(start(name), "server."), recipient(last_round=1))
+    return method_of(name).broadcast(part(start(name), "server."), recipient(name, last_round=1))
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedgh.core import wire
 from fedgh.core.defence import Defence
-from fedgh.core.types import Payload
+from fedgh.core.types import Payload, part
 from fedgh.errors import RunError
 from fedgh.methods import METHODS
 from tests.fuzz import oracle
@@ -15,6 +15,7 @@ from tests.fuzz.arena import (
     NORM,
     RoundResult,
     honest_uploads,
+    init_server,
     method_of,
     play,
     specs_of,
@@ -57,6 +58,17 @@ def assert_readable(name: str, result: RoundResult) -> None:
 
 def field_of(tensor: Tensor) -> wire.Field:
     return wire.Field(tensor.dtype, tuple(tensor.shape))
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "standalone"])
+def test_honest_uploads_change_what_the_server_knows(name: str) -> None:
+    assert not equal(part(start(name), "server."), init_server(name))
+
+
+def test_fedgems_learns_from_honest_answers_in_round_2_too() -> None:
+    before = part(start("fedgems"), "server.")
+    assert len(before["wanted"]) > 0
+    assert not equal(play("fedgems", honest_uploads("fedgems")).server, before)
 
 
 @pytest.mark.parametrize("name", METHODS)
