@@ -8,26 +8,42 @@ from collections.abc import Iterable
 from typing import Annotated
 
 from pydantic import Field
-from torch import Tensor, arange, cat, linalg, quantile, stack
-from torch.nn.functional import cross_entropy, one_hot
+from torch import Tensor, arange, cat, linalg, stack
+from torch.nn.functional import cross_entropy, normalize, one_hot
 
 from fedgh.methods import api
 from fedgh.methods.public_consensus import PublicConsensus, revisit
 
+BLOCK = 256
+"""Samples whose robust means are computed together: more would need more memory."""
 
-def robust_mean(x: Tensor, most: int) -> Tensor:
-    """Return the mean of vectors [n, classes] without outliers, of which there are up to `most`.
 
-    An outlier is the vector that is farthest from the median, along the direction in which they
-    vary most, if its distance exceeds three standard deviations (estimated by the median) and 0.15.
+def robust_means(x: Tensor, most: int) -> Tensor:
+    """Return the mean of each sample's vectors [samples, n, classes], without up to `most` of them.
+
+    Removed is the vector that is farthest from the median, along the direction in which they vary
+    most, if its distance exceeds three standard deviations (estimated by the median) and 0.15.
     """
+    means, rows = x.mean(1), arange(len(x))
     for _ in range(most):
-        along = x @ linalg.svd(x - x.mean(0), full_matrices=False).Vh[0]
-        distance = (along - quantile(along, 0.5)).abs()
-        if distance.max() <= 3 * (1.4826 * quantile(distance, 0.5)).clamp(min=0.05):
+        along = (x @ main_direction(x)[:, :, None])[:, :, 0]
+        distance = (along - along.quantile(0.5, dim=1, keepdim=True)).abs()
+        limit = 3 * (1.4826 * distance.quantile(0.5, dim=1)).clamp(min=0.05)
+        far = distance.max(1).values > limit
+        if not far.any():
             break
-        x = x[arange(len(x)) != distance.argmax()]
-    return x.mean(0)
+        others = arange(x.shape[1]) != distance.argmax(1, keepdim=True)
+        x, rows = x[far[:, None] & others].view(-1, x.shape[1] - 1, x.shape[2]), rows[far]
+        means[rows] = x.mean(1)
+    return means
+
+
+def main_direction(x: Tensor) -> Tensor:
+    """Return unit vectors [samples, classes]: along them vectors [samples, n, classes] vary most."""
+    x = x - x.mean(1, keepdim=True)
+    many = x.shape[1] >= x.shape[2]
+    largest = linalg.eigh(x.mT @ x if many else x @ x.mT).eigenvectors[:, :, -1:]
+    return normalize((largest if many else x.mT @ largest)[:, :, 0])
 
 
 class Cronus(PublicConsensus):
@@ -56,5 +72,6 @@ class Cronus(PublicConsensus):
         most = int(self.epsilon * len(sent) + 1e-9)  # 0.29 * 100 is 28.999...
         if not most:
             return super().combine(sent)
-        rows = stack([upload.payload[self.kind].double() for upload in sent], dim=1)
-        return {self.kind: stack([robust_mean(x, most) for x in rows]).float()}
+        blocks = zip(*(upload.payload[self.kind].split(BLOCK) for upload in sent), strict=True)
+        means = [robust_means(stack(block, dim=1).double(), most) for block in blocks]
+        return {self.kind: cat(means).float()}
