@@ -12,7 +12,7 @@ from fedgh.core.message import Own
 from fedgh.core.method import Method
 from fedgh.core.records import Problem, Round
 from fedgh.core.server import Server
-from fedgh.core.types import Client, GlobalRounds, Job, Payload, Reply, Task
+from fedgh.core.types import Client, GlobalRounds, Job, Payload, Recipient, Reply, Task
 from fedgh.core.uploads import Uploads
 from fedgh.errors import RunError
 from tests.support.scripted import METRICS, Scripted
@@ -45,6 +45,23 @@ def test_uploads_reach_the_server_and_bytes_add_up() -> None:
     assert fed.round(2).bytes_total == 64
     assert record.accuracy == 0.5
     assert record.per_client["accuracy"] == [0.5] * 4
+
+
+class Parted(Sum):
+    """A method whose downloads are new dictionaries of the same tensors, but for client 2."""
+
+    def broadcast(self, server: Payload, to: Recipient) -> Payload:
+        return {"total": server["total"] + 1 if to.id == 2 else server["total"]}
+
+
+def test_a_download_is_serialised_once_for_the_clients_that_get_the_same_tensors() -> None:
+    task, engine = Task(2, 2, 4, rounds=10, seed=0), Scripted()
+    Server(task, Parted(), engine, Server.initial_state(task, {"total": torch.ones(1)})).round(1)
+    first, second, third, _ = downs = [job.down for job in engine.jobs]
+    assert first is second
+    values = [float(wire.from_bytes(down or b"")["total"]) for down in downs]
+    assert values == [1, 1, 2, 1]
+    assert third is not first
 
 
 def test_a_failed_client_is_recorded_and_the_round_goes_on() -> None:

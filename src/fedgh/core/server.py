@@ -356,9 +356,7 @@ class Server:
         last: tuple[Payload, bytes] | None = None
         for client in participants:
             down = self.method.broadcast(self.server, self.recipient(client))
-            if (
-                last is None or down is not last[0]
-            ):  # serialise a payload once for all its recipients
+            if last is None or not _same(down, last[0]):  # serialised once for all its recipients
                 last = (down, wire.to_bytes(down))
             trained = int(self._trained[client])
             max_upload = max(map(wire.max_bytes, self._upload_specs(client)))
@@ -524,6 +522,11 @@ class Server:
                     f"round {number}: the server's '{name}' is no longer finite; "
                     "lower its learning rate (for fedgh: method.server_lr)"
                 )
+
+
+def _same(one: Payload, other: Payload) -> bool:
+    """Return true if two payloads have the same tensors, not only equal ones."""
+    return one.keys() == other.keys() and all(other[name] is one[name] for name in one)
 
 
 def _in_order(
