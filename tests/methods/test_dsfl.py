@@ -8,8 +8,9 @@ from torch.testing import assert_close
 
 from fedgh.core import wire
 from fedgh.core.types import Recipient
-from fedgh.errors import MethodError, WireError
+from fedgh.errors import ConfigError, MethodError, WireError
 from fedgh.methods.dsfl import DSFL
+from tests.support.families import PUBLIC as HELD_OUT
 from tests.support.public_client import PUBLIC, TASK, public_client, sent
 from tests.support.rounds import shapes_of
 from tests.support.tiny import quick
@@ -87,6 +88,8 @@ def test_the_control_learns_its_own_sharpened_outputs() -> None:
     assert_close(client.memory["probabilities"], method.sharpened(up["probabilities"]))
 
 
-def test_public_data_are_needed() -> None:
+def test_what_cannot_be_run_is_refused_before_anything_runs() -> None:
     with pytest.raises(MethodError, match="dsfl needs public data"):
         quick("method.name=dsfl")
+    with pytest.raises(ConfigError, match=r"method\.per_round"):  # batch normalisation needs two
+        quick("method.name=dsfl", *HELD_OUT, "method.per_round=1")

@@ -131,6 +131,8 @@ def test_public_labels_are_not_read() -> None:
 def test_what_cannot_be_run_is_refused_before_anything_runs() -> None:
     with pytest.raises(MethodError, match="fedmd needs public data"):
         quick("method.name=fedmd")
+    with pytest.raises(ConfigError, match=r"method\.per_round"):  # batch normalisation needs two
+        quick("method.name=fedmd", *HELD_OUT, "method.per_round=1")
     with pytest.raises(ConfigError, match=r"method\.digest_epochs"):
         quick("method.name=fedmd", *HELD_OUT, "method.digest_epochs=0")
     with pytest.raises(MethodError, match="reads the labels of public data, but noise has none"):

@@ -39,7 +39,7 @@ def robust_means(x: Tensor, most: int) -> Tensor:
 
 
 def main_direction(x: Tensor) -> Tensor:
-    """Return unit vectors [samples, classes]: along them vectors [samples, n, classes] vary most."""
+    """Return unit vectors [samples, classes], along which x [samples, n, classes] varies most."""
     x = x - x.mean(1, keepdim=True)
     many = x.shape[1] >= x.shape[2]
     largest = linalg.eigh(x.mT @ x if many else x @ x.mT).eigenvectors[:, :, -1:]

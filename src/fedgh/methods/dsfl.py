@@ -20,7 +20,7 @@ class DSFL(PublicConsensus):
     about = "Clients learn the sharpened mean outputs of all clients for public samples."
     kind = "probabilities"
 
-    per_round: api.Count = 1000  # public samples of a round; all, if there are not more
+    per_round: api.Several = 1000  # public samples of a round; all, if there are not more
     sharpen: Literal["era", "power", "none"] = "era"  # of the mean: softmax(p / T), p^beta, or p
     temperature: api.Positive = 0.1  # T of "era"; with 100 classes take 0.05
     beta: api.Positive = 2.0  # exponent of "power"

@@ -39,7 +39,7 @@ class PublicConsensus(api.Method):
     family, public_for = "public data on clients", "all"
     kind: ClassVar[Literal["logits", "probabilities"]] = "logits"
 
-    per_round: api.Count = 5000  # public samples of a round; all, if there are not more
+    per_round: api.Several = 5000  # public samples of a round; all, if there are not more
     learn_from: Literal["all", "own"] = "all"  # "own", a control: no other client's outputs
 
     @property
