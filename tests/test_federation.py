@@ -284,6 +284,7 @@ def test_unsuitable_public_data_are_rejected() -> None:
         ("digits", r"inputs are \(1, 32, 32\) of uint8, those of the data \(4,\) of float32"),
         ((x[:, :3], y), r"inputs are \(3,\) of float32, those of the data \(4,\)"),
         (points(4, seed=2), "own data has 0 samples that are not also private"),
+        ((x[:1], y[:1]), r"public\.samples: should be greater than or equal to 2"),
         ((x, y[:3]), "^public: own data: 30 inputs and 3 labels"),
         ("nowhere/", r"^public: .*nowhere does not exist"),
     ):

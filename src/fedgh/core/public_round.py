@@ -10,22 +10,16 @@ import torch
 from fedgh.core.average import plain_mean
 from fedgh.core.local import Loss, numbered, train
 from fedgh.core.message import Own
-from fedgh.core.types import Client, Examples, OptimizerName, Payload, Task
+from fedgh.core.types import Client, Examples, OptimizerName, Payload
 from fedgh.core.uploads import Uploads
 from fedgh.core.wire import Field
-from fedgh.errors import ConfigError
 
 CLOCK = Own(lambda *_: {"clock": Field(torch.int32, (1,), at_least=0)}, about="a counter")
 """The number of the last draw of public samples; 0 before the first upload."""
 
 
-def start_clock(task: Task) -> Payload:
-    """Return the server's state before the first round.
-
-    Raise ConfigError for a single public sample: these methods relate samples to each other.
-    """
-    if task.public_size < 2:
-        raise ConfigError(f"public.samples = {task.public_size}: the method needs 2 or more")
+def start_clock() -> Payload:
+    """Return the server's state before the first round."""
     return _clock(0)
 
 

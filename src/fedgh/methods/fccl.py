@@ -32,7 +32,7 @@ class FCCL(api.Method):
     learn_from: Literal["all", "own"] = "all"  # "own" is the control: its own last logits
 
     def init_server(self, task: api.Task, models: api.Models, rng: Generator) -> Payload:
-        return api.start_clock(task)
+        return api.start_clock()
 
     def init_client(self, client: Client) -> None:
         client.modules.update({name: deepcopy(client.model) for name in ("first", "last")})

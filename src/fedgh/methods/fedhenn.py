@@ -48,7 +48,7 @@ class FedHeNN(api.Method):
     learn_from: Literal["all", "own"] = "all"  # "own" is the control: its own last kernel
 
     def init_server(self, task: api.Task, models: api.Models, rng: Generator) -> Payload:
-        return api.start_clock(task)
+        return api.start_clock()
 
     def client_update(self, client: Client, down: Payload) -> Payload:
         model, clock = client.model, int(down["clock"])

@@ -53,7 +53,7 @@ class PublicConsensus(api.Method):
         return api.OneOf(CLOCK, CLOCK + self.up)
 
     def init_server(self, task: api.Task, models: api.Models, rng: Generator) -> Payload:
-        return api.start_clock(task)
+        return api.start_clock()
 
     def client_update(self, client: Client, down: Payload) -> Payload:
         agreed = client.memory if self.learn_from == "own" else down
