@@ -45,6 +45,7 @@ def test_constant_logits_give_no_nan() -> None:
     loss.backward()
     assert loss.isfinite()
     assert z.grad is not None
+    assert z.grad.isfinite().all()
 
 
 def test_the_mean_of_uploads_and_a_round_without_them() -> None:
@@ -61,11 +62,10 @@ def test_a_client_trains_alone_once_before_its_first_round() -> None:
     assert {"pretrain_loss", "public_loss", "train_loss"} <= client.metrics.keys()
     first = {n: t.clone() for n, t in client.modules["first"].state_dict().items()}
     client.metrics, client.round = {}, 2
-    before = {n: t.clone() for n, t in client.model.state_dict().items()}
     QUICK.client_update(client, told(6, torch.randn(10, 3)))
     assert "pretrain_loss" not in client.metrics
     assert all(first[n].equal(t) for n, t in client.modules["first"].state_dict().items())
-    assert all(before[n].equal(t) for n, t in client.modules["last"].state_dict().items())
+    assert client.modules.keys() == {"first"}
 
 
 def test_nothing_received_leaves_the_public_phase_out() -> None:
@@ -91,18 +91,20 @@ def test_the_public_phase_written_out() -> None:
 
 
 def test_the_private_phase_written_out() -> None:
-    """One SGD step on own samples, pulled by two frozen networks."""
-    client, twin = a_member(lr=0.5, batch_size=12), public_client()
+    """Two SGD steps on own samples, pulled by two frozen networks."""
+    client, twin = a_member(lr=0.5, batch_size=12, epochs=2), public_client()
     client.memory = dict(START)  # not its first round
     first, last = client.modules["first"], public_client().model
     first.load_state_dict({n: t + 0.1 for n, t in first.state_dict().items()})
-    own = twin.data.train
-    z = twin.model(own.x)
-    loss = cross_entropy(z, own.labels) + distill(last(own.x), z) + distill(first(own.x), z)
-    loss.backward()
+    own, sgd = twin.data.train, torch.optim.SGD(twin.model.parameters(), lr=0.5)
+    for _ in range(2):
+        z = twin.model(own.x)
+        loss = cross_entropy(z, own.labels) + distill(last(own.x), z) + distill(first(own.x), z)
+        sgd.zero_grad()
+        loss.backward()
+        sgd.step()
     QUICK.client_update(client, START)
-    for weight, moved in zip(twin.model.parameters(), client.model.parameters(), strict=True):
-        assert_close(moved, weight - 0.5 * (0 if weight.grad is None else weight.grad))
+    assert_close(client.model.state_dict(), twin.model.state_dict())
 
 
 def test_what_crosses() -> None:

@@ -35,10 +35,10 @@ class FCCL(api.Method):
         return api.start_clock()
 
     def init_client(self, client: Client) -> None:
-        client.modules.update({name: deepcopy(client.model) for name in ("first", "last")})
+        client.modules["first"] = deepcopy(client.model)
 
     def client_update(self, client: Client, down: Payload) -> Payload:
-        model, first, last = client.model, client.modules["first"], client.modules["last"]
+        model, first = client.model, client.modules["first"]
         told, number = down if self.learn_from == "all" else client.memory, int(down["clock"]) + 1
 
         def alone(x: Tensor, y: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class FCCL(api.Method):
             epochs = self.pretrain_epochs
             api.train(client, alone, epochs=epochs, stream="pretrain", metric="pretrain_loss")
             first.load_state_dict(model.state_dict())
-        last.load_state_dict(model.state_dict())
+        last = deepcopy(model).eval().requires_grad_(False)
         if "logits" in told:
             on = api.public_draw(client.public, client.task, int(told["clock"]), self.per_round)
             n, size, lr = self.public_epochs, self.public_batch, self.public_lr
