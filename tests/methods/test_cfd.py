@@ -1,6 +1,8 @@
 """CFD: quantisation, changes and votes by hand; changes only against what the server has."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -11,10 +13,12 @@ from fedgh.core import soft_labels, wire
 from fedgh.core.types import Payload, Recipient
 from fedgh.errors import ConfigError, MethodError
 from fedgh.methods.cfd import CFD
+from fedgh.testing import check_runs
+from fedgh.training import loop
 from tests.support.families import PUBLIC as HELD_OUT
-from tests.support.public_client import TASK, public_client, sent
+from tests.support.public_client import PUBLIC, TASK, public_client, sent
 from tests.support.rounds import shapes_of
-from tests.support.tiny import quick
+from tests.support.tiny import quick, tiny_shared
 
 MEAN = CFD(server_steps=0, restart=False)  # no network of the server
 KEPT = CFD(shared="tests.support.tiny:mlp", server_steps=3, server_batch=4, restart=False)
@@ -151,6 +155,44 @@ def test_the_control_learns_from_its_own_labels() -> None:
     client.round = 2
     method.client_update(client, {"known": number(1)})
     assert "public_loss" in client.metrics
+
+
+def test_public_labels_are_not_read_by_clients_or_server() -> None:
+    states, servers = [], []
+    for hidden in (PUBLIC.y, torch.arange(10) % 3):
+        public = replace(PUBLIC, y=hidden)
+        client = replace(public_client(), public_examples=public)
+        MEAN.client_update(client, {"known": number(0), "labels": labels(*[2] * 10)})
+        states.append(client.state())
+        uploads = replace(sent([{"labels": labels(*[1] * 10)}]), public_examples=public)
+        servers.append(KEPT.server_update(KEPT.init_server(TASK, [], torch.Generator()), uploads))
+    for one, other in (states, servers):
+        assert all(one[name].equal(other[name]) for name in one)
+
+
+@pytest.mark.parametrize(("down_bits", "expected"), [(1, 10_000), (32, 205_000)])
+def test_bytes_of_5000_samples_and_10_classes(down_bits: Literal[1, 32], expected: int) -> None:
+    """Beside them, a client gets the round of its last upload: four bytes."""
+    method, p = replace(MEAN, down_bits=down_bits), torch.rand(5000, 10).softmax(1)
+    up = soft_labels.upload(public_client(), p, method.bits, number(0))
+    server = method.server_update({}, sent([up], replace(TASK, num_classes=10)))
+    down = method.broadcast(server, Recipient(0))
+    assert wire.nbytes(up) + wire.nbytes(down) == expected + 4
+
+
+def test_records_have_the_bytes_that_were_sent(tmp_path: Path) -> None:
+    """Networks stay as they are, so that after all 40 labels of five clients no label changes."""
+    still = ["method.restart=false", "method.digest_lr=1e-12", "local.lr=1e-12"]
+    words = ["method.name=cfd", "model.extractors=tests.support.tiny:mlp", *HELD_OUT]
+    run = loop.run(quick(*words, *still, "method.server_steps=0"), tmp_path / "run")
+    assert [record.bytes_up for record in run.records()] == [200, 0, 0]
+    assert [record.bytes_down for record in run.records()] == [20, 220, 220]
+
+
+def test_restarts_are_the_same_on_two_engines_and_in_a_resumed_run(tmp_path: Path) -> None:
+    prepared = quick("method.name=cfd", *tiny_shared("cfd"), "method.server_steps=2")
+    assert prepared.config.method == CFD(shared="tests.support.tiny:noisy", server_steps=2)
+    check_runs(prepared, tmp_path)
 
 
 def test_what_cannot_be_run_is_refused_before_anything_runs() -> None:

@@ -169,6 +169,8 @@ SENT_BYTES = {  # as sent, after every client has taken part: labels, counts and
     "fd": (160 + 2 * 2 * 4, 8_000 + 2 * 10 * 4),
     "fedproto": (8_000 + 3 * 2 * 4, 40_000 + 3 * 10 * 4),
     "fedgh": (24_048, 220_440),
+    # Of 300 public samples: logits or probabilities both ways, and a counter.
+    **dict.fromkeys(("fedmd", "dsfl", "cronus", "fccl"), (24_004, 240_004)),
 }
 
 
@@ -178,7 +180,8 @@ def test_bytes_per_client_and_round_equal_counts_by_hand(
     name: str, setting: int, num_classes: int, local: int
 ) -> None:
     method = METHODS[name]()
-    task = Task(num_classes, 500, num_clients=2, rounds=9, seed=0, input_shape=(3, 32, 32))
+    image = (3, 32, 32)
+    task = Task(num_classes, 500, 2, rounds=9, seed=0, input_shape=image, public_size=300)
     assert paper_bytes(name, task, local) == PAPER_BYTES.get(name, (None, None))[setting]
     if name not in SENT_BYTES:
         return

@@ -1,5 +1,7 @@
 """Cronus: the robust mean by hand, joint training, the first round alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, linalg, quantile
@@ -115,6 +117,17 @@ def test_joint_training_written_out() -> None:
     for weight, moved in zip(twin.model.parameters(), client.model.parameters(), strict=True):
         assert weight.grad is not None
         assert_close(moved, weight - 0.5 * weight.grad)
+
+
+def test_public_labels_are_not_read() -> None:
+    states = []
+    for labels in (PUBLIC.y, torch.arange(10) % 3):
+        client = replace(public_client(), public_examples=replace(PUBLIC, y=labels))
+        client.memory = {"clock": START["clock"]}  # not its first round
+        targets = torch.full((10, 3), 1 / 3)
+        Cronus().client_update(client, {"clock": START["clock"] + 1, "probabilities": targets})
+        states.append(client.state())
+    assert all(states[0][name].equal(states[1][name]) for name in states[0])
 
 
 def test_half_of_the_clients_cannot_be_outliers() -> None:

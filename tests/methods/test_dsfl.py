@@ -1,5 +1,7 @@
 """DS-FL: entropy reduction by hand, and what crosses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -39,6 +41,15 @@ def test_the_aggregate_by_hand() -> None:
     assert_close(power, torch.tensor([[0.59524, 0.38095, 0.02381]]), atol=1e-5, rtol=0)
     flat = agreed(DSFL(temperature=1e6))
     assert_close(flat, torch.full((1, 3), 1 / 3))
+
+
+def test_a_sure_mean_stays_sure_and_one_of_many_classes_becomes_flatter() -> None:
+    sure = torch.eye(10)[:1]
+    assert float(DSFL().sharpened(sure)[0, 0]) == pytest.approx(0.9996, abs=1e-4)
+    of_100 = torch.full((1, 100), 0.7 / 99)
+    of_100[0, 0] = 0.3
+    assert entropy(of_100) == pytest.approx(3.83, abs=5e-3)
+    assert entropy(DSFL().sharpened(of_100)) == pytest.approx(4.30, abs=5e-3)
 
 
 @pytest.mark.parametrize(("classes", "top", "sharpened"), [(10, 0.3, 0.506), (100, 0.3, 0.159)])
@@ -86,6 +97,16 @@ def test_the_control_learns_its_own_sharpened_outputs() -> None:
     method, client = DSFL(learn_from="own"), public_client()
     up = method.client_update(client, START)
     assert_close(client.memory["probabilities"], method.sharpened(up["probabilities"]))
+
+
+def test_public_labels_are_not_read() -> None:
+    states = []
+    for labels in (PUBLIC.y, torch.arange(10) % 3):
+        client = replace(public_client(), public_examples=replace(PUBLIC, y=labels))
+        targets = torch.full((10, 3), 1 / 3)
+        DSFL().client_update(client, {"clock": START["clock"] + 1, "probabilities": targets})
+        states.append(client.state())
+    assert all(states[0][name].equal(states[1][name]) for name in states[0])
 
 
 def test_what_cannot_be_run_is_refused_before_anything_runs() -> None:

@@ -128,6 +128,19 @@ def test_public_labels_are_not_read_and_the_control_keeps_its_own_logits() -> No
     assert client.memory["logits"].equal(up["logits"])
 
 
+def test_the_control_learns_from_its_own_last_logits() -> None:
+    method = replace(QUICK, learn_from="own", per_round=6)
+    client, plain = a_member(), a_member()
+    up = method.client_update(client, START)
+    replace(method, learn_from="all").client_update(plain, START)
+    for each in (client, plain):
+        each.round = 2
+    method.client_update(client, told(1, torch.randn(6, 3)))
+    replace(method, learn_from="all").client_update(plain, told(1, up["logits"]))
+    assert_close(client.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)
+    assert "public_loss" in client.metrics
+
+
 def test_public_data_are_needed() -> None:
     with pytest.raises(MethodError, match="fccl needs public data"):
         quick("method.name=fccl")

@@ -44,12 +44,18 @@ def a_member(**local: Any) -> Client:
 
 
 def test_the_fusion_by_hand() -> None:
-    """Clients with p = (.8, .2), (.6, .4) are right, one is wrong and has no weight."""
+    """Clients with p = (.8, .2), (.6, .4) are right, one is wrong and has no weight.
+
+    Their inverse entropies are 1.99839 and 1.48586, of which the weights are the softmax.
+    """
     answers = torch.tensor([[[math.log(4), 0.0]], [[math.log(1.5), 0.0]], [[0.0, 1.0]]])
     fused, some = questions.fused(answers, torch.tensor([0]))
     weights = 0.62540 * math.log(4) + 0.37460 * math.log(1.5)
     assert weights == pytest.approx(1.01888, abs=1e-4)
     assert_close(fused, torch.tensor([[1.01888, 0.0]]), atol=1e-4, rtol=0)
+    first = (fused[0, 0].item() - math.log(1.5)) / (math.log(4) - math.log(1.5))
+    assert first == pytest.approx(0.62540, abs=1e-5)
+    assert math.log(first / (1 - first)) == pytest.approx(1.99839 - 1.48586, abs=2e-5)
     assert some.tolist() == [True]
     nobody, some = questions.fused(answers, torch.tensor([1]))
     assert_close(nobody, torch.tensor([[0.0, 1.0]]))
@@ -63,6 +69,8 @@ def test_the_loss_by_hand() -> None:
     teacher = torch.tensor([[1.01888, 0.0]])
     value = FedGEMS().loss(out, y, teacher, taught=True)
     assert value.item() == pytest.approx(0.54853, abs=1e-5)
+    divergence = FedGEMS(epsilon=0.0).loss(out, y, teacher, taught=True)
+    assert divergence.item() == pytest.approx(0.11467, abs=1e-5)
     assert FedGEMS().loss(out, y, teacher, taught=False).item() == pytest.approx(math.log(2))
     alone = replace(METHOD, epsilon=1.0).loss(out, y, teacher, taught=True)
     assert alone.item() == pytest.approx(math.log(2))  # the control: labels alone

@@ -116,6 +116,18 @@ def test_public_labels_are_not_read_and_the_control_uses_its_own_kernel() -> Non
     assert client.memory["kernel"].equal(up["kernel"])
 
 
+def test_the_control_is_pulled_towards_its_own_last_kernel() -> None:
+    method = FedHeNN(learn_from="own", eta=0.3, samples=6)
+    client, plain = public_client(), public_client()
+    up = method.client_update(client, START)
+    replace(method, learn_from="all").client_update(plain, START)
+    for each in (client, plain):
+        each.round = 2
+    method.client_update(client, told(1, torch.full((6, 6), 99.0)))
+    replace(method, learn_from="all").client_update(plain, told(1, up["kernel"]))
+    assert_close(client.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)
+
+
 def test_what_cannot_be_run_is_refused_before_anything_runs() -> None:
     with pytest.raises(MethodError, match="fedhenn needs public data"):
         quick("method.name=fedhenn")
