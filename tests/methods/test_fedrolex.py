@@ -36,7 +36,9 @@ def down(state: Payload, name: str) -> Payload:
 
 
 def units(whole: int, part: int, shift: int) -> list[int]:
-    return cut({"b": (whole,)}, {"b": (part,)}, shift)["b"][0].tolist()
+    (window,) = cut({"b": (whole,)}, {"b": (part,)}, shift)["b"]
+    numbers: list[int] = torch.arange(whole)[window].tolist()
+    return numbers
 
 
 def test_windows_by_hand() -> None:
@@ -49,7 +51,7 @@ def test_columns_of_a_flattened_channel_stay_together() -> None:
     """Two channels of three pixels, one kept, shift 1: columns 3, 4, 5."""
     whole = {"conv": (2, 1, 3, 3), "dense": (7, 6)}
     part = {"conv": (1, 1, 3, 3), "dense": (7, 3)}
-    assert cut(whole, part, 1)["dense"][1].tolist() == [3, 4, 5]
+    assert torch.arange(6)[cut(whole, part, 1)["dense"][1]].tolist() == [3, 4, 5]
 
 
 def test_means_in_a_window_by_hand() -> None:

@@ -111,10 +111,7 @@ def test_a_width_computes_what_its_network_computes_with_the_first_units() -> No
     state = network_state(model)
     for name in narrow.state_dict():
         if name in positions:
-            value = state[name]
-            for axis, rows in enumerate(positions[name]):
-                value = value.index_select(axis, rows)
-            narrow.state_dict()[name].copy_(value)
+            narrow.state_dict()[name].copy_(state[name][positions[name]])
     for each in nested.networks:
         each.eval()
     assert_close(nested(1, x), narrow(x))
