@@ -197,12 +197,16 @@ def test_one_width_without_distillation_is_fedavg() -> None:
 
 def test_what_cannot_be_run_is_refused_before_anything_runs() -> None:
     words = ["method.name=fjord", "model.extractors=mlp,mlp@1/2"]
-    with pytest.raises(
-        ConfigError, match=r"client 1: its network is none of method\.widths: mlp@1/4"
-    ):
-        quick(*words, "method.widths=mlp@1/4,mlp")
+    widths = "method.widths=mlp@1/4,mlp"
+    none = r"the client's network is none of method\.widths: mlp@1/4, mlp; name some of these in"
+    with pytest.raises(ConfigError, match=rf"fjord, clients 1, 3: {none} model\.extractors"):
+        quick(*words, widths)
+    with pytest.raises(ConfigError, match=rf"fjord: {none} model\.extractors"):
+        quick(*words, "model.extractors=mlp@1/2", widths)
     with pytest.raises(ConfigError, match=r"method\.widths: mlp is not a part of mlp@1/2"):
         quick(*words, "method.widths=mlp,mlp@1/2")
+    with pytest.raises(ConfigError, match=r"method\.widths = 'nosuch': no extractor 'nosuch'"):
+        quick(*words, "method.widths=mlp@1/2,nosuch")
     with pytest.raises(ConfigError, match=r"method\.widths: mlp is as wide as mlp"):
         quick(*words, "method.widths=mlp@1/2,mlp,mlp")
     with pytest.raises(ConfigError, match=r"method\.widths"):

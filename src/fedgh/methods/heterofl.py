@@ -33,7 +33,7 @@ class HeteroFL(api.Method):
 
     def init_server(self, task: Task, models: api.Models, rng: Generator) -> Payload:
         whole = api.shared_model(self.shared, task)
-        api.check_cuts(whole, models, task.input_shape)
+        api.check_cuts(whole, models, task)
         return api.network_weights(whole)
 
     def shift(self, server: Payload) -> int:
