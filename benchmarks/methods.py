@@ -15,7 +15,7 @@ IMAGES = 12_000
 
 FEW = {
     "fedzkt": ["method.server_steps=2"],
-    "fjord": ["method.widths=cnn3"],
+    "fjord": ["method.widths=cnn3@1/5,cnn3@2/5,cnn3@3/5,cnn3@4/5,cnn3"],
     "fccl": ["method.pretrain_epochs=1"],
 }
 """Settings of methods whose usual round takes many minutes, or that do not fit CNN-3 everywhere."""

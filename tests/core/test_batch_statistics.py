@@ -38,6 +38,19 @@ def test_statistics_are_means_over_shuffled_batches() -> None:
     assert all(before[name].equal(value) for name, value in network_weights(client.model).items())
 
 
+def test_norms_that_take_the_mean_over_all_batches_are_measured_too() -> None:
+    torch.manual_seed(0)
+    norm, without = nn.BatchNorm1d(2, momentum=None), nn.BatchNorm1d(2, track_running_stats=False)
+    x = torch.randn(12, 2) + 9
+    client = a_client(x, torch.arange(12) // 6, nn.Sequential(norm, without, nn.Linear(2, 4)))
+    measure_batch_statistics(client)
+    assert norm.running_mean is not None
+    assert_close(norm.running_mean, x.mean(0))  # of the only batch
+    assert norm.momentum is None
+    assert without.running_mean is None
+    assert without.momentum == 0.1
+
+
 def test_a_network_without_norms_is_left_alone() -> None:
     client = a_client(torch.randn(4, 2), torch.arange(4) % 3)
     before = client.state()

@@ -76,6 +76,19 @@ def test_a_recipient_has_its_classes_and_last_round() -> None:
     assert [uploads.round for uploads in method.uploads] == [1, 2]
 
 
+def test_equal_downloads_are_held_once() -> None:
+    """The method makes a new payload for every participant."""
+    jobs: list[Job] = []
+
+    def keep(job: Job) -> Reply:
+        jobs.append(job)
+        return reply_with_classes(job)
+
+    server_of(Recording(), Scripted(keep)).round(1)
+    assert len(jobs) == 4
+    assert len({id(job.down) for job in jobs}) == 1
+
+
 def test_a_restored_server_knows_classes_and_last_rounds() -> None:
     server = server_of(Recording(), Scripted(reply_with_classes))
     server.round(1)

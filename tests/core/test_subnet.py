@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from fedgh.core.subnet import CoordinateMean, Cut, Sizes, cut, put, sizes_of, take
+from fedgh.core.subnet import CoordinateMean, Cut, Sizes, Window, cut, put, sizes_of, take
 from fedgh.core.types import Payload
 from fedgh.errors import ConfigError
 
@@ -37,6 +37,12 @@ NARROWER = CNN | {
 
 def cut_for(part: Payload, shift: int = 0) -> Cut:
     return cut(sizes_of(OLD), sizes_of(part), shift)
+
+
+def units(window: Window) -> list[int]:
+    """Return the numbers of the units in a window."""
+    numbers: list[int] = torch.arange(1000)[window].tolist()
+    return numbers
 
 
 def counted(whole: Sizes) -> Payload:
@@ -91,19 +97,19 @@ def test_the_mean_is_taken_in_double_precision() -> None:
 
 def test_cuts_are_windows_of_units_that_match_between_layers() -> None:
     part_cut = cut(CNN, NARROWER)
-    assert [axis.tolist() for axis in part_cut["conv2.weight"][:2]] == [[0, 1, 2], [0, 1]]
-    assert part_cut["conv1.weight"][1].tolist() == [0, 1, 2]  # colour channels are not cut
-    assert part_cut["header.weight"][0].tolist() == [0, 1]  # nor are classes
+    assert [units(window) for window in part_cut["conv2.weight"][:2]] == [[0, 1, 2], [0, 1]]
+    assert units(part_cut["conv1.weight"][1]) == [0, 1, 2]  # colour channels are not cut
+    assert units(part_cut["header.weight"][0]) == [0, 1]  # nor are classes
     rolled = cut(CNN, NARROWER, shift=4)
-    assert rolled["conv2.bias"][0].tolist() == rolled["conv2.weight"][0].tolist() == [4, 5, 0]
-    assert rolled["conv1.bias"][0].tolist() == rolled["conv2.weight"][1].tolist() == [0, 1]
-    assert rolled["header.weight"][0].tolist() == [0, 1]
+    assert units(rolled["conv2.bias"][0]) == units(rolled["conv2.weight"][0]) == [4, 5, 0]
+    assert units(rolled["conv1.bias"][0]) == units(rolled["conv2.weight"][1]) == [0, 1]
+    assert units(rolled["header.weight"][0]) == [0, 1]
 
 
 def test_the_inputs_of_one_channel_stay_together() -> None:
-    assert cut(CNN, NARROWER)["fc.weight"][1].tolist() == list(range(12))
+    assert units(cut(CNN, NARROWER)["fc.weight"][1]) == list(range(12))
     rolled = cut(CNN, NARROWER, shift=4)["fc.weight"][1]
-    assert rolled.tolist() == [*range(16, 24), *range(4)]
+    assert units(rolled) == [*range(16, 24), *range(4)]
 
 
 def test_take_and_put_copy_the_selected_numbers() -> None:
@@ -116,6 +122,26 @@ def test_take_and_put_copy_the_selected_numbers() -> None:
     doubled = put(whole, {name: 2 * tensor for name, tensor in part.items()}, part_cut)
     assert doubled["conv1.bias"].tolist() == [0, 2, 4, 3]
     assert whole["conv1.bias"].tolist() == [0, 1, 2, 3]
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows=st.lists(st.integers(0, 5), min_size=1, unique=True), shift=st.integers(0, 6))
+def test_windows_and_listed_rows_select_the_same_numbers_as_indexing(
+    rows: list[int], shift: int
+) -> None:
+    """As in HeteroFL's header: the rows of own classes, in a window of columns."""
+    whole: dict[str, tuple[int, ...]] = {"w": (6, 7)}
+    (_, columns), numbers = cut(whole, {"w": (6, 3)}, shift)["w"], counted(whole)["w"]
+    chosen: Cut = {"w": (torch.tensor(rows), columns)}
+    expected = [[7.0 * row + (shift + unit) % 7 for unit in range(3)] for row in rows]
+    assert take({"w": numbers}, chosen)["w"].tolist() == expected
+    total = CoordinateMean(whole)
+    total.add({"w": -torch.tensor(expected)}, chosen, 2)
+    mean = total.value({"w": numbers})["w"].tolist()
+    for row in range(6):
+        for unit in range(7):
+            sent = row in rows and (unit - shift) % 7 < 3
+            assert mean[row][unit] == (-1 if sent else 1) * (7 * row + unit)
 
 
 def test_gradients_of_a_part_reach_the_whole_network() -> None:
@@ -145,7 +171,7 @@ def test_putting_a_part_back_changes_nothing(sizes: list[tuple[int, int]], shift
 def test_over_all_shifts_each_unit_is_cut_equally_often(size: int, kept: int) -> None:
     size, kept = max(size, kept), min(size, kept)
     windows = [cut({"b": (size,)}, {"b": (kept,)}, shift)["b"][0] for shift in range(size)]
-    assert torch.cat(windows).bincount().tolist() == [kept] * size
+    assert torch.tensor([*map(units, windows)]).flatten().bincount().tolist() == [kept] * size
 
 
 @pytest.mark.parametrize(

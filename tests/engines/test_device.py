@@ -7,6 +7,7 @@ on different devices, or if it reads the values of a tensor on the device direct
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,21 @@ def test_auto_selects_the_fastest_available_device(
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
     assert find_device("auto") == torch.device(best)
     assert find_device("cpu") == CPU
+
+
+def test_server_and_workers_compute_deterministically_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blueprint = replace(quick().blueprint(), device=torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    server = partial(find_device, "cuda")
+    worker = partial(ClientHost, blueprint, ClientFiles(tmp_path, 0))
+    for start in (server, worker):
+        monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+        find_device("cpu")
+        assert not torch.backends.cudnn.deterministic
+        start()
+        assert torch.backends.cudnn.deterministic
 
 
 def test_gpus_are_assigned_to_workers_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:

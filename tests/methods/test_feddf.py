@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -9,17 +10,20 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from fedgh.core import wire
 from fedgh.core.average import network_state
 from fedgh.core.groups import group_numbers, group_prefix
 from fedgh.core.losses import distill
 from fedgh.core.types import Payload, Recipient, SplitModel, Upload, part
 from fedgh.core.uploads import Uploads
-from fedgh.errors import ConfigError, MethodError
+from fedgh.errors import ConfigError, MethodError, WireError
 from fedgh.methods.fedavg import FedAvg
 from fedgh.methods.feddf import FedDF
+from fedgh.models import extractor, split_model
 from fedgh.training import loop
 from tests.support.families import PUBLIC as HELD_OUT
 from tests.support.public_client import PUBLIC, TASK, public_client
+from tests.support.rounds import shapes_of
 from tests.support.tiny import mlp, normed, quick
 
 METHOD = FedDF(server_steps=2, server_batch=10)
@@ -131,13 +135,19 @@ def test_an_architecture_without_participants_keeps_its_network() -> None:
 
 
 def test_each_client_gets_the_network_of_its_architecture_a_newcomer_too() -> None:
-    server = start()
-    assert (
-        METHOD.broadcast(server, Recipient(1, group=1)).keys() == network_state(network(1)).keys()
-    )
-    assert (
-        METHOD.broadcast(server, Recipient(7, group=0)).keys() == network_state(network(0)).keys()
-    )
+    server = METHOD.server_update(start(), round_of(0, 1))
+    for client, group in ((1, 1), (7, 0)):
+        down = METHOD.broadcast(server, Recipient(client, group=group))
+        assert down.keys() == network_state(network(group)).keys()
+        assert all(down[name].equal(server[f"group{group}.{name}"]) for name in down)
+
+
+def test_a_network_of_another_architecture_is_refused() -> None:
+    specs = METHOD.upload_specs(shapes_of(TASK, network(0)))
+    messages = [wire.to_bytes(network_state(network(client))) for client in (0, 1, 2)]
+    assert wire.read(messages[2], specs).keys() == network_state(network(0)).keys()
+    with pytest.raises(WireError):
+        wire.read(messages[1], specs)
 
 
 def test_the_received_network_is_evaluated_before_training() -> None:
@@ -157,6 +167,23 @@ def test_what_cannot_be_run_is_refused_before_anything_runs() -> None:
     secret = ["data.name=private", "data.classes=a,b,c", "public.name=digits"]
     with pytest.raises(MethodError, match="feddf sends clients' networks"):
         quick("method.name=feddf", *secret)
+
+
+def nbytes(field: wire.Field) -> int:
+    return field.dtype.itemsize * prod(size for size in field.shape if isinstance(size, int))
+
+
+def test_bytes_of_the_paper_s_networks_both_ways() -> None:
+    """By hand for CNN-1: 1,216 + 12,832 + 1,602,000 + 1,000,500 + 5,010 weights of 4 bytes."""
+    task = replace(TASK, num_classes=10, rep_dim=500, input_shape=(3, 32, 32))
+    costs = []
+    for name in ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5"):
+        shapes = shapes_of(task, split_model(extractor(name), task))
+        (up,), (down,) = METHOD.upload_specs(shapes), METHOD.download_specs(shapes)
+        costs.append(sum(map(nbytes, [*up.values(), *down.values()])))
+    assert (costs[0], costs[4]) == (20_972_464, 5_360_464)
+    assert costs[0] == 2 * 4 * (1_216 + 12_832 + 1_602_000 + 1_000_500 + 5_010)
+    assert round(sum(costs) / 5) == 11_980_278
 
 
 def test_a_run_with_two_architectures(tmp_path: Path) -> None:

@@ -50,6 +50,13 @@ def test_a_vote_by_hand() -> None:
     assert_close(consensus, torch.tensor([1.882353, 1.588235]))
 
 
+def test_votes_with_large_logits_by_hand() -> None:
+    """Variances 1e40, which single precision cannot hold, and 0.25."""
+    label, dissent, heard = vote(torch.tensor([[[1e20, -1e20]], [[0.0, 1.0]]]))
+    assert (label.tolist(), dissent.tolist(), heard.tolist()) == ([0], [[0, 1]], [True])
+    assert dissent.dtype is torch.float32
+
+
 def test_without_dissent_there_is_no_second_term() -> None:
     label, dissent, heard = vote(torch.tensor([[[4.0, 0.0]], [[1.0, 0.0]]]))
     assert (label.tolist(), heard.tolist(), dissent.tolist()) == ([0], [False], [[0, 0]])

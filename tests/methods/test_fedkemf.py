@@ -9,14 +9,14 @@ from torch.testing import assert_close
 
 from fedgh.core.average import network_state
 from fedgh.core.losses import distill
-from fedgh.core.types import Payload, Upload
+from fedgh.core.types import Payload, Recipient, Upload
 from fedgh.core.uploads import Uploads
 from fedgh.errors import ConfigError, MethodError
 from fedgh.methods.fedkemf import FedKEMF
 from fedgh.methods.fml import FML
 from fedgh.models import shared_model
 from tests.support.families import PUBLIC as HELD_OUT
-from tests.support.public_client import PUBLIC, TASK
+from tests.support.public_client import PUBLIC, TASK, public_client
 from tests.support.tiny import quick
 
 METHOD = FedKEMF(shared="tests.support.tiny:mlp", server_steps=2, server_batch=10)
@@ -93,6 +93,18 @@ def test_clients_are_those_of_fml() -> None:
     assert towards_private.item() == pytest.approx(0.110944, abs=1e-6)
     expected = 0.5 * (0.313262 + 0.120115 + 0.693147 + 0.110944)
     assert METHOD.loss(private, shared, y).item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_newcomer_starts_from_the_global_network_and_keeps_its_private_one() -> None:
+    before = METHOD.init_server(TASK, [], torch.Generator())
+    after = METHOD.server_update(before, round_of(0, 1))
+    down = METHOD.broadcast(after, Recipient(7))
+    assert all(down[name].equal(after[name]) for name in after)
+    client = public_client(lr=1e-12)
+    private = network_state(client.model)
+    assert_close(METHOD.client_update(client, down), after)
+    assert_close(network_state(client.model), private)
+    assert not after["header.weight"].equal(before["header.weight"])
 
 
 def test_a_round_without_uploads_changes_nothing() -> None:

@@ -3,12 +3,15 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 from torch.testing import assert_close
 
 from fedgh.core.average import network_state
 from fedgh.core.subnet import CoordinateMean, cut, sizes_of
-from fedgh.core.types import Payload, Recipient, SplitModel, Task, Upload
+from fedgh.core.types import Client, Payload, Recipient, SplitModel, Task, Upload
 from fedgh.core.uploads import Uploads
 from fedgh.methods.fedrolex import FedRolex
 from fedgh.models import extractor, split_model
@@ -36,7 +39,9 @@ def down(state: Payload, name: str) -> Payload:
 
 
 def units(whole: int, part: int, shift: int) -> list[int]:
-    return cut({"b": (whole,)}, {"b": (part,)}, shift)["b"][0].tolist()
+    (window,) = cut({"b": (whole,)}, {"b": (part,)}, shift)["b"]
+    numbers: list[int] = torch.arange(whole)[window].tolist()
+    return numbers
 
 
 def test_windows_by_hand() -> None:
@@ -49,7 +54,7 @@ def test_columns_of_a_flattened_channel_stay_together() -> None:
     """Two channels of three pixels, one kept, shift 1: columns 3, 4, 5."""
     whole = {"conv": (2, 1, 3, 3), "dense": (7, 6)}
     part = {"conv": (1, 1, 3, 3), "dense": (7, 3)}
-    assert cut(whole, part, 1)["dense"][1].tolist() == [3, 4, 5]
+    assert torch.arange(6)[cut(whole, part, 1)["dense"][1]].tolist() == [3, 4, 5]
 
 
 def test_means_in_a_window_by_hand() -> None:
@@ -100,11 +105,38 @@ def test_a_client_of_half_width_has_each_unit_half_of_the_time() -> None:
     assert seen.unique().tolist() == [32]
 
 
-def test_clients_keep_their_last_window_and_a_newcomer_gets_the_current_one(tmp_path: Path) -> None:
-    words = ["method.name=fedrolex", "method.shared=mlp", "model.extractors=mlp,mlp@1/2,mlp@1/4"]
-    prepared = quick(*words, "federation.participation=0.4", "federation.rounds=3")
-    run = loop.run(prepared, tmp_path / "run")
-    assert [record.failed + record.rejected for record in run.records()] == [[]] * 3
+def test_clients_keep_their_last_window_and_a_newcomer_gets_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Client 0, of half the width, joins in round 2 and misses round 3."""
+    layer, given, sent = "extractor.1.weight", dict[int, Payload](), dict[int, Tensor]()
+    broadcast, update = FedRolex.broadcast, FedRolex.client_update
+
+    def record_download(self: FedRolex, server: Payload, to: Recipient) -> Payload:
+        down = broadcast(self, server, to)
+        given[to.id] = {"clock": server["clock"], "whole": server[layer], "part": down[layer]}
+        return down
+
+    def record_upload(self: FedRolex, client: Client, down: Payload) -> Payload:
+        up = update(self, client, down)
+        sent[client.id] = up[layer]
+        return up
+
+    monkeypatch.setattr(FedRolex, "broadcast", record_download)
+    monkeypatch.setattr(FedRolex, "client_update", record_upload)
+    words = ["method.name=fedrolex", "method.shared=mlp", "method.scale=false"]
+    words += ["model.extractors=mlp@1/2,mlp,mlp@1/4", "federation.participation=0.4"]
+    run = loop.run(quick(*words, "federation.rounds=3"), tmp_path / "run")
+    records = run.records()
+    assert [record.participants for record in records] == [[2, 3], [0, 2], [2, 3]]
+    assert [record.failed + record.rejected for record in records] == [[]] * 3
+    clocks = {client: int(down["clock"]) for client, down in given.items()}
+    assert clocks == {0: 1, 2: 2, 3: 2}
+    for client, down in given.items():
+        rows = [clocks[client] + unit for unit in range({0: 32, 2: 16, 3: 32}[client])]
+        assert down["part"].equal(down["whole"][rows])
+        (state,) = run.checkpoint.glob(f"client-00000{client}.*")
+        assert load_file(state)[f"model.{layer}"].equal(sent[client])
 
 
 def test_with_whole_networks_only_it_is_heterofl() -> None:

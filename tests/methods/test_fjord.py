@@ -111,10 +111,7 @@ def test_a_width_computes_what_its_network_computes_with_the_first_units() -> No
     state = network_state(model)
     for name in narrow.state_dict():
         if name in positions:
-            value = state[name]
-            for axis, rows in enumerate(positions[name]):
-                value = value.index_select(axis, rows)
-            narrow.state_dict()[name].copy_(value)
+            narrow.state_dict()[name].copy_(state[name][positions[name]])
     for each in nested.networks:
         each.eval()
     assert_close(nested(1, x), narrow(x))
@@ -198,14 +195,82 @@ def test_one_width_without_distillation_is_fedavg() -> None:
     assert all(states[0][name].equal(states[1][name]) for name in states[0])
 
 
+def test_the_whole_network_for_everybody_equals_fedavg() -> None:
+    """Two rounds with unequal numbers of samples; the statistics of the one width included."""
+    own = f"model.extractors={WIDTHS[-1]}"
+    words = [own, "data.partition=dirichlet", "federation.clients=4"]
+    average = quick(*words, "method.name=fedavg")
+    whole = quick(
+        *words, "method.name=fjord", f"method.widths={WIDTHS[-1]}", "method.distill=false"
+    )
+    fedavg, fjord = average.config.method, whole.config.method
+    plain, state = average.initial_server(), whole.initial_server()
+    state = state | renamed(plain, state)
+    clients = [[each.blueprint().make(k) for k in range(4)] for each in (average, whole)]
+    assert len({len(client.data.train) for client in clients[0]}) > 1
+    for number in (1, 2):
+        sent: list[list[Upload]] = [[], []]
+        for one, other in zip(*clients, strict=True):
+            one.round = other.round = number
+            to = Recipient(one.id, sizes=sizes_of(network_state(one.model)))
+            ups = [
+                fedavg.client_update(one, fedavg.broadcast(plain, to)),
+                fjord.client_update(other, fjord.broadcast(state, to)),
+            ]
+            for uploads, up in zip(sent, ups, strict=True):
+                uploads.append(Upload(one.id, len(one.data.train), up))
+        plain = fedavg.server_update(plain, Uploads(sent[0], average.task, number))
+        state = fjord.server_update(state, Uploads(sent[1], whole.task, number))
+    expected = renamed(plain, state)
+    assert len(expected) == len(plain)
+    assert_close({name: state[name] for name in expected}, expected)
+
+
+def renamed(network: Payload, known: Payload) -> Payload:
+    """Return a network's state with the names of FjORD: statistics belong to width 0."""
+    return {name if name in known else f"width0.{name}": t for name, t in network.items()}
+
+
+def test_a_newcomer_gets_the_averages_of_its_widths() -> None:
+    before = server()
+    down = METHOD.broadcast(before, recipient(0))
+    sent = {name: torch.full_like(tensor, 3.0) for name, tensor in down.items()}
+    after = METHOD.server_update(before, Uploads([Upload(0, 5, sent, group=0)], TASK, 1))
+    newcomer = a_part("1/2", lr=1e-12)
+    newcomer.task = TASK
+    received = METHOD.broadcast(after, recipient(1))
+    assert {value for t in received.values() for value in t.unique().tolist()} == {3.0}
+    up = METHOD.client_update(newcomer, received)
+    weights = [name for name in up if not name.startswith("width")]
+    assert {value for name in weights for value in up[name].unique().tolist()} == {3.0}
+
+
+def test_weight_decay_acts_outside_the_drawn_width_too() -> None:
+    client = a_part("1", lr=0.5, weight_decay=0.1, batch_size=12)
+    client.task = TASK
+    rounds = iter(range(1, 100))
+    while int(torch.randint(3, (), generator=client.stream("width"))) != 0:
+        client.round = next(rounds)
+    down = METHOD.broadcast(server(), recipient(0))
+    up = replace(METHOD, distill=False).client_update(client, down)
+    outside = up["extractor.1.weight"][3:]  # of 12 units, a quarter was drawn
+    assert_close(outside, down["extractor.1.weight"][3:] * (1 - 0.5 * 0.1))
+    inside = up["extractor.1.weight"][:3]
+    assert not torch.allclose(inside, down["extractor.1.weight"][:3] * (1 - 0.5 * 0.1))
+
+
 def test_what_cannot_be_run_is_refused_before_anything_runs() -> None:
     words = ["method.name=fjord", "model.extractors=mlp,mlp@1/2"]
-    with pytest.raises(
-        ConfigError, match=r"client 1: its network is none of method\.widths: mlp@1/4"
-    ):
-        quick(*words, "method.widths=mlp@1/4,mlp")
+    widths = "method.widths=mlp@1/4,mlp"
+    none = r"the client's network is none of method\.widths: mlp@1/4, mlp; name some of these in"
+    with pytest.raises(ConfigError, match=rf"fjord, clients 1, 3: {none} model\.extractors"):
+        quick(*words, widths)
+    with pytest.raises(ConfigError, match=rf"fjord: {none} model\.extractors"):
+        quick(*words, "model.extractors=mlp@1/2", widths)
     with pytest.raises(ConfigError, match=r"method\.widths: mlp is not a part of mlp@1/2"):
         quick(*words, "method.widths=mlp,mlp@1/2")
+    with pytest.raises(ConfigError, match=r"method\.widths = 'nosuch': no extractor 'nosuch'"):
+        quick(*words, "method.widths=mlp@1/2,nosuch")
     with pytest.raises(ConfigError, match=r"method\.widths: mlp is as wide as mlp"):
         quick(*words, "method.widths=mlp@1/2,mlp,mlp")
     with pytest.raises(ConfigError, match=r"method\.widths"):
@@ -214,13 +279,15 @@ def test_what_cannot_be_run_is_refused_before_anything_runs() -> None:
         quick("method.name=fjord", "model.extractors=cnn2,cnn3", "method.widths=cnn2,cnn3")
 
 
-def test_the_chain_of_the_paper_s_networks(tmp_path: Path) -> None:
-    chain = "cnn5,cnn4,cnn3,cnn1"
+@pytest.mark.parametrize(
+    "chain", ["cnn5,cnn4,cnn3,cnn1", "cnn1@1/16,cnn1@1/8", "resnet18@1/32,resnet18@1/16"]
+)
+def test_chains_of_networks_run(chain: str, tmp_path: Path) -> None:
     prepared = quick(
         "method.name=fjord",
         f"method.widths={chain}",
         f"model.extractors={chain}",
-        *("federation.rounds=1", "model.rep_dim=8"),
+        *("federation.rounds=1", "model.rep_dim=8", "data.samples=16"),
     )
     (record,) = loop.run(prepared, tmp_path / "run").records()
     assert record.failed == record.rejected == []

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from fedgh.core import wire
 from fedgh.core.average import network_state, network_weights
-from fedgh.core.subnet import sizes_of
+from fedgh.core.subnet import CoordinateMean, cut, sizes_of
 from fedgh.core.types import Client, Payload, Recipient, SplitModel, Task, Upload
 from fedgh.core.uploads import Uploads
 from fedgh.errors import ConfigError, MethodError, WireError
@@ -82,12 +82,17 @@ def test_a_number_that_no_participant_has_stays_bit_for_bit() -> None:
 def test_the_masked_loss_by_hand() -> None:
     """Logits of absent classes are 0: they still add 1 to the sum of exponentials."""
     client = a_client(torch.zeros(2, 2), torch.tensor([0, 2]))
+    client.model = SplitModel(nn.Identity(), nn.Linear(3, 3, bias=False))
+    nn.init.eye_(client.model.header.weight)
     logits, y = torch.tensor([[2.0, 1.0, -1.0]]), torch.tensor([0])
-    masked = METHOD.masked(client, logits)
+    METHOD.init_client(client)
+    masked = METHOD.logits(client, logits)
     assert masked.tolist() == [[2.0, 0.0, -1.0]]
     assert cross_entropy(masked, y).item() == pytest.approx(0.169846, abs=1e-6)
-    plain = replace(METHOD, mask=False).masked(client, logits)
-    assert cross_entropy(plain, y).item() == pytest.approx(0.349012, abs=1e-6)
+    plain = replace(METHOD, mask=False)
+    plain.init_client(client)
+    assert plain.logits(client, logits).equal(logits)
+    assert cross_entropy(logits, y).item() == pytest.approx(0.349012, abs=1e-6)
 
 
 def test_units_of_a_sixteenth() -> None:
@@ -96,6 +101,7 @@ def test_units_of_a_sixteenth() -> None:
 
 def a_part(width: str = "1/2", **local: Any) -> Client:
     client = a_client(torch.randn(12, 6), torch.arange(12) % 2, rep_dim=4, **local)
+    METHOD.init_client(client)
     return replace(client, model=network(width))
 
 
@@ -111,6 +117,33 @@ def test_a_client_gets_the_first_units_and_the_whole_header() -> None:
     assert down["extractor.2.bias"].equal(whole["extractor.2.bias"][:6])
     assert down["header.weight"].equal(whole["header.weight"])
     assert not any("running" in name for name in down)
+
+
+def test_a_newcomer_starts_from_the_averages_and_not_from_its_own_weights() -> None:
+    before = server()
+    after = updated(before, uploaded(0, "1", 1.0, 0, 1, 2), uploaded(1, "1/2", 5.0, 0, 1, 2))
+    newcomer = a_part(lr=1e-12)
+    down = METHOD.broadcast(after, Recipient(2, sizes=sizes_of(network_state(newcomer.model))))
+    assert {value for t in down.values() for value in t.unique().tolist()} == {3.0}
+    up = METHOD.client_update(newcomer, down)
+    weights = {
+        value for name, t in up.items() if name != "classes" for value in t.unique().tolist()
+    }
+    assert weights == {3.0}
+
+
+def test_hfl_by_hand() -> None:
+    """From (1, 1), changes (0.2, 0.4) and (0.4): the mean of weights is 1 minus that of changes."""
+    before, whole = {"b": torch.ones(2)}, {"b": (2,)}
+    changes = [torch.tensor([0.2, 0.4]), torch.tensor([0.4])]
+    trained, changed = CoordinateMean(whole), CoordinateMean(whole)
+    for change in changes:
+        part = cut(whole, {"b": (len(change),)})
+        trained.add({"b": 1 - change}, part, 1)
+        changed.add({"b": change}, part, 1)
+    after = trained.value(before)["b"]
+    assert_close(after, torch.tensor([0.7, 0.6]))
+    assert_close(after, 1 - changed.value(before)["b"])
 
 
 def test_messages_are_as_declared_and_have_no_other_rows_of_the_header() -> None:
@@ -211,9 +244,11 @@ def test_the_order_of_tensors_in_the_state_does_not_matter(kind: type[HeteroFL])
 
 
 def test_networks_that_are_no_parts_are_refused_before_anything_runs() -> None:
-    with pytest.raises(ConfigError, match=r"network of client 1 is not a part of method\.shared"):
+    with pytest.raises(
+        ConfigError, match=r"clients 1, 3 is not a part of method\.shared; client 1"
+    ):
         quick("method.name=heterofl", "method.shared=mlp", "model.extractors=mlp,perceptron")
-    with pytest.raises(ConfigError, match=r"network of client 0 .* does not fit into"):
+    with pytest.raises(ConfigError, match=r"clients 0, 1, 2, 3, 4 is not .* does not fit into"):
         quick("method.name=heterofl", "method.shared=mlp@1/2", "model.extractors=mlp")
     with pytest.raises(MethodError, match="heterofl sends clients' networks"):
         quick("data.name=private", "data.classes=a,b,c", "method.name=heterofl")
@@ -228,3 +263,16 @@ def test_the_clients_of_the_paper_are_parts_of_cnn1_as_they_are(tmp_path: Path) 
     prepared = quick(*words, "federation.clients=5", "model.rep_dim=8")
     (record,) = loop.run(prepared, tmp_path / "run").records()
     assert record.failed == record.rejected == []
+
+
+NARROW = ["method.shared=cnn1@1/8", "model.extractors=cnn1@1/8,cnn1@1/16"]
+RESNET = ["method.shared=resnet18@1/16", "model.extractors=resnet18@1/16,resnet18@1/32"]
+
+
+@pytest.mark.parametrize("method", ["heterofl", "fedrolex"])
+@pytest.mark.parametrize("networks", [NARROW, RESNET], ids=["cnn1", "resnet18"])
+def test_narrow_networks_run(networks: list[str], method: str, tmp_path: Path) -> None:
+    words = [f"method.name={method}", "federation.rounds=1", "data.samples=16", "model.rep_dim=8"]
+    (record,) = loop.run(quick(*words, *networks), tmp_path / "run").records()
+    assert record.failed == record.rejected == []
+    assert record.train_loss is not None

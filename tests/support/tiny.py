@@ -34,6 +34,13 @@ def noisy(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
     )
 
 
+def deep(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
+    """An extractor of sixteen layers: with the largest valid weights its outputs are infinite."""
+    size = torch.Size(shape).numel()
+    layers = [nn.Linear(size if number == 0 else rep_dim, rep_dim) for number in range(16)]
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
 def normed(shape: tuple[int, ...], rep_dim: int, width: Fraction = FULL) -> nn.Module:
     """An extractor of any width, with batch norm and two hidden layers."""
     size, first, second = torch.Size(shape).numel(), units(width, 12), units(width, 8)

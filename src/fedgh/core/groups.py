@@ -1,6 +1,6 @@
 """Groups of clients whose networks have the same tensors, so that their weights can be averaged."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from fedgh.core.average import WeightedMean, network_spec, network_state
 from fedgh.core.method import Method
@@ -53,12 +53,19 @@ def check_same_part(method: Method, task: Task, models: Sequence[SplitModel]) ->
     if method.same_part == "none":
         return
     part = "extractor" if method.same_part == "extractor" else ""
-    shapes = [network_spec(network_state(model.get_submodule(part))) for model in models]
-    differ = [k for k in range(task.num_clients) if shapes[k % len(shapes)] != shapes[0]]
+    used = models[: task.num_clients]
+    shapes = [network_spec(network_state(model.get_submodule(part))) for model in used]
+    differ = [number for number, shape in enumerate(shapes) if shape != shapes[0]]
     if differ:
-        listed = ", ".join(map(str, differ[:8])) + (", ..." if len(differ) > 8 else "")
         raise ConfigError(
             f"{method.name} needs the same {method.same_part} at all clients, but the "
-            f"{method.same_part}s of clients {listed} differ from client 0's; give "
-            "model.extractors one entry"
+            f"{method.same_part}s of {clients_with(differ, len(models), task)} differ from "
+            "client 0's; give model.extractors one entry"
         )
+
+
+def clients_with(entries: Collection[int], of: int, task: Task) -> str:
+    """Return, as text, the clients that have one of these entries of `of` in model.extractors."""
+    clients = [client for client in range(task.num_clients) if client % of in entries]
+    shown = ", ".join(map(str, clients[:8])) + (", ..." if len(clients) > 8 else "")
+    return f"client{'s' if len(clients) > 1 else ''} {shown}"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgh.core.batches import forever
-from fedgh.core.local import clip_gradients, numbered
+from fedgh.core.local import clip_gradients, network_outputs, numbered
 from fedgh.core.types import OptimizerName, Payload
 from fedgh.core.uploads import Uploads
 
@@ -130,6 +130,19 @@ def on_public(
         return torch.stack([loss(network(x), rows) for network in networks]).sum()
 
     return of_batch
+
+
+def public_outputs(uploads: Uploads, network: nn.Module) -> Tensor | None:
+    """Return an uploaded network's logits of the public samples; None if they are not usable.
+
+    Weights that are valid one by one may have outputs beyond the largest number. A method leaves
+    out such an upload; their number is the metric `infinite_outputs` of the round.
+    """
+    logits = network_outputs(network, uploads.public, uploads.device)
+    if bool(logits.log_softmax(1).isfinite().all()):
+        return logits
+    uploads.metrics["infinite_outputs"] = uploads.metrics.get("infinite_outputs", 0) + 1
+    return None
 
 
 def _optimizer(

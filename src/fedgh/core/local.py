@@ -211,7 +211,8 @@ def measure_batch_statistics(client: Client) -> None:
     They become the means over shuffled batches: clients keep their samples sorted by class, and
     batches in that order would have the variance within a class. Weights do not change.
     """
-    norms = [m for m in client.model.modules() if isinstance(m, _BatchNorm) and m.momentum]
+    layers = (layer for layer in client.model.modules() if isinstance(layer, _BatchNorm))
+    norms = [norm for norm in layers if norm.track_running_stats]
     if not norms:
         return
     eval_mode(client)

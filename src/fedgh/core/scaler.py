@@ -1,7 +1,7 @@
 """The scaler of HeteroFL: a narrower network makes the outputs of its layers larger.
 
-A layer that has the share r of the units of the whole network divides its output by r, so that the
-next layer gets inputs of about the same size as in the whole network.
+A layer that has the share r of the units of the whole network divides its output by r. Each unit
+becomes 1/r times larger, and the sum over units that the next layer takes stays about the same.
 """
 
 from collections.abc import Iterator, Mapping

@@ -354,10 +354,12 @@ class Server:
         jobs = []
         bytes_down = 0
         last: tuple[Payload, bytes] | None = None
+        messages: dict[bytes, bytes] = {}  # equal messages are kept once
         for client in participants:
             down = self.method.broadcast(self.server, self.recipient(client))
             if last is None or not _same(down, last[0]):  # serialised once for all its recipients
-                last = (down, wire.to_bytes(down))
+                message = wire.to_bytes(down)
+                last = (down, messages.setdefault(message, message))
             trained = int(self._trained[client])
             max_upload = max(map(wire.max_bytes, self._upload_specs(client)))
             jobs.append(Job(client, number, last[1], evaluate, trained, max_upload, globally))

@@ -17,8 +17,11 @@ from fedgh.errors import ConfigError
 Sizes = Mapping[str, tuple[int, ...]]
 """The sizes of a network's tensors, in the order of its layers."""
 
-Cut = dict[str, tuple[Tensor, ...]]
-"""For each tensor of a part, the indices in the whole network along each axis."""
+Window = slice | Tensor
+"""Adjacent units along one axis: a slice, or indices if the first unit follows the last one."""
+
+Cut = dict[str, tuple[Window, ...]]
+"""For each tensor of a part, its window in the whole network along each axis."""
 
 
 def sizes_of(payload: Payload) -> Sizes:
@@ -40,7 +43,10 @@ def cut(whole: Sizes, part: Sizes, shift: int = 0) -> Cut:
 
 
 def take(payload: Payload, cut: Cut) -> Payload:
-    """Return copies of the numbers of a network that a cut selects; gradients pass through."""
+    """Return the numbers of a network that a cut selects; gradients pass through.
+
+    Tensors that consist of adjacent numbers are views.
+    """
     return {name: _select(payload[name], axes) for name, axes in cut.items()}
 
 
@@ -48,7 +54,7 @@ def put(payload: Payload, part: Payload, cut: Cut) -> Payload:
     """Return a copy of a network with the numbers that a cut selects replaced by `part`."""
     whole = {name: tensor.clone() for name, tensor in payload.items()}
     for name, tensor in part.items():
-        whole[name][_grid_index(cut[name])] = tensor
+        whole[name][_index(cut[name])] = tensor
     return whole
 
 
@@ -62,7 +68,7 @@ class CoordinateMean:
     def add(self, payload: Payload, cut: Cut, weight: float) -> None:
         """Add the numbers of a part with this weight."""
         for name, tensor in payload.items():
-            index = _grid_index(cut[name])
+            index = _index(cut[name])
             self._sums[name][index] += tensor.double() * weight
             self._weights[name][index] += weight
 
@@ -101,7 +107,7 @@ def _blocks(whole: Sizes) -> dict[str, int]:
 
 def _axes(
     name: str, whole: tuple[int, ...], part: tuple[int, ...], shift: int, block: int
-) -> tuple[Tensor, ...]:
+) -> tuple[Window, ...]:
     """Return the windows of one tensor, in which each `block` inputs stay together."""
     blocks = [block if axis == 1 else 1 for axis in range(len(whole))]
     if len(whole) != len(part) or any(k > size for size, k in zip(whole, part, strict=True)):
@@ -113,19 +119,29 @@ def _axes(
     return tuple(_window(size, k, shift, m) for size, k, m in zip(whole, part, blocks, strict=True))
 
 
-def _window(size: int, kept: int, shift: int, block: int) -> Tensor:
-    if kept == size:
-        return torch.arange(size)
-    units = (torch.arange(kept // block) + shift) % (size // block)
-    return (units[:, None] * block + torch.arange(block)).flatten()
+def _window(size: int, kept: int, shift: int, block: int) -> Window:
+    start = 0 if kept == size else shift * block % size
+    stop = start + kept
+    return slice(start, stop) if stop <= size else torch.arange(start, stop) % size
 
 
-def _select(tensor: Tensor, axes: tuple[Tensor, ...]) -> Tensor:
-    for axis, index in enumerate(axes):
-        tensor = tensor.index_select(axis, index.to(tensor.device))
-    return tensor if axes else tensor.clone()
+def _select(tensor: Tensor, axes: tuple[Window, ...]) -> Tensor:
+    for axis, window in enumerate(axes):
+        if isinstance(window, slice):
+            tensor = tensor.narrow(axis, window.start, window.stop - window.start)
+        else:
+            tensor = tensor.index_select(axis, window.to(tensor.device))
+    return tensor.contiguous()
 
 
-def _grid_index(axes: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the windows of all axes as broadcastable indices, for assignment."""
-    return tuple(index.view(-1, *[1] * (len(axes) - 1 - axis)) for axis, index in enumerate(axes))
+def _index(axes: tuple[Window, ...]) -> tuple[Window, ...]:
+    """Return the windows of all axes as an index: slices, or else indices that broadcast."""
+    if all(isinstance(window, slice) for window in axes):
+        return axes
+    return tuple(
+        _indices(window).view(-1, *[1] * (len(axes) - 1 - axis)) for axis, window in enumerate(axes)
+    )
+
+
+def _indices(window: Window) -> Tensor:
+    return torch.arange(window.start, window.stop) if isinstance(window, slice) else window

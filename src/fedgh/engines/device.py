@@ -1,4 +1,4 @@
-"""The choice of the device that clients compute on: CPU or GPU."""
+"""The choice of the device that clients and server compute on: CPU or GPU."""
 
 import torch
 
@@ -22,7 +22,14 @@ def find_device(name: str) -> torch.device:
             f"run.device: torch finds no '{name}' device on this machine; use 'cpu', or 'auto' for "
             "the fastest available device"
         )
-    return torch.device(name)
+    return repeatable(torch.device(name))
+
+
+def repeatable(device: torch.device) -> torch.device:
+    """Return the device; from now on this process computes the same bits on it in every run."""
+    if device.type == "cuda":
+        torch.backends.cudnn.deterministic = True
+    return device
 
 
 def processes_for(device: torch.device, cores: int) -> int:

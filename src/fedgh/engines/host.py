@@ -33,6 +33,7 @@ from fedgh.data.global_sample import GlobalSample
 from fedgh.data.partition import Partition
 from fedgh.data.public import PublicData
 from fedgh.data.sources import Source
+from fedgh.engines.device import repeatable
 from fedgh.errors import MethodError, RunError, WireError, one_line
 from fedgh.models import Extractor, split_model
 from fedgh.models.cost import forward_flops
@@ -166,8 +167,7 @@ class ClientHost:
         self._changed: set[int] = set()
         self._sizes: dict[int, int] = {}
         self._used = 0
-        if blueprint.device.type == "cuda":
-            torch.backends.cudnn.deterministic = True  # a resumed run must give the same bits
+        repeatable(blueprint.device)  # also in a worker process, which has not found it itself
 
     def run(self, job: Job) -> Reply:
         """Run a client's job, then move the least recently used clients to files if necessary."""

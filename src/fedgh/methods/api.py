@@ -24,7 +24,7 @@ from fedgh.core.groups import (
     states_by_group,
 )
 from fedgh.core.header import LinearSGD, linear_header
-from fedgh.core.learn import Learner, learn, on_public
+from fedgh.core.learn import Learner, learn, on_public, public_outputs
 from fedgh.core.local import (
     class_means,
     class_outputs,
@@ -177,6 +177,7 @@ __all__ = [
     "plain_mean",
     "prefixed",
     "public_draw",
+    "public_outputs",
     "put",
     "questions",
     "remember",

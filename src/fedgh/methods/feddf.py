@@ -62,12 +62,14 @@ class FedDF(api.Method):
         means, ensemble = api.GroupMeans(), api.WeightedMean()
         students: dict[str, nn.Module] = {}
         for upload in uploads:
-            means.add(upload, 1 if self.uniform else upload.num_examples)
             if self.server_steps:
                 net = api.load_network(uploads.network(upload.client_id), upload.payload)
-                logits = api.network_outputs(net, uploads.public, uploads.device)
+                logits = api.public_outputs(uploads, net)
+                if logits is None:
+                    continue
                 ensemble.add({"logits": logits}, 1)
                 students[group_prefix(upload.group)] = net  # the mean will replace its weights
+            means.add(upload, 1 if self.uniform else upload.num_examples)
         server = means.value(if_none=server)
         if not students:
             return server

@@ -4,6 +4,8 @@ Clients train small networks. The server lets these vote on unlabelled public da
 learns the winning labels, and a little of the outputs of dissenters. All share its header.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Generator, Tensor
 from torch.nn.functional import cross_entropy, kl_div
@@ -20,11 +22,13 @@ def vote(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     The variance of a network's logits, [S, P, C], over the classes is the weight of its vote.
     """
+    logits = logits.double()  # a variance is the square of a logit
     weight = logits.var(2, correction=0, keepdim=True)
     label = (weight * logits).sum(0).argmax(1)
     weight = weight * (logits.argmax(2) != label)[:, :, None]
     total = weight.sum(0)
-    return label, (weight * logits).sum(0) / total.where(total > 0, 1), total[:, 0] > 0
+    dissent = (weight * logits).sum(0) / total.where(total > 0, 1)
+    return label, dissent.float(), total[:, 0] > 0
 
 
 class FedET(api.Method):
@@ -55,7 +59,7 @@ class FedET(api.Method):
     def client_update(self, client: Client, down: Payload) -> Payload:
         return train_received(client, down)
 
-    def loss(self, out: Tensor, votes: tuple[Tensor, ...], rows: Tensor) -> Tensor:
+    def loss(self, out: Tensor, votes: Iterable[Tensor], rows: Tensor) -> Tensor:
         """Return CE(out, label) + lam KL(dissent || out), the batch mean."""
         label, dissent, heard = (each[rows] for each in votes)
         logs = out.log_softmax(1), dissent.log_softmax(1)
@@ -65,16 +69,19 @@ class FedET(api.Method):
     def server_update(self, server: Payload, uploads: Uploads) -> Payload:
         means, header, said = api.GroupMeans(), api.WeightedMean(), []
         for upload in uploads:
+            net = api.load_network(uploads.network(upload.client_id), upload.payload)
+            logits = api.public_outputs(uploads, net)
+            if logits is None:
+                continue
+            said.append(logits)
             means.add(upload, 1)
             header.add(part(upload.payload, HEADER), 1)
-            net = api.load_network(uploads.network(upload.client_id), upload.payload)
-            said.append(api.network_outputs(net, uploads.public, uploads.device))
         if not said:
             return server
         large, batch = api.shared_model(self.shared, uploads.task), self.server_batch
         start = part(server, LARGE) | prefixed(HEADER, header.value(if_none={}))
         api.load_network(large.to(uploads.device), start)
-        votes = vote(torch.stack(said).to(uploads.device))
+        votes = [each.to(uploads.device) for each in vote(torch.stack(said))]
         loss = api.on_public(uploads, [large], batch, lambda z, i: self.loss(z, votes, i))
         api.learn(uploads, [large], loss, self.server_steps, lr=self.server_lr, optimizer="sgd")
         return means.value(if_none=server) | prefixed(LARGE, api.network_state(large))

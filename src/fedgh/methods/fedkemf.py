@@ -39,10 +39,10 @@ class FedKEMF(FML):
         net = self.shared_network(uploads.task).to(uploads.device)
         mean, ensemble = api.WeightedMean(), None
         for upload in uploads:
-            mean.add(upload.payload, upload.num_examples)
-            api.load_network(net, upload.payload)
-            logits = api.network_outputs(net, uploads.public, uploads.device)
-            ensemble = self.joined(ensemble, logits)
+            logits = api.public_outputs(uploads, api.load_network(net, upload.payload))
+            if logits is not None:
+                mean.add(upload.payload, upload.num_examples)
+                ensemble = self.joined(ensemble, logits)
         if ensemble is None:
             return server
         api.load_network(net, server if self.start == "last" else mean.value(if_none={}))

@@ -4,7 +4,7 @@ The network of every client is a part of one whole network: the first units of e
 server averages each number over the participants whose parts contain it, with equal weights.
 """
 
-from torch import Generator, Tensor, ones, ones_like
+from torch import Generator, Tensor
 from torch.nn.functional import cross_entropy
 
 from fedgh.methods import api
@@ -33,8 +33,12 @@ class HeteroFL(api.Method):
 
     def init_server(self, task: Task, models: api.Models, rng: Generator) -> Payload:
         whole = api.shared_model(self.shared, task)
-        api.check_cuts(whole, models, task.input_shape)
+        api.check_cuts(whole, models, task)
         return api.network_weights(whole)
+
+    def init_client(self, client: Client) -> None:
+        held = client.data.train.labels.bincount(minlength=client.task.num_classes) > 0
+        client.memory["absent"] = ~held & self.mask
 
     def shift(self, server: Payload) -> int:
         return 0  # the first unit of the parts
@@ -44,12 +48,13 @@ class HeteroFL(api.Method):
         return api.take(server, api.cut(whole, {n: to.sizes[n] for n in whole}, self.shift(server)))
 
     def client_update(self, client: Client, down: Payload) -> Payload:
-        model, whole = client.model, api.shared_sizes(self.shared, client.task)
+        model, absent = client.model, client.memory["absent"]
+        whole = api.shared_sizes(self.shared, client.task)
         api.load_network(model, api.network_state(model) | down)
         rates = api.layer_rates(whole, api.sizes_of(down)) if self.scale else {}
         with api.scaled(model, rates):
-            api.train(client, lambda x, y: cross_entropy(self.masked(client, model(x)), y))
-        up, own = api.network_weights(model), self.own_classes(client)
+            api.train(client, lambda x, y: cross_entropy(model(x).masked_fill(absent, 0), y))
+        up, own = api.network_weights(model), (~absent).nonzero().flatten()
         api.fold_scaler(model, rates)  # the client predicts with the function that it has trained
         api.measure_batch_statistics(client)
         return up | {name: up[name][own] for name in HEADER} | {"classes": own.int()}
@@ -65,16 +70,8 @@ class HeteroFL(api.Method):
             mean.add(sent, part | {n: (own, *part[n][1:]) for n in HEADER}, 1)
         return server if mean is None else mean.value(self.sendable(server))
 
-    def own_classes(self, client: Client) -> Tensor:
-        own = client.data.train.labels.bincount(minlength=client.task.num_classes) > 0
-        return (own if self.mask else ones_like(own)).nonzero().flatten().to(client.device)
-
-    def masked(self, client: Client, logits: Tensor) -> Tensor:
-        absent = ones(logits.shape[1], device=logits.device)
-        return logits.masked_fill(absent.index_fill(0, self.own_classes(client), 0).bool(), 0)
-
     def logits(self, client: Client, x: Tensor) -> Tensor:
-        return self.masked(client, client.model(x))
+        return super().logits(client, x).masked_fill(client.memory["absent"], 0)
 
     def global_logits(self, client: Client, x: Tensor) -> Tensor:
         return super().logits(client, x)

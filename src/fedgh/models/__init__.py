@@ -114,10 +114,10 @@ def parameters_of(name: str, task: Task) -> int | None:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def shared_model(name: str, task: Task) -> SplitModel:
+def shared_model(name: str, task: Task, setting: str = "method.shared") -> SplitModel:
     """Return the initial shared network of a method, which all parties make from the seed.
 
-    Raise ConfigError if it cannot be made for this task.
+    Raise ConfigError, which names the setting, if it cannot be made for this task.
     """
     with isolated(task.seed, "shared-model"):
         try:
@@ -127,7 +127,7 @@ def shared_model(name: str, task: Task) -> SplitModel:
                 )
             return split_model(extractor(name), task)
         except ConfigError as error:
-            raise ConfigError(f"method.shared = '{name}': {error}") from None
+            raise ConfigError(f"{setting} = '{name}': {error}") from None
 
 
 def shared_layers(task: Task, *widths: int) -> nn.Sequential:

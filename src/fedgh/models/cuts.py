@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgh.core.average import load_network, network_state
+from fedgh.core.groups import clients_with
 from fedgh.core.rng import isolated
 from fedgh.core.subnet import Sizes, cut, put, sizes_of, take
 from fedgh.core.types import Payload, SplitModel, Task
@@ -19,23 +20,25 @@ TOLERANCE = 1e-4
 """Largest difference of logits, relative to the largest logit; rounding stays far below."""
 
 
-def check_cuts(
-    whole: SplitModel, parts: Sequence[SplitModel], input_shape: tuple[int, ...]
-) -> None:
+def check_cuts(whole: SplitModel, parts: Sequence[SplitModel], task: Task) -> None:
     """Raise ConfigError unless all networks of `model.extractors` are parts of the whole one."""
-    for number, part in enumerate(parts):
+    errors: dict[int, ConfigError] = {}
+    for number, part in enumerate(parts[: task.num_clients]):
         try:
-            check_cut(whole, part, input_shape)
+            check_cut(whole, part, task.input_shape)
         except ConfigError as error:
-            raise ConfigError(
-                f"the network of client {number} is not a part of method.shared: {error}"
-            ) from None
+            errors[number] = error
+    if errors:
+        first, who = min(errors), clients_with(errors, len(parts), task)
+        raise ConfigError(
+            f"the network of {who} is not a part of method.shared; client {first}: {errors[first]}"
+        )
 
 
-@lru_cache(maxsize=8)
-def shared_sizes(name: str, task: Task) -> Sizes:
+@lru_cache(maxsize=64)
+def shared_sizes(name: str, task: Task, setting: str = "method.shared") -> Sizes:
     """Return the sizes of a shared network's tensors, in the order of its layers."""
-    return sizes_of(network_state(shared_model(name, task)))
+    return sizes_of(network_state(shared_model(name, task, setting)))
 
 
 def check_cut(whole: SplitModel, part: SplitModel, input_shape: tuple[int, ...]) -> None:

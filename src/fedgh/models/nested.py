@@ -16,10 +16,13 @@ from fedgh.models.cuts import check_cut, shared_sizes
 
 STATISTICS = ("running_mean", "running_var")
 
+SETTING = "method.widths"
+"""The setting that names the networks."""
+
 
 def check_nested(names: Sequence[str], task: Task) -> None:
     """Raise ConfigError unless each of the named networks is a part of the next, and narrower."""
-    networks = [shared_model(name, task) for name in names]
+    networks = [shared_model(name, task, SETTING) for name in names]
     sizes = [sizes_of(network_state(network)) for network in networks]
     for narrow, wide in pairwise(range(len(names))):
         try:
@@ -27,10 +30,10 @@ def check_nested(names: Sequence[str], task: Task) -> None:
             check_cut(networks[-1], networks[narrow], task.input_shape)
         except ConfigError as error:
             raise ConfigError(
-                f"method.widths: {names[narrow]} is not a part of {names[wide]}: {error}"
+                f"{SETTING}: {names[narrow]} is not a part of {names[wide]}: {error}"
             ) from None
         if sizes[narrow] == sizes[wide]:
-            raise ConfigError(f"method.widths: {names[narrow]} is as wide as {names[wide]}")
+            raise ConfigError(f"{SETTING}: {names[narrow]} is as wide as {names[wide]}")
 
 
 class Nested:
@@ -42,9 +45,12 @@ class Nested:
 
     def __init__(self, names: Sequence[str], network: SplitModel, task: Task) -> None:
         own = sizes_of(network_state(network))
-        known = [shared_sizes(name, task) for name in names]
+        known = [shared_sizes(name, task, SETTING) for name in names]
         if own not in known:
-            raise ConfigError(f"its network is none of method.widths: {', '.join(names)}")
+            raise ConfigError(
+                f"the client's network is none of {SETTING}: {', '.join(names)}; "
+                "name some of these in model.extractors"
+            )
         position = known.index(own)
         parts = [shared_model(name, task).requires_grad_(False) for name in names[:position]]
         device = network.header.weight.device

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedgh.config import Config, DataSection
-from fedgh.core.groups import check_same_part
+from fedgh.core.groups import check_same_part, clients_with
 from fedgh.core.message import Message, Shapes
 from fedgh.core.records import ClientInfo, Identity
 from fedgh.core.rng import isolated, stream
@@ -188,15 +188,19 @@ class Experiment:
                 f"{method.name} sends clients' networks: set model.extractors to the network of "
                 "all clients, and data.shape to the shape of its inputs"
             )
-        for kind in range(max(1, len(resources.networks))):
+        count, problems = max(1, len(resources.networks)), dict[str, list[int]]()
+        for kind in range(min(count, self.task.num_clients)):
             shapes = Shapes(self.task, partial(resources.network, kind))
             try:
                 with memory_errors(f"a network of {method.name}"):
                     method.upload_specs(shapes)
                     method.download_specs(shapes)
             except (ConfigError, AttributeError) as error:  # a missing submodule or field
-                where = f", client {kind}" if method.own_network_crosses else ""
-                raise MethodError(f"{method.name}{where}: {error}") from None
+                problems.setdefault(str(error), []).append(kind)
+        for text, kinds in problems.items():
+            some = method.own_network_crosses and len(kinds) < count
+            where = f", {clients_with(kinds, count, self.task)}" if some else ""
+            raise MethodError(f"{method.name}{where}: {text}")
 
     def server_resources(self) -> ServerResources:
         """Return what the server uses beside its state: networks, public data, a device."""
