@@ -55,18 +55,54 @@ def write_atomic(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 def replace(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Replace a file in one step; the change survives a power cut only after `sync_folder`."""
-    part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
-    with naming(path):
-        try:
-            with open(part, "xb", opener=_opener(os.O_NOFOLLOW, mode)) as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        except BaseException:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)  # it would take up space on a full disk
-            raise
+    file = PartFile(path.parent, mode, path.name)
+    try:
+        file.write(content)
+        file.publish(path.name)
+    except BaseException:
+        file.discard()
+        raise
+
+
+class PartFile:
+    """A new file under a temporary name; `publish` gives it its own name in one step.
+
+    `name` is that name as far as it is known: errors and the temporary name contain it.
+    """
+
+    def __init__(self, folder: Path, mode: int = 0o666, name: str = "file") -> None:
+        self.path = folder / f"{name}.{secrets.token_hex(8)}.part"
+        self.size = 0  # bytes written so far
+        self._named = folder / name
+        with naming(self._named):
+            self._file = open(self.path, "xb", opener=_opener(os.O_NOFOLLOW, mode))  # noqa: SIM115
+
+    def write(self, content: bytes) -> None:
+        """Add bytes to the end."""
+        with naming(self._named):
+            self._file.write(content)
+        self.size += len(content)
+
+    def flush(self) -> None:
+        """Make all bytes readable for others, who open `path`."""
+        with naming(self._named):
+            self._file.flush()
+
+    def publish(self, name: str) -> Path:
+        """Wait until all bytes are on the disk, rename the file, and return its path."""
+        path = self.path.with_name(name)
+        with naming(path), self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self.path.replace(path)
+        return path
+
+    def discard(self) -> None:
+        """Delete the file, which would take up space on a full disk."""
+        with suppress(OSError):
+            self._file.close()
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
 
 
 def append(path: Path, content: bytes) -> None:

@@ -12,11 +12,13 @@ class Serial:
     """An engine with all clients in this process; its results have the same bits as any other's."""
 
     def __init__(self, blueprint: Blueprint, files: ClientFiles, memory: int) -> None:
+        self._files = files
         self._host = ClientHost(blueprint, files, memory)
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
         """Run the jobs in order, and yield the reply of each."""
         with explaining():
+            self._files.delete_superseded()
             for job in jobs:
                 yield self._host.run(job)
 

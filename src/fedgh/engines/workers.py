@@ -47,7 +47,10 @@ class Workers:
         self._cost = blueprint.cost
         context = worker_context()
         self._workers: list[tuple[BaseProcess, Connection]] = []
-        self.worker_of: dict[int, int] = {}  # client -> number of its worker
+        parts = files.split(count)
+        self.worker_of = {  # client -> number of its worker
+            client: index for index, part in enumerate(parts) for client in part.clients
+        }
         try:
             with no_interrupts():
                 for index in range(count):
@@ -58,7 +61,7 @@ class Workers:
                         args=(
                             worker_end,
                             replace(blueprint, device=device),
-                            files,
+                            parts[index],
                             memory // count,
                         ),
                         name=f"fedgh-worker-{index}",
@@ -114,9 +117,9 @@ class Workers:
     def relocate(self, client: int, origin: int, destination: int, round: int) -> None:
         """Move a client from one worker to another, between rounds."""
         self._send(origin, "remove", (client, round))
-        (path,) = self._answers(1)
-        if path is not None:
-            self._send(destination, "adopt", (client, path))
+        (span,) = self._answers(1)
+        if span is not None:
+            self._send(destination, "adopt", (client, span))
 
     def _send(self, worker: int, command: str, argument: object) -> None:
         process, connection = self._workers[worker]
@@ -159,6 +162,7 @@ def _answer(host: ClientHost, files: ClientFiles, command: str, argument: Any) -
     """Execute a command and yield its answers; an OSError or RunError is yielded, too."""
     try:
         if command == "run":
+            files.delete_superseded()
             yield from map(host.run, argument)
         elif command == "remove":
             client, round = argument

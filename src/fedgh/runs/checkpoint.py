@@ -1,36 +1,46 @@
 """Checkpoints: the states of the server and the clients on disk, complete or absent.
 
-A checkpoint of round t is written as one file for each client whose state has changed, followed by
-the server's file. The server's file names the round and replaces the previous one in one step; this
-step is the commit. Client files of later rounds are leftovers of an interrupted round and are
-ignored. A client file that a commit has superseded is deleted only after that commit. Every file
+A checkpoint of round t is written as one file of each process with the states of its clients that
+have changed (a segment), followed by the server's file. The server's file names the round and
+replaces the previous one in one step; this step is the commit. Segments of later rounds are
+leftovers of an interrupted round and are ignored. Segments are numbered: the newest state of a
+client is in the last one that has the client. A segment is deleted after a commit that supersedes
+all its states; one of which few states are left is copied to the next segment first. Every file
 contains the identity of its run, and a state of another run is refused.
 """
 
+import copy
+import errno
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from fedgh.core.types import Payload
 from fedgh.errors import RunError
-from fedgh.files import read_bytes, replace, sync_folder, write_atomic
+from fedgh.files import PartFile, read_bytes, sync_folder, write_atomic
 from fedgh.renames import SERVER_STATE, with_current_names
 from fedgh.runs.history import Mark
 from fedgh.runs.sealed import MAX_STATE, Metadata, pack, read_metadata, unpack
+from fedgh.runs.segment import Index, Span, publish, read_index, read_span
 
-_CLIENT_FILE = re.compile(r"client-(\d+)\.round-(\d+)\.safetensors")
+MAX_WASTE = 0.5
+"""Largest size of superseded states in segments, relative to the size of all current states."""
+
+_SEGMENT = re.compile(r"clients-(\d+)\.round-(\d+)\.states")
 
 
 @contextmanager
-def _as_run_error(path: Path) -> Iterator[None]:
-    """Turn an error while reading the file `path` into a RunError that names it."""
+def _as_run_error(path: Path, state: str = "") -> Iterator[None]:
+    """Turn an error while reading the file `path` into a RunError that names it, and its state."""
     try:
         yield
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise RunError(
-            f"{path} cannot be read ({reason or error}), so the run cannot be resumed; check its "
+            f"{path}{f': {state}' if state else ''} cannot be read ({reason or error}), so the run "
+            "cannot be resumed; check its "
             "permissions, or put it back from a copy"
         ) from None
 
@@ -67,49 +77,87 @@ def _mark(metadata: Metadata, run: str) -> Mark:
 
 
 class ClientFiles:
-    """The files with the states of the clients that one host manages.
+    """The states of the clients that one process manages.
 
-    A state may be written before the round is committed. Until the commit it counts as a leftover,
-    and the file that it replaces stays on disk.
+    States are written to a new file under a temporary name, and loaded from it, too. `seal` makes
+    it a segment of the round that is about to be committed.
     """
 
     def __init__(self, folder: Path, round: int, run: str = "") -> None:
         self.folder = folder
         self.run = run  # identity of the run
-        self._current = {client: path for client, _, path in newest_states(folder, round)}
-        self._superseded: list[tuple[int, Path]] = []  # (round of the new file, old file)
-        self._sealed = round
+        self._index: Index = {}  # the newest state of each client
+        self._sizes: dict[Path, int] = {}  # of the segments
+        self._live: Counter[Path] = Counter()  # bytes of the newest states in each file
+        self._new: PartFile | None = None  # the file that is being written
+        self._written: set[int] = set()  # clients whose newest state is in the new file
+        self._superseded: list[Path] = []  # by the last seal
+        self._number, self._step = 1, 1  # of the next segment, and to the one after it
+        for number, path in _segments(folder):
+            self._number = number + 1
+            if _round_of(path) <= round:
+                with _as_run_error(path):
+                    self._sizes[path] = path.stat().st_size
+                    states = read_index(path, run=run, round=_round_of(path))
+                for client, span in states.items():
+                    self._place(client, span)
+
+    def split(self, count: int) -> "list[ClientFiles]":
+        """Divide the segments among `count` processes, and return what each of them manages."""
+        parts = [copy.copy(self) for _ in range(count)]
+        owners = {path: number % count for number, path in enumerate(self._sizes)}
+        for number, part in enumerate(parts):
+            mine = {path for path, owner in owners.items() if owner == number}
+            part._index = {c: span for c, span in self._index.items() if span.path in mine}
+            part._sizes = {path: size for path, size in self._sizes.items() if path in mine}
+            part._live = Counter({path: self._live[path] for path in mine})
+            part._written, part._superseded = set(), []
+            part._number, part._step = self._number + number, count
+        return parts
+
+    @property
+    def clients(self) -> list[int]:
+        """The clients that have a state here."""
+        return list(self._index)
 
     def round(self, client: int) -> int:
         """Return the round of the client's newest state, 0 if it never took part."""
-        path = self._current.get(client)
-        return 0 if path is None else _round_of(path)
+        span = self._index.get(client)
+        return 0 if span is None else span.round
 
     def load(self, client: int, limit: int = MAX_STATE) -> Payload | None:
         """Return the client's newest state, or None if it never took part.
 
-        Raise RunError if its file is damaged or has more than `limit` bytes.
+        Raise RunError if it is damaged or has more than `limit` bytes.
         """
-        file = self._read(client, limit)
-        return None if file is None else file[1]
+        found = self._read(client, limit)
+        return None if found is None else found[1]
 
     def read(self, client: int) -> bytes | None:
-        """Return the bytes of the file with the client's newest state, or None."""
-        file = self._read(client)
-        return None if file is None else file[0]
+        """Return the client's newest state as bytes, or None if it never took part."""
+        found = self._read(client)
+        return None if found is None else found[0]
 
     def _read(self, client: int, limit: int = MAX_STATE) -> tuple[bytes, Payload] | None:
-        path = self._current.get(client)
-        if path is None:
+        span = self._index.get(client)
+        if span is None:
             return None
-        with _as_run_error(path):
-            content = read_bytes(path, limit)
+        with _as_run_error(span.path, f"the state of client {client}"):
+            content = self._bytes(span, limit)
             metadata, state = unpack(content)
-            self._check_owner(client, path, metadata)
+            if metadata != {"client": client, "round": span.round, "run": self.run}:
+                raise ValueError("it is the state of another client, round or run")
         return content, state
 
+    def _bytes(self, span: Span, limit: int = MAX_STATE) -> bytes:
+        if span.size > limit:
+            raise OSError(errno.EFBIG, f"it has more than {limit:,} bytes", str(span.path))
+        if self._new is not None and span.path == self._new.path:
+            self._new.flush()
+        return read_span(span)
+
     def check(self, trained: Sequence[int]) -> None:
-        """Raise RunError if the state of a client that has trained is missing or damaged.
+        """Raise RunError if the state of a client that has trained is missing.
 
         `trained` has for each client the round in which it last trained, 0 for never.
         """
@@ -119,85 +167,161 @@ class ClientFiles:
                     f"{self.folder} lacks the state of client {client}, which trained in round "
                     f"{last}; the run cannot be resumed"
                 )
-            if last:  # reading only the metadata also detects a truncated file
-                path = self._current[client]
-                with _as_run_error(path):
-                    self._check_owner(client, path, read_metadata(path))
-
-    def _check_owner(self, client: int, path: Path, metadata: Metadata) -> None:
-        expected = {"client": client, "round": _round_of(path), "run": self.run}
-        if {key: metadata.get(key) for key in expected} != expected:
-            raise ValueError("it is the state of another client, round or run")
 
     def write(self, round: int, client: int, state: Payload) -> None:
         """Write a client's state after `round`."""
         self.put(round, client, pack(state, client=client, round=round, run=self.run))
 
     def put(self, round: int, client: int, content: bytes) -> None:
-        """Write a client's state after `round`, given as the bytes of its file."""
-        path = self.folder / f"client-{client:06}.round-{round:06}.safetensors"
-        replace(path, content)
-        previous = self._current.get(client)
-        if previous is not None and previous != path:
-            if _round_of(previous) > self._sealed:  # never committed, so nothing needs it
-                previous.unlink(missing_ok=True)
-            else:
-                self._superseded.append((round, previous))
-        self._current[client] = path
+        """Write a client's state after `round`, given as bytes."""
+        try:
+            self._append(round, client, content)
+            assert self._new is not None
+            if self._new.size > 2 * self._live[self._new.path]:  # of states that were replaced here
+                self._rewrite_new()
+        except BaseException:
+            self._discard_new()
+            raise
+
+    def _append(self, round: int, client: int, content: bytes) -> None:
+        if self._new is None:
+            self._new = PartFile(self.folder, name="clients")
+        start = self._new.size
+        self._new.write(content)
+        self._place(client, Span(self._new.path, round, start, self._new.size))
+        self._written.add(client)
+
+    def _place(self, client: int, span: Span) -> None:
+        self._drop(client)
+        self._index[client] = span
+        self._live[span.path] += span.size
+
+    def _drop(self, client: int) -> Span | None:
+        span = self._index.pop(client, None)
+        if span is not None:
+            self._live[span.path] -= span.size
+        self._written.discard(client)
+        return span
+
+    def _rewrite_new(self) -> None:
+        """Copy the newest states of the file that is being written to another one."""
+        old, clients = self._new, sorted(self._written)
+        assert old is not None
+        old.flush()
+        self._new = None
+        for client in clients:
+            span = self._index[client]
+            self._append(span.round, client, read_span(span))
+        old.discard()
+
+    def _discard_new(self) -> None:
+        if self._new is not None:
+            self._new.discard()  # it would take up space on a full disk
 
     def seal(self, round: int) -> None:
-        """Make all written states durable, before `round` is committed.
+        """Make all written states durable, as a segment of `round`, before that is committed."""
+        self.delete_superseded()
+        try:
+            self._copy_from_wasteful()
+            if self._new is not None:
+                self._publish(round)
+        except BaseException:
+            self._discard_new()
+            raise
+        self._superseded = [path for path in self._sizes if not self._live[path]]
 
-        Delete the files that the previous commit has superseded.
-        """
-        for successor, path in self._superseded:
-            if successor <= self._sealed:
-                path.unlink(missing_ok=True)
-        self._superseded = [item for item in self._superseded if item[0] > self._sealed]
-        self._sealed = round
+    def _publish(self, round: int) -> None:
+        assert self._new is not None
+        name = f"clients-{self._number:06}.round-{round:06}.states"
+        written = {client: self._index[client] for client in sorted(self._written)}
+        index = publish(self._new, name, written, run=self.run, round=round)
         sync_folder(self.folder)
+        path = self.folder / name
+        self._sizes[path] = self._new.size
+        self._live[path] = self._live.pop(self._new.path)
+        self._index |= index
+        self._new, self._number = None, self._number + self._step
+        self._written.clear()
 
-    def forget(self, client: int) -> Path | None:
-        """Stop managing a client's file, so that another host can; return its path."""
-        return self._current.pop(client, None)
+    def _copy_from_wasteful(self) -> None:
+        """Copy states from segments with few newest ones, which can then be deleted."""
+        while True:
+            used = [path for path in self._sizes if self._live[path]]
+            waste = {path: self._sizes[path] - self._live[path] for path in used}
+            if sum(waste.values()) <= MAX_WASTE * self._live.total():
+                return
+            path = max(used, key=lambda path: waste[path] / self._sizes[path])
+            with _as_run_error(path):
+                states = read_index(path, run=self.run, round=_round_of(path))
+            for client, span in states.items():
+                if self._index.get(client) == span:
+                    self._append(span.round, client, read_span(span))
 
-    def adopt(self, client: int, path: Path) -> None:
-        """Manage a client's file that another host has given up."""
-        self._current[client] = path
+    def delete_superseded(self) -> None:
+        """Delete the segments that the last seal superseded; call this after its commit."""
+        for path in self._superseded:
+            path.unlink(missing_ok=True)
+            del self._sizes[path], self._live[path]
+        self._superseded = []
+
+    def forget(self, client: int) -> Span | None:
+        """Stop managing a client's state, so that another process can; return its position."""
+        span = self._drop(client)
+        if span is not None and self._new is not None:
+            self._new.flush()
+        return span
+
+    def adopt(self, client: int, span: Span) -> None:
+        """Manage a client's state that another process has given up: copy it."""
+        with _as_run_error(span.path):
+            content = read_span(span)
+        self.put(span.round, client, content)
+
+    def delete_unused(self) -> None:
+        """Delete the segments without a current state."""
+        self._superseded = [path for path in self._sizes if not self._live[path]]
+        self.delete_superseded()
+
+    def erase(self, client: int, round: int) -> None:
+        """Delete all states of a client after the committed `round`, also superseded ones."""
+        self._drop(client)
+        for each, span in list(self._index.items()):
+            self._append(span.round, each, self._bytes(span))
+        self.seal(round)
+        self.delete_superseded()
+
+
+def _segments(folder: Path) -> list[tuple[int, Path]]:
+    """Return the number and path of each segment in a folder, in the order of their numbers."""
+    matches = [(_SEGMENT.fullmatch(path.name), path) for path in folder.iterdir()]
+    return sorted((int(match[1]), path) for match, path in matches if match is not None)
 
 
 def _round_of(path: Path) -> int:
-    match = _CLIENT_FILE.fullmatch(path.name)
+    match = _SEGMENT.fullmatch(path.name)
     assert match is not None
     return int(match[2])
 
 
-def discard_leftovers(folder: Path, round: int) -> None:
-    """Delete the client states of rounds after `round`, and those that are superseded."""
-    _discard_all_but(folder, {path for _, _, path in newest_states(folder, round)})
+def discard_leftovers(folder: Path, round: int, run: str) -> None:
+    """Delete segments of rounds after `round`, those without current states, and unfinished files."""
+    for _, path in _segments(folder):
+        if _round_of(path) > round:
+            path.unlink(missing_ok=True)
+    _discard_parts(folder)
+    ClientFiles(folder, round, run).delete_unused()
 
 
 def keep_rounds(folder: Path, rounds: set[int]) -> None:
-    """Delete all client states except those written in `rounds`."""
-    states = [path for path in folder.iterdir() if _CLIENT_FILE.fullmatch(path.name)]
-    _discard_all_but(folder, {path for path in states if _round_of(path) in rounds})
-
-
-def _discard_all_but(folder: Path, keep: set[Path]) -> None:
-    for path in folder.iterdir():
-        is_state = _CLIENT_FILE.fullmatch(path.name) or path.suffix == ".part"
-        if is_state and path not in keep:
+    """Delete all segments except the last one of each round in `rounds`."""
+    last = {_round_of(path): path for _, path in _segments(folder)}
+    for _, path in _segments(folder):
+        if _round_of(path) not in rounds or path != last[_round_of(path)]:
             path.unlink(missing_ok=True)
+    _discard_parts(folder)
 
 
-def newest_states(folder: Path, up_to: int) -> list[tuple[int, int, Path]]:
-    """Return (client, round, file) of each client's newest state of a round up to `up_to`."""
-    newest: dict[int, tuple[int, Path]] = {}
+def _discard_parts(folder: Path) -> None:
     for path in folder.iterdir():
-        match = _CLIENT_FILE.fullmatch(path.name)
-        if match is None:
-            continue
-        client, round = int(match[1]), int(match[2])
-        if round <= up_to and round > newest.get(client, (-1, path))[0]:
-            newest[client] = (round, path)
-    return [(client, round, path) for client, (round, path) in newest.items()]
+        if path.suffix == ".part":
+            path.unlink(missing_ok=True)

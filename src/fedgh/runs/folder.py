@@ -234,7 +234,7 @@ class RunFolder:
     def rewind(self) -> tuple[int, Payload]:
         """Delete all data after the last committed round; return its number and server state."""
         round, state = self.committed()
-        discard_leftovers(self.checkpoint, round)
+        discard_leftovers(self.checkpoint, round, self.run_id)
         discard_parts(self.path, LOCKED)
         self._history.cut(round)
         for later, file in self._mean_files().items():
@@ -251,7 +251,7 @@ class RunFolder:
     @explaining()
     def discard_leftovers(self) -> None:
         """Delete client states that the last committed round does not need."""
-        discard_leftovers(self.checkpoint, self.committed()[0])
+        discard_leftovers(self.checkpoint, self.committed()[0], self.run_id)
 
     @explaining()
     def keep_means(self, round: int, means: Payload) -> None:

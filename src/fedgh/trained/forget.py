@@ -6,7 +6,7 @@ the run (rounds.jsonl, clients.json, summary.json) are not changed.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -77,8 +77,7 @@ def forget(
         for number, means in folder.means().items():
             others_rows = means["clients"] != client
             folder.keep_means(number, {name: rows[others_rows] for name, rows in means.items()})
-        for file in folder.checkpoint.glob(f"client-{client:06}.round-*.safetensors"):
-            file.unlink()
+        folder.client_files(round).erase(client, round)
         # Twice, because the answers of the others to the new header are part of the next download.
         for _ in range(2 if checkpoint else 0):
             assert checkpoint is not None
@@ -89,6 +88,7 @@ def forget(
             )
             server = method.server_update(server, uploads)
         folder.commit(round, {**state, **prefixed("server.", server)})
+        folder.discard_leftovers()
     return ForgetResult(client, len(others), elsewhere)
 
 
@@ -102,8 +102,9 @@ def _refresh(
 ) -> Iterator[Upload]:
     """Apply the server's download to clients in this folder; yield their uploads."""
     method, files = checkpoint.blueprint.method, folder.client_files(checkpoint.round)
+    current = replace(checkpoint, files=files)
     for number in others:
-        client = checkpoint.client(number)
+        client = current.client(number)
         client.round = checkpoint.round
         to = Recipient(number, last_round=files.round(number))
         down = wire.to_bytes(method.broadcast(server, to))

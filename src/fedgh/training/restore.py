@@ -47,7 +47,7 @@ class Checkpoint:
     blueprint: Blueprint
     round: int
     took_part: list[int]  # clients with a trained model
-    _files: ClientFiles
+    files: ClientFiles
 
     @property
     def data(self) -> bool:
@@ -61,7 +61,7 @@ class Checkpoint:
         """
         try:
             client = self.blueprint.make(number)
-            saved = self._files.load(number, MAX_EXTRA_BYTES + 4 * client.nbytes)
+            saved = self.files.load(number, MAX_EXTRA_BYTES + 4 * client.nbytes)
             assert saved is not None, "the file was checked before"
             client.load(saved)
         except FedghError:
