@@ -17,7 +17,8 @@ from fedgh.report.write import write_report
 from fedgh.runs.folder import RunFolder
 from tests.support.participants import CLASSES, net, pictures, points, three
 from tests.support.public import Chorus, Labelled
-from tests.support.tiny import numbers, states
+from tests.support.states import states
+from tests.support.tiny import numbers
 
 
 def same_results(a: RunFolder, b: RunFolder) -> bool:

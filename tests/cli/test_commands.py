@@ -16,7 +16,8 @@ from fedgh.data.sources import Source
 from fedgh.runs.folder import RunFolder
 from fedgh.training import experiment, loop
 from tests.support.commands import PATIENCE, ROOT, SET, fedgh, inside
-from tests.support.tiny import numbers, quick, states
+from tests.support.states import states
+from tests.support.tiny import numbers, quick
 
 
 def test_run_ends_with_a_table_and_a_complete_run_folder(tmp_path: Path) -> None:

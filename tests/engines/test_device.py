@@ -26,7 +26,8 @@ from fedgh.errors import ConfigError
 from fedgh.methods import METHODS
 from fedgh.runs.checkpoint import ClientFiles
 from fedgh.training import loop
-from tests.support.tiny import quick, states, tiny_shared
+from tests.support.states import states
+from tests.support.tiny import quick, tiny_shared
 
 pytestmark = pytest.mark.filterwarnings("ignore:for .* copying from a non-meta parameter")
 

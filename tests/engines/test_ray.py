@@ -14,7 +14,8 @@ from fedgh.training import loop
 from fedgh.training.callbacks import Callback
 from tests.support.public import CHORUS
 from tests.support.runs import EVERYTHING, interrupted
-from tests.support.tiny import numbers, quick, states
+from tests.support.states import states
+from tests.support.tiny import numbers, quick
 
 ray = pytest.importorskip("ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")

@@ -9,25 +9,33 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from tests.support.tiny import tensors
+from tests.support.states import client_states, tensors
 
+UNLIKE = ("flower.json", "turn.json", "name.txt")
 MAY_DIFFER = {"run", "seconds", "finished", "wire_bytes", "wire_bytes_total"}
 OWN = re.compile(r"experiments/[0-9a-f]{32}")  # folder of a run in a client's states
-STATE = re.compile(r"(client-\d+)\.round-\d+\.safetensors")
+ROUND = re.compile(r"\.round-\d+")
 
 
 def end(workdir: Path) -> dict[str, Any]:
-    """Return the content of every file; of a client's states only the last one."""
+    """Return the content of every file, and the last state of every client."""
     contents: dict[str, Any] = {}
     for path in sorted(workdir.rglob("*")):
         name = OWN.sub("experiments/run", str(path.relative_to(workdir)))
-        if path.is_dir() or path.name in ("flower.json", "turn.json", "name.txt"):
-            continue
-        if name.startswith("states/"):
-            name = STATE.sub(r"\1", name)
-        contents[name] = _content(path)
+        if path.is_dir():
+            contents |= {f"{name}/{client}": state for client, state in _states(path).items()}
+        elif path.suffix != ".states" and path.name not in UNLIKE:
+            contents[name] = _content(path)
     answers = workdir.with_suffix(".answers")
     return {**contents, "answers": answers.read_text() if answers.exists() else None}
+
+
+def _states(folder: Path) -> dict[str, bytes]:
+    """Return the newest states in a folder; names have their round only in a run folder."""
+    states = client_states(folder)
+    if folder.name == "checkpoint":
+        return states
+    return {ROUND.sub("", name): state for name, state in states.items()}
 
 
 def _content(path: Path) -> Any:

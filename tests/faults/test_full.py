@@ -86,7 +86,7 @@ def interrupted_run(case_of: Callable[[str], Case], new_workdir: NewWorkdir) -> 
         ("run/checkpoint", 0o000, False),
         ("run/checkpoint/server.safetensors", 0o000, False),
         ("run/checkpoint/server.safetensors", 0o444, True),
-        ("run/checkpoint/client-000000.round-000001.safetensors", 0o000, False),
+        ("run/checkpoint/clients-000001.round-000001.states", 0o000, False),
         ("run/rounds.jsonl", 0o000, False),
         ("run/rounds.jsonl", 0o444, True),
         ("run/config.toml", 0o000, False),

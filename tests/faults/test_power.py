@@ -48,7 +48,7 @@ def test_all_files_of_a_commit_are_synced_before_it(case: Case) -> None:
             volatile_names = [name for change in disk.volatile_changes(folder) for name in change]
             assert volatile_names == [operation.path], "only its own temporary name"
             assert commits == 1 or disk.is_durable("run/rounds.jsonl")
-        if operation.kind == "unlink" and operation.path.endswith(".safetensors"):
+        if operation.kind == "unlink" and operation.path.endswith((".safetensors", ".states")):
             folder = operation.path.rpartition("/")[0]
             for change in disk.volatile_changes(folder):
                 assert not any(name.endswith("server.safetensors") for name in change)

@@ -10,11 +10,10 @@ from fedgh.flower import client
 from fedgh.flower.grid import LocalGrid, Node
 from fedgh.flower.keys import read_public_key, write_key_pair
 from fedgh.flower.server import serve
-from fedgh.runs.checkpoint import newest_states
 from fedgh.runs.folder import RunFolder
 from fedgh.training.experiment import Experiment
 from tests.support.families import FAMILIES
-from tests.support.tiny import tensors
+from tests.support.states import client_states
 
 FIRST_NODE = 1000
 NETWORKS = ",".join(
@@ -90,7 +89,6 @@ class LocalFederation:
         return result
 
     def states(self) -> dict[str, bytes]:
-        """Return the last state of every client as bytes, by file name."""
+        """Return the last state of every client as bytes."""
         homes = (self.path / "states").glob("experiments/*/client-*")
-        newest = [item for home in homes for item in newest_states(home, 2**62)]
-        return {path.name: tensors(path) for _, _, path in newest}
+        return {name: state for home in homes for name, state in client_states(home).items()}

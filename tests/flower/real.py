@@ -11,7 +11,8 @@ from fedgh.flower.session import Session
 from fedgh.runs.folder import RunFolder
 from fedgh.training.experiment import Experiment
 from tests.flower.local import NETWORKS
-from tests.support.tiny import quick, states, tensors
+from tests.support.states import client_states, states
+from tests.support.tiny import quick
 
 TWO = ["federation.clients=2", "data.classes_per_client=5", "federation.participation=1"]
 """Settings for two clients that together have all classes."""
@@ -36,8 +37,8 @@ def last_states(folder: FederationFolder, run: RunFolder) -> dict[str, bytes]:
     result = {"server.safetensors": states(run)["server.safetensors"]}
     for own in folder.participants.iterdir():
         states_folder = folder_of(own / "states", session.experiment, int(own.name))
-        for newest in sorted(states_folder.glob("*.safetensors"))[-1:]:
-            result[newest.name] = tensors(newest)
+        if states_folder.exists():
+            result |= client_states(states_folder)
     return result
 
 

@@ -17,7 +17,8 @@ from tests.flower.local import LocalFederation
 from tests.flower.real import TWO, federation, last_states, running_processes_of, two
 from tests.support.families import FAMILIES
 from tests.support.runs import EVERYTHING
-from tests.support.tiny import numbers, quick, states
+from tests.support.states import states
+from tests.support.tiny import numbers, quick
 
 pytestmark = [pytest.mark.xdist_group("deployment"), pytest.mark.timeout(600)]
 

@@ -18,7 +18,8 @@ from fedgh.runs.folder import RunFolder
 from fedgh.training import loop
 from tests.flower.absent import with_absent
 from tests.flower.real import federation, running_processes_of, two, wait_until
-from tests.support.tiny import numbers, states, tensors
+from tests.support.states import client_states, states
+from tests.support.tiny import numbers
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -52,8 +53,8 @@ def newest_states(folder: FederationFolder) -> dict[str, bytes]:
     run = RunFolder(folder.path / "run")
     result = {"server.safetensors": states(run)["server.safetensors"]}
     for own in folder.participants.iterdir():
-        newest = max((own / "states").glob("experiments/*/*/*.safetensors"))
-        result[newest.name] = tensors(newest)
+        (home,) = (own / "states").glob("experiments/*/client-*")
+        result |= client_states(home)
     return result
 
 

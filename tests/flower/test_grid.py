@@ -27,7 +27,8 @@ from tests.flower.absent import with_absent
 from tests.flower.local import FIRST_NODE, NETWORKS, LocalFederation
 from tests.support.families import FAMILIES
 from tests.support.runs import EVERYTHING, interrupted
-from tests.support.tiny import numbers, quick, states, tiny_shared
+from tests.support.states import states
+from tests.support.tiny import numbers, quick, tiny_shared
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -253,9 +254,9 @@ def test_a_client_ignores_paths_in_the_servers_settings(federation: LocalFederat
 def test_a_client_stores_only_states_that_may_be_requested_again(
     federation: LocalFederation,
 ) -> None:
-    assert [path.name for path in sorted(federation.client_folder(0).glob("*.safetensors"))] == [
-        "client-000000.round-000002.safetensors",
-        "client-000000.round-000003.safetensors",
+    assert [path.name for path in sorted(federation.client_folder(0).glob("clients-*"))] == [
+        "clients-000002.round-000002.states",
+        "clients-000003.round-000003.states",
     ]
 
 

@@ -24,7 +24,8 @@ from fedgh.training import loop
 from tests.flower.absent import with_replies
 from tests.flower.hostile.questions import PRIVATE, HostileRequest, hostile_requests
 from tests.flower.real import federation, last_states, running_processes_of, two, wait_until
-from tests.support.tiny import numbers, states
+from tests.support.states import states
+from tests.support.tiny import numbers
 
 HOSTILE = Path(__file__).parent / "hostile"
 

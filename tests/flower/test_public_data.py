@@ -14,7 +14,8 @@ from fedgh.flower import ClientSpec, NodeConfig, client_app
 from fedgh.training import loop
 from tests.flower.local import NETWORKS, LocalFederation
 from tests.support.public import CHORUS, DISTANT
-from tests.support.tiny import numbers, quick, states
+from tests.support.states import states
+from tests.support.tiny import numbers, quick
 
 pytestmark = pytest.mark.usefixtures("impatient")
 

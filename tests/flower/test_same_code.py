@@ -10,7 +10,8 @@ from fedgh.flower import NodeConfig, client_app
 from fedgh.training import experiment
 from tests.flower.local import LocalFederation
 from tests.support.participants import CLASSES, net, three
-from tests.support.tiny import numbers, states
+from tests.support.states import client_states
+from tests.support.tiny import numbers
 
 
 def participants() -> list[ClientSpec]:
@@ -42,8 +43,4 @@ def test_one_program_and_flower_give_the_same_bits(method: str, tmp_path: Path) 
         r["accuracy_per_client"] for r in records
     ]
     assert [r["bytes_total"] for r in expected] == [r["bytes_total"] for r in records]
-    client_states = {
-        name: state for name, state in states(trained.folder).items() if "client" in name
-    }
-    assert client_states.keys() == federation.states().keys()
-    assert client_states == federation.states()
+    assert client_states(trained.folder.checkpoint) == federation.states()

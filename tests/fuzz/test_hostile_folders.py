@@ -37,7 +37,7 @@ NAMES = [
     *("config.toml", "data.json", "clients.json", "rounds.jsonl", "summary.json", ".lock"),
     *("confusion.json", "audit.json", "flower.json", "asked.json", "report.html"),
     *("checkpoint", "means", "export", "checkpoint/server.safetensors"),
-    "checkpoint/client-000000.round-000001.safetensors",
+    "checkpoint/clients-000001.round-000001.states",
 ]
 KINDS = ["device", "pipe", "link", "loop", "folder", "sparse", "nothing"]
 SETTINGS = [

@@ -12,7 +12,8 @@ from fedgh.methods.api import Client, Payload
 from fedgh.methods.fedgh import FedGH
 from fedgh.methods.fedproto import FedProto
 from fedgh.training import loop
-from tests.support.tiny import quick, states
+from tests.support.states import states
+from tests.support.tiny import quick
 
 HERE = "tests.methods.test_declared"
 PRIVATE = ["privacy.protects=sample", "privacy.epsilon=8"]

@@ -22,7 +22,8 @@ from fedgh.training.callbacks import Callback
 from fedgh.training.experiment import Experiment
 from tests.support.rounds import recipient, shapes_of, uploads_of
 from tests.support.runs import interrupted
-from tests.support.tiny import numbers, quick, states
+from tests.support.states import states
+from tests.support.tiny import numbers, quick
 
 WORDS = ["method.name=fedgh_plus", "method.feature_dim=32", "federation.rounds=4"]
 

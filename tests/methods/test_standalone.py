@@ -10,7 +10,8 @@ from fedgh.errors import RunError
 from fedgh.methods.standalone import Standalone
 from fedgh.trained.clients import TrainedFederation
 from fedgh.training import loop
-from tests.support.tiny import a_client, numbers, quick, states
+from tests.support.states import states
+from tests.support.tiny import a_client, numbers, quick
 
 
 def test_messages_are_empty() -> None:

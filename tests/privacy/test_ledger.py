@@ -20,7 +20,8 @@ from fedgh.runs.folder import RunFolder
 from fedgh.training import experiment, loop
 from fedgh.training.experiment import Experiment
 from tests.flower.local import FIRST_NODE, LocalFederation
-from tests.support.tiny import numbers, quick, states
+from tests.support.states import states
+from tests.support.tiny import numbers, quick
 
 PRIVATE = ["privacy.protects=sample", "privacy.epsilon=4"]
 

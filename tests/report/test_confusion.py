@@ -99,7 +99,7 @@ def test_the_error_gives_the_reason_why_confusion_cannot_be_measured(
     elif damage == "checkpoint":
         shutil.rmtree(run.checkpoint)
     elif damage == "client":
-        next(run.checkpoint.glob("client-000000*")).unlink()
+        next(run.checkpoint.glob("clients-*")).unlink()
     elif damage == "data.json":
         file = run.path / damage
         file.write_text(file.read_text().replace(run.identity().fingerprint, "0"))

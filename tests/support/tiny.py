@@ -8,13 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from fedgh import config
-from fedgh.core import wire
 from fedgh.core.records import ClientInfo, Identity
 from fedgh.core.types import Client, ClientData, Examples, LocalTraining, Payload, SplitModel, Task
 from fedgh.methods import METHODS
 from fedgh.models.width import FULL, units
 from fedgh.runs.folder import RunFolder
-from fedgh.runs.sealed import unpack
 from fedgh.training import experiment
 from fedgh.training.experiment import Experiment
 from tests.support.families import PUBLIC
@@ -164,13 +162,3 @@ def numbers(run: RunFolder) -> list[dict[str, Any]]:
         {k: v for k, v in record.model_dump().items() if k not in ("seconds", "wire_bytes")}
         for record in run.records()
     ]
-
-
-def states(run: RunFolder) -> dict[str, bytes]:
-    """Return the bytes of every state of a run."""
-    return {path.name: tensors(path) for path in Path(run.checkpoint).iterdir()}
-
-
-def tensors(path: Path) -> bytes:
-    """Return the tensors of a state file without its metadata."""
-    return wire.to_bytes(unpack(path.read_bytes())[1])

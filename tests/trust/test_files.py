@@ -93,7 +93,7 @@ def test_files_are_opened_only_in_fedgh_files() -> None:
 
 FILES = {
     r"config\.toml|data\.json|clients\.json|rounds\.jsonl|summary\.json": "of every run",
-    r"checkpoint/server\.safetensors|checkpoint/client-\d{6}\.round-\d{6}\.safetensors": "states",
+    r"checkpoint/server\.safetensors|checkpoint/clients-\d{6}\.round-\d{6}\.states": "states",
     r"means/\d{6}\.safetensors": "class means",
     r"asked\.json|flower\.json": "of a federation between machines",
     r"confusion\.json|audit\.json": "measured afterwards",
@@ -161,7 +161,7 @@ TRAPS: list[Callable[[Path, Path], None]] = [
 TRAPPED_FILES = [
     *("config.toml", "data.json", "clients.json", "rounds.jsonl", "summary.json"),
     *("confusion.json", "audit.json", "flower.json", "asked.json", ".lock", "report.html"),
-    *("checkpoint/server.safetensors", "checkpoint/client-000000.round-000001.safetensors"),
+    *("checkpoint/server.safetensors", "checkpoint/clients-000001.round-000001.states"),
     *("means/000001.safetensors", "export/client-0.safetensors", "checkpoint", "means", "export"),
 ]
 
@@ -170,7 +170,8 @@ def test_every_file_of_a_run_is_replaced_by_a_trap(remote_folder: RemoteFolder) 
     existing = {name for name in TRAPPED_FILES if (remote_folder.run / name).exists()} | {
         "flower.json"
     }
-    names = {re.sub(r"client-\d{6}", "client-000000", name) for name in files_of(remote_folder.run)}
+    first = re.compile(r"clients-\d{6}.round-\d{6}")
+    names = {first.sub("clients-000001.round-000001", name) for name in files_of(remote_folder.run)}
     assert names <= existing
     assert existing == set(TRAPPED_FILES)
 

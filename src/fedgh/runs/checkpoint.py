@@ -87,7 +87,7 @@ class ClientFiles:
         self.folder = folder
         self.run = run  # identity of the run
         self._index: Index = {}  # the newest state of each client
-        self._sizes: dict[Path, int] = {}  # of the segments
+        self._sizes: dict[Path, int] = {}  # bytes of all states in each segment
         self._live: Counter[Path] = Counter()  # bytes of the newest states in each file
         self._new: PartFile | None = None  # the file that is being written
         self._written: set[int] = set()  # clients whose newest state is in the new file
@@ -97,8 +97,8 @@ class ClientFiles:
             self._number = number + 1
             if _round_of(path) <= round:
                 with _as_run_error(path):
-                    self._sizes[path] = path.stat().st_size
                     states = read_index(path, run=run, round=_round_of(path))
+                self._sizes[path] = max((span.end for span in states.values()), default=0)
                 for client, span in states.items():
                     self._place(client, span)
 
@@ -234,10 +234,10 @@ class ClientFiles:
         assert self._new is not None
         name = f"clients-{self._number:06}.round-{round:06}.states"
         written = {client: self._index[client] for client in sorted(self._written)}
+        path, size = self.folder / name, self._new.size
         index = publish(self._new, name, written, run=self.run, round=round)
         sync_folder(self.folder)
-        path = self.folder / name
-        self._sizes[path] = self._new.size
+        self._sizes[path] = size
         self._live[path] = self._live.pop(self._new.path)
         self._index |= index
         self._new, self._number = None, self._number + self._step
@@ -304,7 +304,7 @@ def _round_of(path: Path) -> int:
 
 
 def discard_leftovers(folder: Path, round: int, run: str) -> None:
-    """Delete segments of rounds after `round`, those without current states, and unfinished files."""
+    """Delete unfinished files, and segments of rounds after `round` or without a current state."""
     for _, path in _segments(folder):
         if _round_of(path) > round:
             path.unlink(missing_ok=True)
