@@ -135,7 +135,7 @@ def test_states_of_stored_answers_are_kept_so_that_training_can_continue(
         ask(round)
     assert [ask(round, start=2).error for round in (1, 2)] == [None, None]
     assert ask(3, start=2, down=OTHER).error is None
-    assert ClientFiles(client.folder_of(tmp_path, "e", 0), 9).round(0) == 3
+    assert ClientFiles(client.folder_of(tmp_path, "e", 0), 9, "e").round(0) == 3
 
 
 def test_answers_of_settled_rounds_are_deleted_and_never_earlier(ask: Ask, tmp_path: Path) -> None:

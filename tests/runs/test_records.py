@@ -20,6 +20,7 @@ from fedgh.core.records import (
 )
 from fedgh.errors import RunError
 from fedgh.report.write import write_report
+from fedgh.runs.checkpoint import ClientFiles
 from fedgh.runs.folder import RunFolder
 from fedgh.runs.history import History
 from fedgh.runs.read import name_runs
@@ -28,6 +29,7 @@ from fedgh.trained.clients import TrainedFederation
 from fedgh.training import experiment, loop
 from fedgh.training.callbacks import Callback
 from tests.support.runs import interrupted
+from tests.support.states import states
 from tests.support.tiny import quick
 
 ROOT = Path(__file__).parent.parent.parent
@@ -42,7 +44,7 @@ def label_run(path: Path) -> object:
     return name_runs([path])
 
 
-@pytest.mark.parametrize("version", [None, 0, 3, True, "1"])
+@pytest.mark.parametrize("version", [None, 0, 4, True, "1"])
 def test_an_unknown_format_version_is_refused(tmp_path: Path, version: object) -> None:
     run = loop.run(quick("federation.rounds=1"), tmp_path / "run")
     file = run.path / "data.json"
@@ -54,7 +56,7 @@ def test_an_unknown_format_version_is_refused(tmp_path: Path, version: object) -
     file.write_text(json.dumps(identity))
     for use in (loop.resume, RunFolder.open, TrainedFederation.load, label_run):
         with pytest.raises(
-            RunError, match=r"data\.json has format version .*; this fedgh reads 1 and 2"
+            RunError, match=r"data\.json has format version .*; this fedgh reads 1 and 2 and 3"
         ):
             use(run.path)
 
@@ -66,12 +68,15 @@ def test_a_run_of_format_version_1_is_read_and_resumed_to_the_same_result(tmp_pa
     old = RunFolder.open(tmp_path / "old")
     before = old.records()
     _write_as_version_1(old.path)
+    assert not list(old.checkpoint.glob("*.states"))
     assert old.records() == before
     assert old.clients() == expected.clients()
     resumed = loop.resume(old.path)
     assert [r.scores for r in resumed.records()] == [r.scores for r in expected.records()]
     assert resumed.identity().format_version == FORMAT_VERSION
     assert resumed.summary().final == expected.summary().final
+    assert states(resumed) == states(expected)
+    assert not list(old.checkpoint.glob("client-*"))
 
 
 def _write_as_version_1(path: Path) -> None:
@@ -92,6 +97,12 @@ def _write_as_version_1(path: Path) -> None:
         state[old] = state.pop(new)
     digest = History(path / "rounds.jsonl").digest()
     server.write_bytes(pack(state, **{**metadata, "history": digest}))
+    files = ClientFiles(server.parent, metadata["round"], metadata["run"])
+    for client in files.clients:
+        name = f"client-{client:06}.round-{files.round(client):06}.safetensors"
+        (server.parent / name).write_bytes(files.read(client) or b"")
+    for segment in server.parent.glob("*.states"):
+        segment.unlink()
 
 
 def test_every_key_of_a_record_is_documented(run: RunFolder) -> None:

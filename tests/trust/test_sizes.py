@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from fedgh.runs.folder import RunFolder
+from fedgh.runs.sealed import pack
 from tests.support.commands import inside
 from tests.support.hostile import cheap
 from tests.trust.commands import READERS, SMALL, RemoteFolder, make
@@ -92,15 +95,15 @@ def test_a_very_large_sparse_state_file_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     copy = remote_folder.copy(tmp_path / "remote_folder")
-    (state,) = (copy.run / "checkpoint").glob("client-000000.*")
-    content = state.read_bytes()
-    length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])
-    header["more"] = {"dtype": "U8", "shape": [2**33], "data_offsets": [0, 2**33]}
-    text = json.dumps(header).encode()
-    with state.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + 2**33)
+    (segment,) = (copy.run / "checkpoint").glob("clients-*")
+    index = pack(
+        {"states": torch.tensor([[k, 1, 0, 2**33] for k in range(20)])},
+        run=RunFolder(copy.run).run_id,
+        round=1,
+    )
+    with segment.open("wb") as file:
+        file.seek(2**33)
+        file.write(index + len(index).to_bytes(8, "little"))
     with cheap():
         assert READERS["predict"](copy, monkeypatch) == 1
     assert "it has more than" in capsys.readouterr().err

@@ -24,11 +24,11 @@ from fedgh.core.metrics import METRICS, SPREADS
 from fedgh.errors import RunError, printable
 from fedgh.renames import with_current_names
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Version of the run-folder format that fedgh writes."""
 
-READABLE_VERSIONS = (1, FORMAT_VERSION)
-"""Versions of the format that fedgh reads: version 1 has other names for some keys."""
+READABLE_VERSIONS = (1, 2, FORMAT_VERSION)
+"""Versions of the format that fedgh reads: 1 has other names of keys, 2 other files of states."""
 
 T = TypeVar("T")
 Count = Annotated[int, Field(ge=0, lt=2**63)]

@@ -23,6 +23,7 @@ except ImportError:
 
 from fedgh.flower.bound import NodeConfig
 from fedgh.flower.participant import client_app
+from fedgh.flower.states import last_state
 from fedgh.training.client_spec import ClientSpec
 
-__all__ = ["ClientSpec", "NodeConfig", "client_app"]
+__all__ = ["ClientSpec", "NodeConfig", "client_app", "last_state"]

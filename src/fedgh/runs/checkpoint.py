@@ -29,6 +29,8 @@ MAX_WASTE = 0.5
 """Largest size of superseded states in segments, relative to the size of all current states."""
 
 _SEGMENT = re.compile(r"clients-(\d+)\.round-(\d+)\.states")
+_SINGLE = re.compile(r"client-(\d+)\.round-(\d+)\.safetensors")
+"""Names of files with the state of one client, as run folders of format version 2 have them."""
 
 
 @contextmanager
@@ -97,7 +99,7 @@ class ClientFiles:
             self._number = number + 1
             if _round_of(path) <= round:
                 with _as_run_error(path):
-                    states = read_index(path, run=run, round=_round_of(path))
+                    states = self._states_in(path)
                 self._sizes[path] = max((span.end for span in states.values()), default=0)
                 for client, span in states.items():
                     self._place(client, span)
@@ -114,6 +116,12 @@ class ClientFiles:
             part._written, part._superseded = set(), []
             part._number, part._step = self._number + number, count
         return parts
+
+    def _states_in(self, path: Path) -> Index:
+        single = _SINGLE.fullmatch(path.name)
+        if single is None:
+            return read_index(path, run=self.run, round=_round_of(path))
+        return {int(single[1]): Span(path, _round_of(path), 0, path.stat().st_size)}
 
     @property
     def clients(self) -> list[int]:
@@ -252,7 +260,7 @@ class ClientFiles:
                 return
             path = max(used, key=lambda path: waste[path] / self._sizes[path])
             with _as_run_error(path):
-                states = read_index(path, run=self.run, round=_round_of(path))
+                states = self._states_in(path)
             for client, span in states.items():
                 if self._index.get(client) == span:
                     self._append(span.round, client, read_span(span))
@@ -292,13 +300,18 @@ class ClientFiles:
 
 
 def _segments(folder: Path) -> list[tuple[int, Path]]:
-    """Return the number and path of each segment in a folder, in the order of their numbers."""
-    matches = [(_SEGMENT.fullmatch(path.name), path) for path in folder.iterdir()]
-    return sorted((int(match[1]), path) for match, path in matches if match is not None)
+    """Return the number and path of each segment in a folder, in the order of their numbers.
+
+    Files with a single state have the number 0 and are in the order of their rounds.
+    """
+    paths = list(folder.iterdir())
+    numbered = sorted((int(m[1]), path) for path in paths if (m := _SEGMENT.fullmatch(path.name)))
+    single = sorted(filter(lambda path: _SINGLE.fullmatch(path.name), paths), key=_round_of)
+    return [*((0, path) for path in single), *numbered]
 
 
 def _round_of(path: Path) -> int:
-    match = _SEGMENT.fullmatch(path.name)
+    match = _SEGMENT.fullmatch(path.name) or _SINGLE.fullmatch(path.name)
     assert match is not None
     return int(match[2])
 
