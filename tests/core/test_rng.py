@@ -36,6 +36,14 @@ def test_isolated_draws_are_reproducible_and_restore_the_global_generator() -> N
         assert nn.Linear(3, 3).weight.equal(first)
 
 
+def test_isolated_draws_are_those_of_manual_seed() -> None:
+    torch.manual_seed(seed_of(3, "model", 2, 1))
+    expected = torch.rand(5), torch.randn(3)
+    with isolated(3, "model", 2, 1):
+        assert torch.rand(5).equal(expected[0])
+        assert torch.randn(3).equal(expected[1])
+
+
 def test_preparing_an_experiment_does_not_change_the_global_generator() -> None:
     """A participant may prepare an experiment while a server in the same process trains."""
     for method in ("fedgh", "fml", "fedkd", "fedtgp", "fedgen", *FAMILIES):

@@ -8,6 +8,7 @@ change a single bit.
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import numpy as np
 import torch
@@ -36,6 +37,25 @@ def isolated(seed: int, name: str, client: int = 0, round: int = 0) -> Iterator[
     Layers draw their initial weights, and dropout its masks, from the global generator. Inside the
     block these draws are reproducible too.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of(seed, name, client, round))
+    before = torch.get_rng_state()
+    _seed_all(seed_of(seed, name, client, round))
+    try:
         yield
+    finally:
+        torch.set_rng_state(before)
+
+
+@cache
+def _has_accelerator() -> bool:
+    return torch.accelerator.is_available()
+
+
+def _seed_all(number: int) -> None:
+    """Seed the global generators; that of the CPU gets the same state as from `torch.manual_seed`.
+
+    Where there is only a CPU, `torch.manual_seed` would spend most of its time on other devices.
+    """
+    if _has_accelerator():
+        torch.manual_seed(number)
+    else:
+        torch.default_generator.manual_seed(number)

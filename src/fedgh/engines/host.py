@@ -172,10 +172,6 @@ class ClientHost:
     def run(self, job: Job) -> Reply:
         """Run a client's job, then move the least recently used clients to files if necessary."""
         reply = self._run(job)
-        client = self.clients.get(job.client_id)
-        if client is not None:
-            self._used += client.nbytes - self._sizes.get(client.id, 0)
-            self._sizes[client.id] = client.nbytes
         while self._used > self.memory:
             self._evict(next(iter(self.clients)), job.round)
         return reply
@@ -288,7 +284,13 @@ class ClientHost:
         client.memory.update(moved(prefixed(RELEASE, self._released), client.device))
         if keep:
             self.clients[client_id] = client
+            self._count_bytes(client_id, client.live_state())
         return client
+
+    def _count_bytes(self, client_id: int, state: Payload) -> None:
+        size = sum(tensor.nbytes for tensor in state.values())
+        self._used += size - self._sizes.get(client_id, 0)
+        self._sizes[client_id] = size
 
     def _train(self, client: Client, down: bytes, before: Payload) -> bytes:
         """Run the method's client update, and return the upload as bytes."""
@@ -301,7 +303,9 @@ class ClientHost:
         _check_declared(method, up_specs, upload)
         if blueprint.privacy is not None:
             method.up.check_private(client, upload)
-        _check_state(client, before)
+        state = client.live_state()
+        _check_state(state, before)
+        self._count_bytes(client.id, state)
         up = wire.to_bytes(blueprint.attack.poison(client, upload))
         self._changed.add(client.id)
         return up
@@ -334,9 +338,8 @@ def _check_declared(method: Method, specs: list[wire.Spec], upload: Payload) -> 
         ) from None
 
 
-def _check_state(client: Client, before: Payload) -> None:
+def _check_state(state: Payload, before: Payload) -> None:
     """Raise an error if an update replaced the client's networks or made its state not finite."""
-    state = client.live_state()
     networks = [{n for n in each if not n.startswith("memory.")} for each in (before, state)]
     if networks[0] != networks[1]:
         raise MethodError(
