@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from fedgh.engines.workers import available_cores, become_worker, no_interrupts, worker_context
+from fedgh.engines.forkserver import no_interrupts
+from fedgh.engines.workers import available_cores, become_worker, worker_context
 
 T = TypeVar("T")
 

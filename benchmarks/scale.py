@@ -19,7 +19,7 @@ from benchmarks.rounds import Stopwatch
 from fedgh import config
 from fedgh.core.rng import stream
 from fedgh.data.sources import Source
-from fedgh.engines.workers import no_interrupts
+from fedgh.engines.forkserver import no_interrupts
 from fedgh.errors import RunError
 from fedgh.training import loop
 from fedgh.training.experiment import prepare

@@ -77,7 +77,7 @@ class PartFile:
         with naming(self._named):
             self._file = open(self.path, "xb", opener=_opener(os.O_NOFOLLOW, mode))  # noqa: SIM115
 
-    def write(self, content: bytes) -> None:
+    def write(self, content: bytes | memoryview) -> None:
         """Add bytes to the end."""
         with naming(self._named):
             self._file.write(content)

@@ -22,7 +22,7 @@ from fedgh.core.types import Task, part
 from fedgh.data.sources import Source
 from fedgh.errors import ConfigError
 from fedgh.models import EXTRACTORS
-from fedgh.models.cost import forward_flops, training_flops
+from fedgh.models.cost import estimated_flops, forward_flops, training_flops
 from fedgh.training import loop
 from tests.support.records import a_round
 
@@ -39,6 +39,7 @@ def test_multiplications_are_counted_exactly(name: str, conv2: int, fc1: int) ->
     first = 28 * 28 * 16 * 3 * 25
     later = 10 * 10 * conv2 * 16 * 25 + 25 * conv2 * fc1 + fc1 * 500 + 500 * 10
     assert forward_flops(EXTRACTORS[name], task) == 2 * (first + later)
+    assert estimated_flops(EXTRACTORS[name], task) == 2 * (first + later)
     # Backward: gradients of weights and of inputs, except the gradient of the images.
     assert training_flops(EXTRACTORS[name], task) == 2 * (2 * first + 3 * later)
 
@@ -50,6 +51,7 @@ def test_the_products_inside_a_recurrent_layer_are_counted() -> None:
         return Recurrent(rep_dim)
 
     assert forward_flops(recurrent, task) == 2 * (4 * 500 * (96 + 500) + 500 * 10)
+    assert estimated_flops(recurrent, task) == 2 * (4 * 500 * (96 + 500) + 500 * 10)
 
 
 class Recurrent(nn.Module):

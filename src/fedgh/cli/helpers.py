@@ -1,6 +1,7 @@
 """Functions shared by commands: settings from options, Ctrl-C, the result of a run."""
 
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -14,6 +15,9 @@ from fedgh.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedgh.runs.folder import RunFolder
+
+MAX_EXPERIMENT = 2**20
+"""Size in bytes up to which the file of an experiment is searched for its engine."""
 
 
 def overrides_of(
@@ -31,6 +35,28 @@ def engine_settings(engine: EngineName | None, workers: int | None) -> list[tupl
     """Return the engine settings that are not None."""
     settings = [("engine", engine), ("workers", workers)]
     return [(key, value) for key, value in settings if value is not None]
+
+
+def start_workers_early(file: Path, set_: list[str] | None, engine: EngineName | None) -> None:
+    """Start the helper process of workers before torch is imported here, which takes as long.
+
+    If the options or the experiment's file name another engine, do nothing.
+    """
+    from fedgh.engines.forkserver import start_early
+
+    chosen = [text.partition("=")[2] for text in set_ or [] if text.startswith("run.engine=")]
+    if (engine or (chosen or [_engine_in(file)])[-1]) == "workers":
+        start_early(also=["fedgh.cli"])
+
+
+def _engine_in(file: Path) -> str:
+    """Return the engine that a configuration names, or the default one if it cannot be read."""
+    from fedgh.files import read_bytes
+
+    with suppress(OSError, ValueError, RecursionError, AttributeError):
+        text = read_bytes(file, MAX_EXPERIMENT, follow=True).decode()
+        return str(tomllib.loads(text).get("run", {}).get("engine", "workers"))
+    return "workers"
 
 
 def whole_numbers(text: str) -> list[int]:

@@ -13,6 +13,7 @@ from fedgh.cli.helpers import (
     overrides_of,
     resumable,
     show_result,
+    start_workers_early,
 )
 from fedgh.cli.options import (
     DataDir,
@@ -37,6 +38,7 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Train a federation and write a run folder."""
+    start_workers_early(Path(experiment), set_, engine)
     from fedgh import config
     from fedgh.training import loop
     from fedgh.training.experiment import prepare
@@ -69,6 +71,7 @@ def resume(
     This imports the code and opens the data that the run names: use it only for your own runs.
     Settings that do not change the result can be changed, e.g. --set run.memory=1.
     """
+    start_workers_early(run / "config.toml", set_, engine)
     from fedgh.training import loop
     from fedgh.training.progress import Live
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgh.core.batches import forever
+from fedgh.core.finite import all_finite
 from fedgh.core.local import clip_gradients, network_outputs, numbered
 from fedgh.core.types import OptimizerName, Payload
 from fedgh.core.uploads import Uploads
@@ -65,8 +66,7 @@ class Learner:
         self._trainer.zero_grad()
         for module in self._modules:
             module.eval()
-        finite = all(bool(p.isfinite().all()) for p in self._parameters)
-        if not (self._total.isfinite() and finite):
+        if not all_finite([self._total, *self._parameters]):
             raise FloatingPointError("the server's training diverged; lower its learning rate")
         if self._steps:
             self._uploads.metrics[metric] = float(self._total) / self._steps

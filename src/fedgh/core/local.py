@@ -16,7 +16,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedgh.core.batches import in_order, shuffled
 from fedgh.core.class_table import nearest_distributions
+from fedgh.core.finite import all_finite
 from fedgh.core.metrics import Evaluation
+from fedgh.core.sgd import SGD
 from fedgh.core.types import (
     CPU,
     Augmentation,
@@ -91,7 +93,7 @@ def train(
                 total += value.detach() * len(y)
                 samples += len(y)
                 steps += 1
-    if not (total.isfinite() and all(bool(p.isfinite().all()) for p in parameters)):
+    if not all_finite([total, *parameters]):
         raise FloatingPointError("training diverged; lower local.lr or set local.clip")
     if samples:
         client.metrics[metric] = float(total) / samples
@@ -100,11 +102,9 @@ def train(
 
 def _optimizer(
     name: OptimizerName, local: LocalTraining, parameters: list[nn.Parameter], lr: float
-) -> torch.optim.Optimizer:
+) -> SGD | torch.optim.Optimizer:
     if name == "sgd":
-        return torch.optim.SGD(
-            parameters, lr, local.momentum, weight_decay=local.weight_decay, fused=True
-        )
+        return SGD(parameters, lr, local.momentum, local.weight_decay)
     kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
     return kind(parameters, lr, weight_decay=local.weight_decay, fused=True)
 
@@ -143,7 +143,7 @@ def unlabelled(x: Tensor) -> Examples:
 
 
 @contextmanager
-def _freed_gradients(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+def _freed_gradients(optimizer: SGD | torch.optim.Optimizer) -> Iterator[None]:
     """Free the gradients afterwards, so that an idle client does not use twice the memory."""
     try:
         yield

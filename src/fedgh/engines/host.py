@@ -7,10 +7,10 @@ from functools import partial
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from fedgh.core import wire
 from fedgh.core.attack import Attack
+from fedgh.core.finite import all_finite
 from fedgh.core.local import eval_mode, evaluate
 from fedgh.core.message import Shapes
 from fedgh.core.method import RELEASE, Method
@@ -36,7 +36,7 @@ from fedgh.data.sources import Source
 from fedgh.engines.device import repeatable
 from fedgh.errors import MethodError, RunError, WireError, one_line
 from fedgh.models import Extractor, split_model
-from fedgh.models.cost import forward_flops
+from fedgh.models.cost import estimated_flops
 from fedgh.privacy.mechanism import Privacy
 
 PHASES = ("train", "summarise", "evaluate")
@@ -70,11 +70,11 @@ class Blueprint:
         return self.sources[client_id % len(self.sources)]
 
     def flops(self, client_id: int) -> int:
-        """Return the floating-point operations of the client's network for one input."""
+        """Return about the operations of the client's network for one input."""
         kind = self._kind(client_id)
         if kind not in self._flops:
             task = replace(self.task, input_shape=self.source(kind).shape)
-            self._flops[kind] = forward_flops(self.extractors[kind % len(self.extractors)], task)
+            self._flops[kind] = estimated_flops(self.extractors[kind % len(self.extractors)], task)
         return self._flops[kind]
 
     def _kind(self, client_id: int) -> int:
@@ -200,7 +200,7 @@ class ClientHost:
     def save(self, round: int) -> None:
         """Write the states of the clients that have changed since the last save."""
         for client in sorted(self._changed):
-            self._files.write(round, client, self.clients[client].state())
+            self._write(round, self.clients[client])
         self._changed.clear()
         self._files.seal(round)
 
@@ -208,8 +208,11 @@ class ClientHost:
         client = self.clients.pop(client_id)
         self._used -= self._sizes.pop(client_id, 0)
         if client_id in self._changed:
-            self._files.write(round, client_id, client.state())
+            self._write(round, client)
             self._changed.remove(client_id)
+
+    def _write(self, round: int, client: Client) -> None:
+        self._files.write(round, client.id, moved(client.live_state(), CPU))
 
     def _run(self, job: Job) -> Reply:
         """Run a job; an exception in the client's code becomes the error of the reply."""
@@ -232,6 +235,7 @@ class ClientHost:
                 except Exception as problem:
                     up, client = None, self._restored(client, before)
                     errors.append(self._explain(problem))
+                del before  # its memory is free for the evaluation
             if self.blueprint.withhold_metrics:
                 metrics = {}  # differential privacy does not cover the method's own metrics
             try:
@@ -346,15 +350,8 @@ def _check_state(state: Payload, before: Payload) -> None:
             "client_update changed the client's set of networks; create all networks in init_client"
         )
     for name, tensor in state.items():
-        if not _is_finite(tensor) and (name not in before or _is_finite(before[name])):
+        if not all_finite([tensor]) and (name not in before or all_finite([before[name]])):
             raise FloatingPointError(f"'{name}' of the client is not finite any more")
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    """Return true if a tensor has neither infinity nor NaN."""
-    if not tensor.is_floating_point() or math.isfinite(tensor.sum().item()):
-        return True  # one pass over the numbers; infinity and NaN would be in the sum
-    return bool(tensor.isfinite().all())
 
 
 def _own_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

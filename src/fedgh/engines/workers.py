@@ -8,14 +8,12 @@ worker, so the number of workers does not change results.
 """
 
 import ctypes
+import gc
 import os
 import pickle
 import shutil
-import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -26,6 +24,7 @@ import torch.multiprocessing
 
 from fedgh.core.types import Job, Reply
 from fedgh.engines.device import device_of_worker, processes_for
+from fedgh.engines.forkserver import no_interrupts, preload
 from fedgh.engines.host import Blueprint, ClientHost
 from fedgh.errors import ConfigError, RunError
 from fedgh.files import cannot_write
@@ -178,18 +177,14 @@ def _answer(host: ClientHost, files: ClientFiles, command: str, argument: Any) -
 
 
 def worker_context() -> Any:
-    """Return the multiprocessing context that starts worker processes.
-
-    Workers are forked from a helper process without threads, since threads of this process would
-    not survive a fork. The helper imports everything once (the first optimizer imports dynamo).
-    """
-    context = torch.multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedgh.engines.workers", "fedgh.methods", "torch._dynamo"])
-    return context
+    """Return the multiprocessing context that forks worker processes from the helper process."""
+    preload()
+    return torch.multiprocessing.get_context("forkserver")
 
 
 def become_worker() -> None:
     """Configure this process for single-threaded computation with many tensors."""
+    gc.freeze()  # a collection would touch all imported objects, and copy pages that are shared
     _keep_memory()
     torch.set_num_threads(1)
 
@@ -204,17 +199,6 @@ def _keep_memory() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-@contextmanager
-def no_interrupts() -> Iterator[None]:
-    """Block Ctrl-C; processes that start in this block never receive it: the parent handles it."""
-    resource_tracker.ensure_running()  # started inside the block, it would unblock Ctrl-C
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _died(process: BaseProcess) -> RunError:

@@ -22,7 +22,15 @@ from fedgh.errors import RunError
 from fedgh.files import PartFile, read_bytes, sync_folder, write_atomic
 from fedgh.renames import SERVER_STATE, with_current_names
 from fedgh.runs.history import Mark
-from fedgh.runs.sealed import MAX_STATE, Metadata, pack, read_metadata, unpack
+from fedgh.runs.sealed import (
+    MAX_STATE,
+    Buffer,
+    Metadata,
+    pack,
+    pieces,
+    read_metadata,
+    unpack,
+)
 from fedgh.runs.segment import Index, Span, publish, read_index, read_span
 
 MAX_WASTE = 0.5
@@ -178,10 +186,13 @@ class ClientFiles:
 
     def write(self, round: int, client: int, state: Payload) -> None:
         """Write a client's state after `round`."""
-        self.put(round, client, pack(state, client=client, round=round, run=self.run))
+        self._put(round, client, pieces(state, client=client, round=round, run=self.run))
 
     def put(self, round: int, client: int, content: bytes) -> None:
         """Write a client's state after `round`, given as bytes."""
+        self._put(round, client, [content])
+
+    def _put(self, round: int, client: int, content: Sequence[Buffer]) -> None:
         try:
             self._append(round, client, content)
             assert self._new is not None
@@ -191,11 +202,12 @@ class ClientFiles:
             self._discard_new()
             raise
 
-    def _append(self, round: int, client: int, content: bytes) -> None:
+    def _append(self, round: int, client: int, content: Sequence[Buffer]) -> None:
         if self._new is None:
             self._new = PartFile(self.folder, name="clients")
         start = self._new.size
-        self._new.write(content)
+        for piece in content:
+            self._new.write(piece)
         self._place(client, Span(self._new.path, round, start, self._new.size))
         self._written.add(client)
 
@@ -219,7 +231,7 @@ class ClientFiles:
         self._new = None
         for client in clients:
             span = self._index[client]
-            self._append(span.round, client, read_span(span))
+            self._append(span.round, client, [read_span(span)])
         old.discard()
 
     def _discard_new(self) -> None:
@@ -263,7 +275,7 @@ class ClientFiles:
                 states = self._states_in(path)
             for client, span in states.items():
                 if self._index.get(client) == span:
-                    self._append(span.round, client, read_span(span))
+                    self._append(span.round, client, [read_span(span)])
 
     def delete_superseded(self) -> None:
         """Delete the segments that the last seal superseded; call this after its commit."""
@@ -294,7 +306,7 @@ class ClientFiles:
         """Delete all states of a client after the committed `round`, also superseded ones."""
         self._drop(client)
         for each, span in list(self._index.items()):
-            self._append(span.round, each, self._bytes(span))
+            self._append(span.round, each, [self._bytes(span)])
         self.seal(round)
         self.delete_superseded()
 
