@@ -201,7 +201,8 @@ def networks(client: Client) -> Iterator[nn.Module]:
 def eval_mode(client: Client) -> None:
     """Put all networks of a client into eval mode."""
     for network in networks(client):
-        network.eval()
+        if any(module.training for module in network.modules()):
+            network.eval()
 
 
 @torch.no_grad()

@@ -36,6 +36,14 @@ def moved(payload: Payload, device: torch.device) -> Payload:
     return {name: tensor.to(device) for name, tensor in payload.items()}
 
 
+def copied(payload: Payload) -> Payload:
+    """Return contiguous copies of the tensors in main memory."""
+    return {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in payload.items()
+    }
+
+
 def _split_commas(value: object) -> object:
     return (
         [part.strip() for part in value.split(",") if part.strip()]
@@ -233,10 +241,7 @@ class Client:
 
     def state(self) -> Payload:
         """Return a copy of the state that is kept between rounds, in main memory."""
-        return {
-            name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-            for name, tensor in self.live_state().items()
-        }
+        return copied(self.live_state())
 
     def load(self, state: Payload) -> None:
         """Replace the client's state by a copy of `state`."""

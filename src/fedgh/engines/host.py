@@ -25,6 +25,7 @@ from fedgh.core.types import (
     Payload,
     Reply,
     Task,
+    copied,
     moved,
     part,
     prefixed,
@@ -164,8 +165,9 @@ class ClientHost:
         self._released = released or {}
         self._files = files
         self.clients: dict[int, Client] = {}  # in memory; the most recently used is last
+        # The states of these clients, without copies: to collect one takes longer than to use it.
+        self._live: dict[int, Payload] = {}
         self._changed: set[int] = set()
-        self._sizes: dict[int, int] = {}
         self._used = 0
         repeatable(blueprint.device)  # also in a worker process, which has not found it itself
 
@@ -200,19 +202,19 @@ class ClientHost:
     def save(self, round: int) -> None:
         """Write the states of the clients that have changed since the last save."""
         for client in sorted(self._changed):
-            self._write(round, self.clients[client])
+            self._write(round, client)
         self._changed.clear()
         self._files.seal(round)
 
     def _evict(self, client_id: int, round: int) -> None:
-        client = self.clients.pop(client_id)
-        self._used -= self._sizes.pop(client_id, 0)
         if client_id in self._changed:
-            self._write(round, client)
+            self._write(round, client_id)
             self._changed.remove(client_id)
+        del self.clients[client_id]
+        self._used -= _size(self._live.pop(client_id))
 
-    def _write(self, round: int, client: Client) -> None:
-        self._files.write(round, client.id, moved(client.live_state(), CPU))
+    def _write(self, round: int, client_id: int) -> None:
+        self._files.write(round, client_id, moved(self._live[client_id], CPU))
 
     def _run(self, job: Job) -> Reply:
         """Run a job; an exception in the client's code becomes the error of the reply."""
@@ -228,7 +230,7 @@ class ClientHost:
         errors: list[str] = []
         with isolated(client.task.seed, "client", client.id, job.round):
             if job.down is not None:
-                before = client.state()
+                before = copied(self._live[client.id])
                 try:
                     up = self._train(client, job.down, before)
                     metrics = _own_metrics(client.metrics)
@@ -262,7 +264,6 @@ class ClientHost:
 
     def _restored(self, client: Client, before: Payload) -> Client:
         """Return the client in its state before a round that failed."""
-        self._changed.discard(client.id)
         try:
             client.load(before)
         except RuntimeError:  # the method replaced the networks, so the old state does not fit
@@ -270,6 +271,7 @@ class ClientHost:
             fresh.load(before)
             fresh.round, fresh.seconds = client.round, client.seconds
             client = self.clients[client.id] = fresh
+        self._keep(client, client.live_state())
         return client
 
     def _client(self, client_id: int, keep: bool) -> Client:
@@ -288,13 +290,13 @@ class ClientHost:
         client.memory.update(moved(prefixed(RELEASE, self._released), client.device))
         if keep:
             self.clients[client_id] = client
-            self._count_bytes(client_id, client.live_state())
+            self._keep(client, client.live_state())
         return client
 
-    def _count_bytes(self, client_id: int, state: Payload) -> None:
-        size = sum(tensor.nbytes for tensor in state.values())
-        self._used += size - self._sizes.get(client_id, 0)
-        self._sizes[client_id] = size
+    def _keep(self, client: Client, state: Payload) -> None:
+        """Keep the state of a client in memory, which may have other tensors than before."""
+        self._used += _size(state) - _size(self._live.get(client.id, {}))
+        self._live[client.id] = state
 
     def _train(self, client: Client, down: bytes, before: Payload) -> bytes:
         """Run the method's client update, and return the upload as bytes."""
@@ -309,7 +311,7 @@ class ClientHost:
             method.up.check_private(client, upload)
         state = client.live_state()
         _check_state(state, before)
-        self._count_bytes(client.id, state)
+        self._keep(client, state)
         up = wire.to_bytes(blueprint.attack.poison(client, upload))
         self._changed.add(client.id)
         return up
@@ -330,6 +332,11 @@ class ClientHost:
         all_classes = Examples(pool.x, pool.y, sample.indices(client.id))
         predict = self.blueprint.method.global_logits
         return scores(evaluate(client, predict, all_classes), "all classes")
+
+
+def _size(state: Payload) -> int:
+    """Return the size of a state in bytes."""
+    return sum(tensor.nbytes for tensor in state.values())
 
 
 def _check_declared(method: Method, specs: list[wire.Spec], upload: Payload) -> None:

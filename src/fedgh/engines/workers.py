@@ -12,6 +12,7 @@ import gc
 import os
 import pickle
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
@@ -31,6 +32,9 @@ from fedgh.files import cannot_write
 from fedgh.runs.checkpoint import ClientFiles
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # constants of glibc's malloc.h
+SECONDS_BETWEEN_MESSAGES = 0.02
+"""For this time a worker collects answers; a message costs more than a short job."""
+
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -134,15 +138,16 @@ class Workers:
             for ready in wait(list(processes)):
                 assert isinstance(ready, Connection)
                 try:
-                    answer = ready.recv()
+                    answers = ready.recv()
                 except (EOFError, OSError):
                     raise _died(processes[ready]) from None
-                if isinstance(answer, OSError):
-                    raise cannot_write(answer)
-                if isinstance(answer, RunError):
-                    raise answer
-                count -= 1
-                yield answer
+                for answer in answers:
+                    if isinstance(answer, OSError):
+                        raise cannot_write(answer)
+                    if isinstance(answer, RunError):
+                        raise answer
+                    count -= 1
+                    yield answer
 
 
 def _work(connection: Connection, blueprint: Blueprint, files: ClientFiles, memory: int) -> None:
@@ -151,8 +156,13 @@ def _work(connection: Connection, blueprint: Blueprint, files: ClientFiles, memo
     host = ClientHost(blueprint, files, memory)
     try:
         while True:
+            answers, sent = [], time.monotonic()
             for answer in _answer(host, files, *connection.recv()):
-                connection.send(answer)
+                answers.append(answer)
+                if time.monotonic() > sent + SECONDS_BETWEEN_MESSAGES:
+                    connection.send(answers)
+                    answers, sent = [], time.monotonic()
+            connection.send(answers)
     except (EOFError, OSError):
         return
 
