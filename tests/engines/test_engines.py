@@ -248,6 +248,27 @@ def test_a_failed_client_is_recorded_and_keeps_its_state(engine: str, tmp_path: 
     assert trained == {"client-000000", "client-000003"}
 
 
+class FailsInRound2(FedGH):
+    """FedGH in which client 0 fails in round 2."""
+
+    def client_update(self, client: Client, down: Payload) -> Payload:
+        if client.round == 2 and client.id == 0:
+            raise ValueError
+        return super().client_update(client, down)
+
+
+def test_a_client_that_fails_later_keeps_the_round_before_in_a_rare_checkpoint(
+    tmp_path: Path,
+) -> None:
+    method = f"method.name={__name__}:FailsInRound2"
+    rare = ["federation.rounds=2", "run.checkpoint_every=2", "run.engine=serial"]
+    run = loop.run(quick(method, *rare), tmp_path / "run")
+    assert [failed.client for failed in run.records()[1].failed] == [0]
+    files = run.client_files(2)
+    files.check(run.committed()[1]["trained"].tolist())
+    assert [files.round(client) for client in range(5)] == [1, 2, 2, 2, 2]
+
+
 def test_a_killed_worker_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None:
     class KillOne(Callback):
         killed = False

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fedgh.training import loop
-from tests.support.tiny import quick, states, tiny_shared
+from tests.support.states import states
+from tests.support.tiny import quick, tiny_shared
 
 LABELS = np.arange(40) % 10
 
