@@ -212,10 +212,16 @@ def _split(part: Indices, y: Indices, rng: np.random.Generator) -> list[Indices]
     part = rng.permutation(part)
     part = part[np.argsort(y[part], kind="stable")]
     tenth = max(1, round(len(part) / 10))
-    test = _spread(len(part), tenth, rng.random())
-    rest = np.delete(part, test)
-    validation = _spread(len(rest), tenth, rng.random())
-    return [np.delete(rest, validation), rest[validation], part[test]]
+    rest, test = _taken(part, _spread(len(part), tenth, rng.random()))
+    train, validation = _taken(rest, _spread(len(rest), tenth, rng.random()))
+    return [train, validation, test]
+
+
+def _taken(samples: Indices, positions: Indices) -> tuple[Indices, Indices]:
+    """Return the other samples, and those at these positions."""
+    others = np.ones(len(samples), bool)
+    others[positions] = False
+    return samples[others], samples[positions]
 
 
 def _limited(splits: list[Indices], samples: int, rng: np.random.Generator) -> list[Indices]:
