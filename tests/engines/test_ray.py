@@ -105,7 +105,7 @@ def test_a_dead_actor_is_replaced_and_its_client_runs_again(
         return started[-1]
 
     def kill_a_busy_actor() -> None:
-        busy = next(slot for slot in engines[0]._slots if slot.job is not None)
+        busy = next(slot for slot in engines[0]._slots if slot.jobs)
         ray.kill(busy.actor)
 
     monkeypatch.setattr(Ray, "start", recorded_start)

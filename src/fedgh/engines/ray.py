@@ -46,18 +46,27 @@ MAX_FAILED_STARTS = 5
 """Failed starts in a row that the engine tolerates; a machine that just failed may cause some."""
 
 
+MIN_OPERATIONS = 1e9
+"""Short jobs are sent together until they have this cost, about 30 ms: a message takes 2 ms."""
+
+MAX_JOBS = 64
+"""Largest number of jobs in a message, so that replies keep arriving."""
+
+Answer = tuple[Reply | None, bytes | None]
+"""The reply to a job and the client's new state; no reply if the actor lacks its state."""
+
 Waiting = defaultdict[Any, deque[Job]]
 """Waiting jobs, by the actor that has the client's newest state; under None if no actor has it."""
 
 
 @dataclass
 class Slot:
-    """An actor and its current job."""
+    """An actor and its current jobs."""
 
     actor: Any
     starting: Any  # Ray reference that resolves when the actor is ready; None afterwards
-    job: Job | None = None
-    answer: Any = None  # Ray reference to the result of the job
+    jobs: Sequence[Job] = ()
+    answer: Any = None  # Ray reference to the results of the jobs
 
 
 class Ray:
@@ -79,6 +88,7 @@ class Ray:
         count = count or int(cores)
         self._count = min(count, blueprint.task.num_clients)
         self._memory = memory // self._count
+        self._cost = blueprint.cost
         self._blueprint = ray.put(_pack(blueprint))
         self._failed_starts = 0
         self._holder: dict[int, Any] = {}  # client -> the actor that has its newest state
@@ -89,17 +99,18 @@ class Ray:
 
         A job preferably runs on the actor that has the client's newest state.
         """
+        with explaining():
+            self._files.delete_superseded()
         waiting: Waiting = defaultdict(deque)
         for job in jobs:
             waiting[self._holder.get(job.client_id)].append(job)
         remaining = len(jobs)
         while remaining:
             for slot in self._slots:
-                if slot.starting is None and slot.job is None:
+                if slot.starting is None and not slot.jobs:
                     self._submit_next(slot, waiting)
             for slot in self._ready():
-                reply = self._collect(slot, waiting)
-                if reply is not None:
+                for reply in self._collect(slot, waiting):
                     remaining -= 1
                     yield reply
 
@@ -125,7 +136,9 @@ class Ray:
         return Slot(actor, actor.ready.remote())
 
     def _submit_next(self, slot: Slot, waiting: Waiting) -> None:
-        """Send the next job to an idle actor. The first of these groups that has a job is used:
+        """Send the next jobs to an idle actor, several if they are short.
+
+        The first of these groups that has a job is used:
 
         1. clients whose state this actor has,
         2. clients whose state no actor has,
@@ -134,20 +147,33 @@ class Ray:
         busiest = max(waiting, key=lambda holder: len(waiting[holder]))
         for holder in (slot.actor, None, busiest):
             if waiting[holder]:
-                self._submit(slot, waiting[holder].popleft())
+                self._submit(slot, self._next_jobs(waiting[holder]))
                 return
 
-    def _submit(self, slot: Slot, job: Job, *, with_state: bool = False) -> None:
-        """Send a job; add the client's state if the actor lacks it or if `with_state` is true."""
-        lacks_state = self._holder.get(job.client_id) is not slot.actor
-        state = self._files.read(job.client_id) if lacks_state or with_state else None
-        slot.job, slot.answer = job, slot.actor.run.remote(job, state)
+    def _next_jobs(self, queue: deque[Job]) -> list[Job]:
+        """Remove and return jobs that are worth a message, but leave some for other actors."""
+        most = min(MAX_JOBS, 1 + len(queue) // (2 * self._count))
+        jobs = [queue.popleft()]
+        cost = self._cost(jobs[0])
+        while queue and len(jobs) < most and cost < MIN_OPERATIONS:
+            jobs.append(queue.popleft())
+            cost += self._cost(jobs[-1])
+        return jobs
+
+    def _submit(self, slot: Slot, jobs: Sequence[Job], *, with_states: bool = False) -> None:
+        """Send jobs; add the states that the actor lacks, or all if `with_states` is true."""
+        lacking = [with_states or self._holder.get(job.client_id) is not slot.actor for job in jobs]
+        states = [
+            self._files.read(job.client_id) if lacks else None
+            for job, lacks in zip(jobs, lacking, strict=True)
+        ]
+        slot.jobs, slot.answer = jobs, slot.actor.run.remote(jobs, states)
 
     def _ready(self) -> list[Slot]:
         """Wait until at least one actor has started, answered or failed; return their slots."""
         by_ref = {slot.starting or slot.answer: slot for slot in self._slots}
         by_ref.pop(None, None)
-        working = any(slot.job for slot in self._slots)
+        working = any(slot.jobs for slot in self._slots)
         done, _ = ray.wait(list(by_ref), timeout=None if working else START_TIMEOUT)
         if not done:
             raise RunError(
@@ -156,38 +182,37 @@ class Ray:
             )
         return [by_ref[ref] for ref in done]
 
-    def _collect(self, slot: Slot, waiting: Waiting) -> Reply | None:
-        """Return the reply of an actor, or None if it has just started, failed or lacks a state.
+    def _collect(self, slot: Slot, waiting: Waiting) -> list[Reply]:
+        """Return the replies of an actor; none if it has just started or failed.
 
-        Write the state that comes with the reply to disk. Replace an actor that failed.
+        Write the states that come with them to disk. Send jobs again for which the actor lacks a
+        state. Replace an actor that failed.
         """
-        job = slot.job
         try:
             if slot.starting is not None:
                 ray.get(slot.starting)
                 slot.starting = None
                 self._failed_starts = 0
-                return None
-            reply, state = ray.get(slot.answer)
+                return []
+            answers: list[Answer] = ray.get(slot.answer)
         except (RayActorError, ObjectLostError) as error:
             self._replace(slot, waiting, error)
-            return None
+            return []
         except RayTaskError as error:
             cause = error.cause
             raise RunError(
                 cause if isinstance(cause, RunError) else f"on the cluster: {cause}"
             ) from None
-        assert job is not None
-        if reply is None:  # the actor no longer has the client's state
-            self._submit(slot, job, with_state=True)
-            return None
-        slot.job = slot.answer = None
-        if state is not None:
-            with explaining():
-                self._files.put(job.round, job.client_id, state)
-            self._holder[job.client_id] = slot.actor
-        answer: Reply = reply
-        return answer
+        jobs, slot.jobs, slot.answer = slot.jobs, (), None
+        for job, (_, state) in zip(jobs, answers, strict=True):
+            if state is not None:
+                with explaining():
+                    self._files.put(job.round, job.client_id, state)
+                self._holder[job.client_id] = slot.actor
+        again = [job for job, (reply, _) in zip(jobs, answers, strict=True) if reply is None]
+        if again:  # the actor no longer has the states of these clients
+            self._submit(slot, again, with_states=True)
+        return [reply for reply, _ in answers if reply is not None]
 
     def _replace(self, slot: Slot, waiting: Waiting, error: RayError) -> None:
         """Start a new actor for one that has failed; put its job back into the queue."""
@@ -195,8 +220,7 @@ class Ray:
             self._failed_starts += 1
             if self._failed_starts > MAX_FAILED_STARTS:
                 raise RunError(f"workers on the cluster do not start: {_last_line(error)}")
-        if slot.job is not None:
-            waiting[None].appendleft(slot.job)
+        waiting[None].extendleft(reversed(slot.jobs))
         ray.kill(slot.actor)  # the actor may still run on a machine that cannot be reached
         self._holder = {c: actor for c, actor in self._holder.items() if actor is not slot.actor}
         self._slots[self._slots.index(slot)] = self.start()
@@ -235,7 +259,11 @@ class Actor:
     def ready(self) -> None:
         """Do nothing: the driver waits for this call to learn that the actor has started."""
 
-    def run(self, job: Job, state: bytes | None) -> tuple[Reply | None, bytes | None]:
+    def run(self, jobs: Sequence[Job], states: Sequence[bytes | None]) -> list[Answer]:
+        """Run jobs, given the states of some of their clients."""
+        return [self._run(job, state) for job, state in zip(jobs, states, strict=True)]
+
+    def _run(self, job: Job, state: bytes | None) -> Answer:
         """Run a job; return the reply, and the client's new state if it has changed.
 
         Return None instead of the reply if the actor had the client's state but has removed it from
