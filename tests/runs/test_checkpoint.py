@@ -129,6 +129,18 @@ def test_a_seal_without_new_states_writes_nothing(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+def test_a_process_whose_new_states_have_all_moved_writes_nothing(tmp_path: Path) -> None:
+    one, other = ClientFiles(tmp_path, 0).split(2)
+    one.write(1, 0, state(5))
+    span = one.forget(0)
+    assert span is not None
+    other.adopt(0, span)
+    one.seal(1)
+    other.seal(1)
+    assert names(tmp_path) == ["clients-000002.round-000001.states"]
+    assert value(ClientFiles(tmp_path, 1), 0) == 5
+
+
 def test_states_that_are_replaced_before_a_seal_take_no_space(tmp_path: Path) -> None:
     files, one = ClientFiles(tmp_path, 0), len(pack(state(0, 100), client=0, round=1, run=""))
     for number in range(100):

@@ -237,14 +237,17 @@ class ClientFiles:
     def _discard_new(self) -> None:
         if self._new is not None:
             self._new.discard()  # it would take up space on a full disk
+            self._new = None
 
     def seal(self, round: int) -> None:
         """Make all written states durable, as a segment of `round`, before that is committed."""
         self.delete_superseded()
         try:
             self._copy_from_wasteful()
-            if self._new is not None:
+            if self._written:
                 self._publish(round)
+            else:  # other processes have taken all its states
+                self._discard_new()
         except BaseException:
             self._discard_new()
             raise
