@@ -28,8 +28,6 @@ from fedgh.core.types import Client, Payload, Recipient, Upload
 from fedgh.core.uploads import Uploads
 from fedgh.engines.host import Blueprint
 from fedgh.errors import WireError
-from fedgh.files import read_bytes
-from fedgh.runs.sealed import MAX_STATE, unpack
 from fedgh.training import experiment, loop
 from fedgh.training.experiment import Experiment
 from fedgh.training.run import Run
@@ -131,11 +129,10 @@ def _with(prepared: Experiment, **run: Any) -> Experiment:
 def _results(run: Run) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
     """Return the records of a run without times, and all states in its checkpoint."""
     records = [record.model_dump(exclude=set(MEASURED_TIMES)) for record in run.records()]
-    states = {
-        path.name: wire.to_bytes(unpack(read_bytes(path, MAX_STATE))[1])
-        for path in Path(run.checkpoint).iterdir()
-    }
-    return records, states
+    round, server = run.committed()
+    files = run.client_files(round)
+    states = {f"client {client}": files.load(client) or {} for client in files.clients}
+    return records, {n: wire.to_bytes(s) for n, s in {**states, "server": server}.items()}
 
 
 @dataclass

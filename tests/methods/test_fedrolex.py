@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -135,8 +134,9 @@ def test_clients_keep_their_last_window_and_a_newcomer_gets_the_current_one(
     for client, down in given.items():
         rows = [clocks[client] + unit for unit in range({0: 32, 2: 16, 3: 32}[client])]
         assert down["part"].equal(down["whole"][rows])
-        (state,) = run.checkpoint.glob(f"client-00000{client}.*")
-        assert load_file(state)[f"model.{layer}"].equal(sent[client])
+        state = run.client_files(3).load(client)
+        assert state is not None
+        assert state[f"model.{layer}"].equal(sent[client])
 
 
 def test_with_whole_networks_only_it_is_heterofl() -> None:

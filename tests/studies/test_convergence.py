@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
@@ -40,10 +39,12 @@ def test_measuring_does_not_change_a_bit_of_fedgh(tmp_path: Path) -> None:
     assert without_metrics(probed) == without_metrics(plain)
     assert all(record.method_metrics == {} for record in plain.records())
     assert all("smoothness" in record.method_metrics for record in probed.records())
-    files = sorted(path.name for path in plain.checkpoint.iterdir())
-    assert files == sorted(path.name for path in probed.checkpoint.iterdir())
-    for name in files:
-        of_probed, of_plain = (load_file(run.checkpoint / name) for run in (probed, plain))
+    assert_close(probed.committed()[1], plain.committed()[1], atol=0, rtol=0, equal_nan=True)
+    files = [run.client_files(run.committed()[0]) for run in (probed, plain)]
+    assert files[0].clients == files[1].clients
+    for client in files[0].clients:
+        of_probed, of_plain = (each.load(client) for each in files)
+        assert of_probed is not None
         of_probed.pop("memory.took_part", None)
         assert_close(of_probed, of_plain, atol=0, rtol=0, equal_nan=True)
 

@@ -54,7 +54,7 @@ def _engine_in(file: Path) -> str:
     from fedgh.files import read_bytes
 
     with suppress(OSError, ValueError, RecursionError, AttributeError):
-        text = read_bytes(file, MAX_EXPERIMENT, follow=True).decode()
+        text = read_bytes(file, MAX_EXPERIMENT).decode()
         return str(tomllib.loads(text).get("run", {}).get("engine", "workers"))
     return "workers"
 
