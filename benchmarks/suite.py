@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import header, methods, overhead, rounds, scale
+from benchmarks import header, idle, methods, rounds, scale, start
 from benchmarks.helpers import Helpers
 from fedgh import __version__, config
 from fedgh.core.rng import stream
@@ -40,9 +40,11 @@ Section = Callable[[Bench], Iterator[tuple[str, float]]]
 SECTIONS: tuple[Section, ...] = (
     rounds.whole_rounds,
     header.header_training,
-    overhead.engine_overhead,
+    idle.idle_participants,
     methods.all_methods,
     scale.many_clients,
+    scale.many_participants,
+    start.start_of_a_run,
 )
 
 
