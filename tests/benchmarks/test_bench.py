@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,6 @@ from rich.console import Console
 from torch import nn
 
 from benchmarks import header, idle, memory, rounds, scale, start, suite
-from benchmarks.__main__ import AT_LEAST
 from benchmarks.helpers import Helpers
 from benchmarks.plain import plain_clients, plain_round
 from benchmarks.terminal import bench, verdicts
@@ -224,15 +224,26 @@ def two_numbers(bench: suite.Bench) -> Iterator[tuple[str, float]]:
     yield "two", 2 * one
 
 
-def test_numbers_are_printed_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_are_printed_with_the_machine_and_its_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(suite, "images", lambda *_: images(20))
-    out = tmp_path / "deep" / "numbers.json"
-    console = Console(record=True, quiet=True)
-    bench(console, (two_numbers,), quick=True, out=out)
-    written = json.loads(out.read_text())
-    assert written["two"] == 2.0
-    assert written["data"] == "random"
-    assert not any(isinstance(value, dict | list) for value in written.values())
+    printed = StringIO()
+    loads = iter([0.04, 0.06])
+    numbers = bench(Console(file=printed), (two_numbers,), quick=True, load=loads.__next__)
+    lines = [line.strip() for line in printed.getvalue().splitlines()]
+    assert f"{'two':<44} {'2':>12}" in lines
+    assert f"{'load_0':<44} {'0.04':>12}" in lines
+    assert f"{'load_1':<44} {'0.06':>12}  busy" in lines
+    assert (numbers["one"], numbers["two"]) == (1.0, 2.0)
+    assert (numbers["load_0"], numbers["load_1"]) == (0.04, 0.06)
+    assert numbers["data"] == "random"
+    assert {"processor", "instruction_set", "cores", "memory_gib", "system"} <= set(numbers)
+    assert not any(isinstance(value, dict | list) for value in numbers.values())
+
+
+def idle_machine() -> float:
+    return 0.0
 
 
 def interrupted(bench: suite.Bench) -> Iterator[tuple[str, float]]:
@@ -250,9 +261,13 @@ def test_numbers_measured_before_an_interruption_are_written(
             Console(quiet=True),
             (interrupted,),
             quick=True,
+            load=idle_machine,
             out=tmp_path / "numbers.json",
         )
-    assert json.loads((tmp_path / "numbers.partial.json").read_text()) == {"one": 1.0}
+    assert json.loads((tmp_path / "numbers.partial.json").read_text()) == {
+        "load_0": 0.0,
+        "one": 1.0,
+    }
     assert not (tmp_path / "numbers.json").exists()
 
 
@@ -260,7 +275,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_measuring(tmp_path: 
     (tmp_path / "file").touch()
     for out in (tmp_path, tmp_path / "file" / "numbers.json"):
         with pytest.raises(ConfigError, match="--out"):
-            bench(Console(quiet=True), (interrupted,), quick=True, out=out)
+            bench(Console(quiet=True), (interrupted,), quick=True, load=idle_machine, out=out)
 
 
 def test_the_benchmark_downloads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,9 +289,3 @@ def test_the_benchmark_downloads_nothing(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_table_shows_targets_as_met_missed_or_not_measured() -> None:
     table = verdicts({"a": 1.0, "b": 2.0}, {"a": 1.0, "c": 1.0}, {"b": 1.5})
     assert list(table.columns[-1].cells) == ["met", "not measured", "[red]missed[/]"]
-
-
-def test_the_committed_numbers_include_one_for_every_target() -> None:
-    results = Path(__file__).parents[2] / "benchmarks" / "results" / "avx2-2-cores.json"
-    numbers = json.loads(results.read_text())
-    assert {"limit_gflops", *AT_LEAST} <= set(numbers)
