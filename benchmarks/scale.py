@@ -1,4 +1,4 @@
-"""Time and memory of rounds with ten participants, for up to 100,000 clients.
+"""Time and memory of rounds of up to 100,000 clients, with ten or a thousand participants.
 
 Every number of clients runs in a process of its own, whose memory this process measures.
 """
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from benchmarks.machine import GIB
+from benchmarks.memory import peak_memory
 from benchmarks.rounds import Stopwatch
 from fedgh import config
 from fedgh.core.rng import stream
@@ -29,17 +31,19 @@ if TYPE_CHECKING:
 
 SIZES = (10, 100, 1_000, 10_000, 100_000)
 PARTICIPANTS = 10
-SAMPLES = 10  # of each client
 ROUNDS = 10
-GIB = 2**30
+MANY_PARTICIPANTS = 1_000
+MANY_ROUNDS = 3  # of minutes
+SAMPLES = 10  # of each client
 
 
 def many_clients(bench: "Bench") -> Iterator[tuple[str, float]]:
     """Ten participants of N clients: seconds of a round, peak memory of all processes"""
+    rounds = ROUNDS // 2 if bench.quick else ROUNDS
     # These rounds are short, and other programs may slow the machine down for a moment. So all
     # sizes are measured in turn, several times, and the fastest run of each size counts.
     turns = [
-        [_measure(clients, bench.quick) for clients in SIZES]
+        [_measure(clients, PARTICIPANTS, rounds) for clients in SIZES]
         for _ in range(1 if bench.quick else 3)
     ]
     seconds = {}
@@ -53,7 +57,18 @@ def many_clients(bench: "Bench") -> Iterator[tuple[str, float]]:
     yield "scale_time_ratio_100_to_100000", seconds[100_000] / seconds[100]
 
 
-def simulate(clients: int, rounds: int, out: Path) -> tuple[float, float]:
+def many_participants(bench: "Bench") -> Iterator[tuple[str, float]]:
+    """A thousand participants of 100,000 clients: seconds of a round, peak memory"""
+    clients, rounds = SIZES[-1], MANY_ROUNDS - 1 if bench.quick else MANY_ROUNDS
+    seconds, prepared, peak = _measure(clients, MANY_PARTICIPANTS, rounds)
+    suffix = f"{MANY_PARTICIPANTS}_of_{clients}"
+    yield f"scale_seconds_{suffix}", seconds
+    yield f"scale_prepare_seconds_{suffix}", prepared
+    if peak:
+        yield f"scale_peak_gib_{suffix}", peak / GIB
+
+
+def simulate(clients: int, participants: int, rounds: int, out: Path) -> tuple[float, float]:
     """Run a federation; return the median seconds of a round, and the seconds of preparation."""
     start = time.perf_counter()
     rng = stream(0, "scale")
@@ -62,7 +77,7 @@ def simulate(clients: int, rounds: int, out: Path) -> tuple[float, float]:
     source = Source("random images", x, torch.arange(n) % 10, tuple("0123456789"))
     settings = [
         f"federation.clients={clients}",
-        f"federation.participation={PARTICIPANTS / clients}",
+        f"federation.participation={participants / clients}",
         f"federation.rounds={rounds}",
         "local.epochs=10",
         "local.batch_size=8",
@@ -78,18 +93,15 @@ def simulate(clients: int, rounds: int, out: Path) -> tuple[float, float]:
     return median(timed.seconds for timed in watch.rounds), prepared
 
 
-def _measure(clients: int, quick: bool) -> tuple[float, float, int]:
+def _measure(clients: int, participants: int, rounds: int) -> tuple[float, float, int]:
+    """Return the seconds of a round, those of the preparation, and the peak memory in bytes."""
     with tempfile.TemporaryDirectory(prefix="fedgh-scale-") as folder:
-        rounds = ROUNDS // 2 if quick else ROUNDS
-        command = [sys.executable, "-m", __name__, str(clients), str(rounds), folder]
+        command = [sys.executable, "-m", __name__, *map(str, (clients, participants, rounds))]
         with no_interrupts():  # Ctrl-C is handled by this process, which ends the other
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            process = subprocess.Popen([*command, folder], stdout=subprocess.PIPE, text=True)
         with process:
             try:
-                peak = 0
-                while process.poll() is None:
-                    peak = max(peak, sum(map(proportional_set, tree(process.pid))))
-                    time.sleep(0.2)
+                peak = peak_memory(process, every=0.2)
                 assert process.stdout is not None
                 out = process.stdout.read()
             finally:
@@ -100,26 +112,6 @@ def _measure(clients: int, quick: bool) -> tuple[float, float, int]:
     return seconds, prepared, peak
 
 
-def tree(pid: int) -> list[int]:
-    """Return the ids of a process and all its descendants."""
-    pids = [pid]
-    for parent in pids:  # the list grows during the loop
-        for children in Path(f"/proc/{parent}/task").glob("*/children"):
-            try:
-                pids += map(int, children.read_text().split())
-            except OSError:  # the process has ended
-                continue
-    return pids
-
-
-def proportional_set(pid: int) -> int:
-    """Return the memory of a process in bytes; shared memory is divided between its users."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
-
-
 if __name__ == "__main__":
-    print(json.dumps(simulate(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]) / "run")))
+    clients, participants, rounds = map(int, sys.argv[1:4])
+    print(json.dumps(simulate(clients, participants, rounds, Path(sys.argv[4]) / "run")))

@@ -3,19 +3,19 @@
 import platform
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
-from benchmarks import header, methods, overhead, rounds, scale
+from benchmarks import header, idle, methods, rounds, scale, start
 from benchmarks.helpers import Helpers
+from benchmarks.machine import this_machine
 from fedgh import __version__, config
 from fedgh.core.rng import stream
 from fedgh.data.fetch import find
 from fedgh.data.sources import Source
-from fedgh.runs.summary import processor
 from fedgh.training.experiment import load_source
 
 Numbers = dict[str, float | str | bool]
@@ -31,7 +31,7 @@ class Bench:
     source: Source
     folder: Path  # for run folders; deleted at the end
     helpers: Helpers
-    numbers: Numbers = field(default_factory=dict)  # measured so far
+    numbers: Numbers  # measured so far
 
 
 Section = Callable[[Bench], Iterator[tuple[str, float]]]
@@ -40,15 +40,18 @@ Section = Callable[[Bench], Iterator[tuple[str, float]]]
 SECTIONS: tuple[Section, ...] = (
     rounds.whole_rounds,
     header.header_training,
-    overhead.engine_overhead,
+    idle.idle_participants,
     methods.all_methods,
     scale.many_clients,
+    scale.many_participants,
+    start.start_of_a_run,
 )
 
 
 def measure(
     sections: Sequence[Section],
     *,
+    load: Callable[[], float | None],
     quick: bool = False,
     data_dir: Path | None = None,
     on_section: Callable[[str], None] = lambda _: None,
@@ -57,23 +60,34 @@ def measure(
     """Run the sections and return all numbers.
 
     `on_section` is called with the title of each section before it starts, `on_number` with each
-    number as soon as it is measured.
+    number as soon as it is measured. `load` measures the load by others: `load_0` is that before
+    the sections, `load_1` that after the first one. It returns None where it cannot be measured.
     """
+    numbers: Numbers = {}
+
+    def record(name: str, value: float) -> None:
+        numbers[name] = value
+        on_number(name, value)
+
+    def record_load(sections_before: int) -> None:
+        if (value := load()) is not None:
+            record(f"load_{sections_before}", value)
+
+    record_load(0)
     source = images(quick, data_dir)
     with tempfile.TemporaryDirectory(prefix="fedgh-bench-") as folder, Helpers() as helpers:
-        bench = Bench(quick, source, Path(folder), helpers)
-        for section in sections:
+        bench = Bench(quick, source, Path(folder), helpers, numbers)
+        for count, section in enumerate(sections, 1):
             on_section((section.__doc__ or "").splitlines()[0])
             for name, value in section(bench):
-                bench.numbers[name] = value
-                on_number(name, value)
+                record(name, value)
+            record_load(count)
     return {
-        **bench.numbers,
+        **numbers,
+        **asdict(this_machine()),
         "quick": quick,
         "data": source.name,
         "images": len(source),
-        "workers": helpers.count,
-        "processor": processor(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "fedgh": __version__,

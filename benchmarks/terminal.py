@@ -3,12 +3,14 @@
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.compare import Loss, losses
+from benchmarks.load import LIMIT, highest, is_too_high
 from benchmarks.suite import Numbers, Section, measure
 from fedgh.errors import ConfigError
 from fedgh.files import make_folder, write_atomic
@@ -19,12 +21,14 @@ def bench(
     sections: Sequence[Section],
     *,
     quick: bool,
+    load: Callable[[], float | None],
     data_dir: Path | None = None,
     out: Path | None = None,
 ) -> Numbers:
-    """Run the sections, print every number when it is measured, and write all to `out` as JSON.
+    """Run the sections, and print every number when it is measured.
 
-    After an interruption, the numbers measured until then are in NAME.partial.json.
+    `out` is the file that the numbers will be written to. After an interruption, the numbers
+    measured until then are in NAME.partial.json.
     """
     if out is not None:
         _check_writable(out)
@@ -37,13 +41,15 @@ def bench(
             status.update(title)
 
         def on_number(name: str, value: float) -> None:
-            console.print(f"  {name:<44} {value:>12.4g}", highlight=False)
+            note = "  [red]busy[/]" if is_too_high(name, value) else ""
+            console.print(f"  {name:<44} {value:>12.4g}{note}", highlight=False)
             so_far[name] = value
 
         try:
             numbers = measure(
                 sections,
                 quick=quick,
+                load=load,
                 data_dir=data_dir,
                 on_section=on_section,
                 on_number=on_number,
@@ -54,12 +60,44 @@ def bench(
             raise
     numbers["seconds"] = time.perf_counter() - start
     console.print(
-        f"\n{numbers['seconds']:.0f} s on {numbers['processor']}, data: {numbers['data']}"
+        f"\n{numbers['seconds']:.0f} s on {numbers['processor']} ({numbers['instruction_set']}), "
+        f"{numbers['cores']} cores, {numbers['memory_gib']:.0f} GiB, data: {numbers['data']}"
     )
-    if out is not None:
-        _write(out, numbers)
-        console.print(f"written to {out}")
     return numbers
+
+
+def conclude(console: Console, numbers: Numbers, stored: Numbers, out: Path) -> int:
+    """Write a result to `out` and return 0, or 1 if numbers are worse than the stored ones.
+
+    The numbers of a busy machine or of a quick benchmark are not a result: they are not written.
+    Return 1 for a busy machine.
+    """
+    busy = highest(numbers) > LIMIT
+    reasons = ["the benchmark was a quick one"] if numbers["quick"] else []
+    if busy:
+        reasons.append(
+            f"others used {highest(numbers):.0%} of the cores (the limit is {LIMIT:.0%})"
+        )
+    if reasons:
+        console.print(
+            f"[red]This is not a result[/]: {', and '.join(reasons)}. Nothing is written."
+        )
+        return int(busy)
+    lost = losses(stored, numbers)
+    if lost:
+        console.print(_losses(lost))
+    _write(out, numbers)
+    console.print(f"written to {out}")
+    return int(bool(lost))
+
+
+def _losses(lost: Sequence[Loss]) -> Table:
+    table = Table("number", "before", "now", "worse by", title="worse than the stored result")
+    for loss in lost:
+        table.add_row(
+            loss.name, f"{loss.before:.4g}", f"{loss.now:.4g}", f"[red]{loss.share:.0%}[/]"
+        )
+    return table
 
 
 def _check_writable(out: Path) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from benchmarks.load import load_by_others
 from benchmarks.methods import all_methods
 from benchmarks.suite import measure
 from fedgh.formats import human_bytes
@@ -38,7 +39,12 @@ PUBLIC = {"none": "no", "server": "on the server", "all": "on all clients"}
 def measure_times(names: Sequence[str]) -> None:
     """Measure the round times of methods, and write them with machine and versions."""
     section = partial(all_methods, names=names or METHODS)
-    numbers = measure([section], quick=True, on_number=lambda name, value: print(name, value))
+    numbers = measure(
+        [section],
+        load=load_by_others(),
+        quick=True,
+        on_number=lambda name, value: print(name, value),
+    )
     known = json.loads(TIMES.read_text(encoding="utf-8")) if names else {}
     TIMES.write_text(json.dumps(known | numbers, indent=1) + "\n", encoding="utf-8")
 

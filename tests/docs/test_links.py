@@ -33,7 +33,7 @@ def test_replacing_paths_keeps_anchors_and_all_other_text() -> None:
         ("docs/results/README.md", "results/README.md"),
         ("SECURITY.md", "project/security.md"),
         ("docs/notebooks/tour.ipynb", "notebooks/tour.md"),
-        ("benchmarks/results/latest.json", "files/benchmarks/results/latest.json"),
+        ("benchmarks/results/avx2-2-cores.json", "files/benchmarks/results/avx2-2-cores.json"),
     ],
 )
 def test_files_of_the_repository_have_a_path_in_the_site(path: str, uri: str) -> None:
