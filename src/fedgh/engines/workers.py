@@ -33,7 +33,7 @@ from fedgh.runs.checkpoint import ClientFiles
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # constants of glibc's malloc.h
 SECONDS_BETWEEN_MESSAGES = 0.02
-"""For this time a worker collects answers; a message costs more than a short job."""
+"""Seconds for which a worker collects answers: a message costs more than a short job."""
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -109,7 +109,7 @@ class Workers:
             pass
 
     def close(self) -> None:
-        """End the workers at once; state files stay valid, since each is written completely."""
+        """End the workers at once; a segment that one of them is writing has no name yet."""
         for process, connection in self._workers:
             connection.close()
             process.terminate()
@@ -162,7 +162,8 @@ def _work(connection: Connection, blueprint: Blueprint, files: ClientFiles, memo
                 if time.monotonic() > sent + SECONDS_BETWEEN_MESSAGES:
                     connection.send(answers)
                     answers, sent = [], time.monotonic()
-            connection.send(answers)
+            if answers:
+                connection.send(answers)
     except (EOFError, OSError):
         return
 
