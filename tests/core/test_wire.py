@@ -17,6 +17,15 @@ def valid_payload() -> Payload:
     return {"classes": torch.tensor([4, 0], dtype=torch.int32), "means": torch.ones(2, 3)}
 
 
+def test_views_are_sent_as_they_are_read() -> None:
+    x = torch.tensor([1 + 2j, 3 - 4j])
+    views = {"conj": x.conj(), "neg": torch._neg_view(torch.ones(2)), "step": torch.arange(6)[::2]}
+    sent = wire.from_bytes(wire.to_bytes(views))
+    assert all(sent[name].equal(view) for name, view in views.items())
+    with pytest.raises(NotImplementedError):
+        wire.to_bytes({"nowhere": torch.ones(2, device="meta")})
+
+
 def test_a_payload_is_unchanged_after_serialisation() -> None:
     sent = valid_payload() | {"transposed": torch.arange(6.0).view(2, 3).T}
     assert_close(wire.from_bytes(wire.to_bytes(sent)), sent)

@@ -127,7 +127,7 @@ def remount(workdir: Path, option: str) -> None:
 
 @needs_root
 @pytest.mark.faults
-@pytest.mark.parametrize("kilobytes", [4, 24, 48, 64, 80, 96, 112])
+@pytest.mark.parametrize("kilobytes", [4, 24, 40, 56, 64, 80, 96])
 def test_a_run_on_a_full_disk_is_resumed_on_a_larger_one(
     kilobytes: int, case: Case, new_workdir: NewWorkdir
 ) -> None:

@@ -141,6 +141,63 @@ def test_a_process_whose_new_states_have_all_moved_writes_nothing(tmp_path: Path
     assert value(ClientFiles(tmp_path, 1), 0) == 5
 
 
+def test_a_client_is_found_in_its_last_round_although_other_segments_have_higher_numbers(
+    tmp_path: Path,
+) -> None:
+    one, other = ClientFiles(tmp_path, 0).split(2)
+    for round in (1, 2, 3):  # the other process writes nothing
+        for client in range(4 if round == 1 else 1):
+            one.write(round, client, state(round))
+        one.seal(round)
+        one.delete_superseded()
+    span = one.forget(0)
+    assert span is not None
+    other.adopt(0, span)
+    other.write(4, 0, state(4))
+    for process in (one, other):
+        process.seal(4)
+        process.delete_superseded()
+    discard_leftovers(tmp_path, 4, "")
+    stored = ClientFiles(tmp_path, 4)
+    assert [value(stored, client) for client in range(4)] == [4, 1, 1, 1]
+    stored.write(5, 1, state(5))
+    stored.seal(5)
+    assert len(set(names(tmp_path))) == len(names(tmp_path))
+    assert value(ClientFiles(tmp_path, 5), 1) == 5
+
+
+def test_a_seal_leaves_few_superseded_bytes_in_its_own_segment(tmp_path: Path) -> None:
+    files = ClientFiles(tmp_path, 0)
+    for round in (1, 2):  # both before the same commit, as if memory was short
+        for client in range(20):
+            files.write(round, client, state(round, 200))
+    files.seal(2)
+    (segment,) = tmp_path.iterdir()
+    one = len(pack(state(0, 200), client=0, round=1, run=""))
+    assert segment.stat().st_size < (1 + MAX_WASTE) * 20 * one + 1500  # with its index
+
+
+def test_a_full_disk_leaves_no_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = ClientFiles(tmp_path, 0)
+    for client in range(3):
+        files.write(1, client, state(client))
+    files.seal(1)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedgh.files.os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        ClientFiles(tmp_path, 1).erase(0, 1)
+    again = ClientFiles(tmp_path, 1)
+    again.write(2, 0, state(0))
+    with pytest.raises(OSError, match="No space"):
+        again.seal(2)
+    assert names(tmp_path) == ["clients-000001.round-000001.states"]
+
+
 def test_states_that_are_replaced_before_a_seal_take_no_space(tmp_path: Path) -> None:
     files, one = ClientFiles(tmp_path, 0), len(pack(state(0, 100), client=0, round=1, run=""))
     for number in range(100):
@@ -201,6 +258,7 @@ def rows(*spans: list[int]) -> torch.Tensor:
         {"states": rows([0, 1, -5, 3])},
         {"states": rows([0, 1, 5, 3])},
         {"states": rows([0, 1, 0, 1], [0, 1, 1, 2])},
+        {"states": rows(*([client, 1, 0, 6] for client in range(40)))},  # they overlap
         {"states": rows([0, 1, 0])},
         {"states": rows([0, 1, 0, 1]).float()},
         {"states": torch.tensor(1)},

@@ -46,7 +46,8 @@ def start_workers_early(file: Path, set_: list[str] | None, engine: EngineName |
 
     chosen = [text.partition("=")[2] for text in set_ or [] if text.startswith("run.engine=")]
     if (engine or (chosen or [_engine_in(file)])[-1]) == "workers":
-        start_early(also=["fedgh.cli"])
+        with suppress(OSError):  # if it cannot start now, the workers report why
+            start_early(also=["fedgh.cli"])
 
 
 def _engine_in(file: Path) -> str:

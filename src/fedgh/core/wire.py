@@ -51,11 +51,16 @@ def nbytes(payload: Payload) -> int:
 
 
 def to_bytes(payload: Payload, metadata: dict[str, str] | None = None) -> bytes:
-    """Return a payload in main memory as the bytes of a message, or of a file with metadata."""
-    dense = {name: tensor.detach().contiguous() for name, tensor in payload.items()}
+    """Return a payload as the bytes of a message, or of a file with metadata."""
+    dense = {name: _dense(tensor) for name, tensor in payload.items()}
     # The function of `safetensors.torch` takes several times as long for small tensors.
     content: bytes = safetensors.serialize({n: _position(t) for n, t in dense.items()}, metadata)
     return bytes(content)
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """Return a tensor whose numbers are in main memory, in their order and as they are read."""
+    return tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
 
 
 def _position(tensor: Tensor) -> safetensors.TensorSpec:

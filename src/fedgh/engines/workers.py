@@ -33,7 +33,7 @@ from fedgh.runs.checkpoint import ClientFiles
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # constants of glibc's malloc.h
 SECONDS_BETWEEN_MESSAGES = 0.02
-"""Seconds for which a worker collects answers: a message costs more than a short job."""
+"""A worker sends its answers together if its last message was sent less than this time ago."""
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -123,6 +123,8 @@ class Workers:
         (span,) = self._answers(1)
         if span is not None:
             self._send(destination, "adopt", (client, span))
+            for _ in self._answers(1):  # until then the other worker must not delete the file
+                pass
 
     def _send(self, worker: int, command: str, argument: object) -> None:
         process, connection = self._workers[worker]
@@ -180,6 +182,7 @@ def _answer(host: ClientHost, files: ClientFiles, command: str, argument: Any) -
             yield files.forget(client)
         elif command == "adopt":
             files.adopt(*argument)
+            yield None
         else:
             host.save(argument)
             yield None

@@ -3,8 +3,9 @@
 A checkpoint of round t is written as one file of each process with the states of its clients that
 have changed (a segment), followed by the server's file. The server's file names the round and
 replaces the previous one in one step; this step is the commit. Segments of later rounds are
-leftovers of an interrupted round and are ignored. Segments are numbered: the newest state of a
-client is in the last one that has the client. A segment is deleted after a commit that supersedes
+leftovers of an interrupted round and are ignored. The newest state of a client is in the segment of
+the latest round that has the client; segments of one round are numbered, for a round that was
+computed or changed again. A segment is deleted after a commit that supersedes
 all its states; one of which few states are left is copied to the next segment first. Every file
 contains the identity of its run, and a state of another run is refused.
 """
@@ -13,7 +14,7 @@ import copy
 import errno
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,6 +36,8 @@ from fedgh.runs.segment import Index, Span, publish, read_index, read_span
 
 MAX_WASTE = 0.5
 """Largest size of superseded states in segments, relative to the size of all current states."""
+
+_ANOTHER = "it is the state of another client, round or run"
 
 _SEGMENT = re.compile(r"clients-(\d+)\.round-(\d+)\.states")
 _SINGLE = re.compile(r"client-(\d+)\.round-(\d+)\.safetensors")
@@ -104,7 +107,7 @@ class ClientFiles:
         self._superseded: list[Path] = []  # by the last seal
         self._number, self._step = 1, 1  # of the next segment, and to the one after it
         for number, path in _segments(folder):
-            self._number = number + 1
+            self._number = max(self._number, number + 1)
             if _round_of(path) <= round:
                 with _as_run_error(path):
                     states = self._states_in(path)
@@ -126,10 +129,14 @@ class ClientFiles:
         return parts
 
     def _states_in(self, path: Path) -> Index:
-        single = _SINGLE.fullmatch(path.name)
+        single, round = _SINGLE.fullmatch(path.name), _round_of(path)
         if single is None:
-            return read_index(path, run=self.run, round=_round_of(path))
-        return {int(single[1]): Span(path, _round_of(path), 0, path.stat().st_size)}
+            return read_index(path, run=self.run, round=round)
+        client = int(single[1])
+        expected = {"client": client, "round": round, "run": self.run}
+        if not expected.items() <= read_metadata(path).items():
+            raise ValueError(_ANOTHER)
+        return {client: Span(path, round, 0, path.stat().st_size)}
 
     @property
     def clients(self) -> list[int]:
@@ -158,19 +165,16 @@ class ClientFiles:
         span = self._index.get(client)
         if span is None:
             return None
-        with _as_run_error(span.path, f"the state of client {client}"):
-            content = self._bytes(span, limit)
-            metadata, state = unpack(content)
-            if metadata != {"client": client, "round": span.round, "run": self.run}:
-                raise ValueError("it is the state of another client, round or run")
-        return content, state
-
-    def _bytes(self, span: Span, limit: int = MAX_STATE) -> bytes:
-        if span.size > limit:
-            raise OSError(errno.EFBIG, f"it has more than {limit:,} bytes", str(span.path))
         if self._new is not None and span.path == self._new.path:
             self._new.flush()
-        return read_span(span)
+        with _as_run_error(span.path, f"the state of client {client}"):
+            if span.size > limit:
+                raise OSError(errno.EFBIG, f"it has more than {limit:,} bytes", str(span.path))
+            content = b"".join(read_span(span))
+            metadata, state = unpack(content)
+            if metadata != {"client": client, "round": span.round, "run": self.run}:
+                raise ValueError(_ANOTHER)
+        return content, state
 
     def check(self, trained: Sequence[int]) -> None:
         """Raise RunError if the state of a client that has trained is missing.
@@ -192,17 +196,21 @@ class ClientFiles:
         """Write a client's state after `round`, given as bytes."""
         self._put(round, client, [content])
 
-    def _put(self, round: int, client: int, content: Sequence[Buffer]) -> None:
+    def _put(self, round: int, client: int, content: Iterable[Buffer]) -> None:
         try:
             self._append(round, client, content)
             assert self._new is not None
-            if self._new.size > 2 * self._live[self._new.path]:  # of states that were replaced here
-                self._rewrite_new()
+            self._rewrite_new(above=2)
         except BaseException:
             self._discard_new()
             raise
 
-    def _append(self, round: int, client: int, content: Sequence[Buffer]) -> None:
+    def _copy(self, client: int) -> None:
+        """Copy a client's state to the new file."""
+        span = self._index[client]
+        self._append(span.round, client, _stored(span))
+
+    def _append(self, round: int, client: int, content: Iterable[Buffer]) -> None:
         if self._new is None:
             self._new = PartFile(self.folder, name="clients")
         start = self._new.size
@@ -223,16 +231,21 @@ class ClientFiles:
         self._written.discard(client)
         return span
 
-    def _rewrite_new(self) -> None:
-        """Copy the newest states of the file that is being written to another one."""
-        old, clients = self._new, sorted(self._written)
-        assert old is not None
+    def _rewrite_new(self, above: float) -> None:
+        """Copy the newest states of the new file to another one if they take little of it.
+
+        Otherwise, if the file has at most `above` times their size, do nothing.
+        """
+        old = self._new
+        if old is None or old.size <= above * self._live[old.path]:
+            return
         old.flush()
         self._new = None
-        for client in clients:
-            span = self._index[client]
-            self._append(span.round, client, [read_span(span)])
-        old.discard()
+        try:
+            for client in sorted(self._written):
+                self._copy(client)
+        finally:
+            old.discard()
 
     def _discard_new(self) -> None:
         if self._new is not None:
@@ -243,6 +256,7 @@ class ClientFiles:
         """Make all written states durable, as a segment of `round`, before that is committed."""
         self.delete_superseded()
         try:
+            self._rewrite_new(above=1 + MAX_WASTE)
             self._copy_from_wasteful()
             if self._written:
                 self._publish(round)
@@ -278,7 +292,7 @@ class ClientFiles:
                 states = self._states_in(path)
             for client, span in states.items():
                 if self._index.get(client) == span:
-                    self._append(span.round, client, [read_span(span)])
+                    self._copy(client)
 
     def delete_superseded(self) -> None:
         """Delete the segments that the last seal superseded; call this after its commit."""
@@ -296,9 +310,7 @@ class ClientFiles:
 
     def adopt(self, client: int, span: Span) -> None:
         """Manage a client's state that another process has given up: copy it."""
-        with _as_run_error(span.path):
-            content = read_span(span)
-        self.put(span.round, client, content)
+        self._put(span.round, client, _stored(span))
 
     def delete_unused(self) -> None:
         """Delete the segments without a current state."""
@@ -308,21 +320,31 @@ class ClientFiles:
     def erase(self, client: int, round: int) -> None:
         """Delete all states of a client after the committed `round`, also superseded ones."""
         self._drop(client)
-        for each, span in list(self._index.items()):
-            self._append(span.round, each, [self._bytes(span)])
+        try:
+            for each in self.clients:
+                self._copy(each)
+        except BaseException:
+            self._discard_new()
+            raise
         self.seal(round)
         self.delete_superseded()
 
 
-def _segments(folder: Path) -> list[tuple[int, Path]]:
-    """Return the number and path of each segment in a folder, in the order of their numbers.
+def _stored(span: Span) -> Iterator[bytes]:
+    """Yield the bytes of a state. Raise RunError if they cannot be read."""
+    with _as_run_error(span.path):
+        yield from read_span(span)
 
-    Files with a single state have the number 0 and are in the order of their rounds.
+
+def _segments(folder: Path) -> list[tuple[int, Path]]:
+    """Return the number and path of each segment in a folder, in the order of round and number.
+
+    Files with a single state have the number 0.
     """
     paths = list(folder.iterdir())
-    numbered = sorted((int(m[1]), path) for path in paths if (m := _SEGMENT.fullmatch(path.name)))
-    single = sorted(filter(lambda path: _SINGLE.fullmatch(path.name), paths), key=_round_of)
-    return [*((0, path) for path in single), *numbered]
+    found = [(int(m[1]), path) for path in paths if (m := _SEGMENT.fullmatch(path.name))]
+    found += [(0, path) for path in paths if _SINGLE.fullmatch(path.name)]
+    return sorted(found, key=lambda item: (_round_of(item[1]), *item))
 
 
 def _round_of(path: Path) -> int:

@@ -5,6 +5,7 @@ the index in eight bytes. The index has a row for each state: client, round, fir
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +14,11 @@ import torch
 from fedgh.files import PartFile, open_regular
 from fedgh.runs.sealed import pack, unpack
 
-MAX_INDEX = 2**27
-"""Maximum size of an index in bytes: enough for four million clients."""
+MAX_INDEX = 2**26
+"""Maximum size of an index in bytes: enough for two million clients."""
+
+_PIECE = 2**24
+"""Bytes that are read at a time."""
 
 _LENGTH = 8
 """Bytes of the length at the end of a segment."""
@@ -39,11 +43,12 @@ Index = dict[int, Span]
 """The position of each client's state."""
 
 
-def read_span(span: Span) -> bytes:
-    """Return the bytes of a state."""
+def read_span(span: Span) -> Iterator[bytes]:
+    """Yield the bytes of a state in pieces."""
     with open_regular(span.path) as file:
         file.seek(span.start)
-        return file.read(span.size)
+        for start in range(span.start, span.end, _PIECE):
+            yield file.read(min(_PIECE, span.end - start))
 
 
 def read_index(path: Path, **identity: int | str) -> Index:
@@ -67,6 +72,8 @@ def read_index(path: Path, **identity: int | str) -> Index:
         if client in index or not start <= stop <= end:
             raise ValueError("its index is not one")
         index[client] = Span(path, round, start, stop)
+    if sum(span.size for span in index.values()) > end:
+        raise ValueError("its index is not one")  # states overlap, and copies would take more space
     return index
 
 

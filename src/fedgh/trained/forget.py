@@ -19,7 +19,7 @@ from fedgh.core.method import Method
 from fedgh.core.rng import isolated
 from fedgh.core.server import CLASSES, GLOBAL
 from fedgh.core.threads import one_thread
-from fedgh.core.types import Payload, Recipient, Upload, part, prefixed
+from fedgh.core.types import CPU, Payload, Recipient, Upload, moved, part, prefixed
 from fedgh.core.uploads import Uploads
 from fedgh.errors import ConfigError, RunError
 from fedgh.runs.folder import RunFolder
@@ -70,6 +70,7 @@ def forget(
                 )
         server = method.forget(part(state, "server."), client)
         state = _without(state, client, others)
+        folder.update_versions()  # states are written in the current format
         # If the process is killed after this, only the same command can continue the run.
         folder.commit(
             round, {**state, **prefixed("server.", server), FORGETTING: torch.tensor(client)}
@@ -86,7 +87,7 @@ def forget(
             uploads = Uploads(
                 answers, task, round, resources.device, resources.public, resources.network
             )
-            server = method.server_update(server, uploads)
+            server = moved(method.server_update(server, uploads), CPU)
         folder.commit(round, {**state, **prefixed("server.", server)})
         folder.discard_leftovers()
     return ForgetResult(client, len(others), elsewhere)
