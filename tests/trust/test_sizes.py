@@ -97,7 +97,7 @@ def test_a_very_large_sparse_state_file_is_refused(
     copy = remote_folder.copy(tmp_path / "remote_folder")
     (segment,) = (copy.run / "checkpoint").glob("clients-*")
     index = pack(
-        {"states": torch.tensor([[k, 1, 0, 2**33] for k in range(20)])},
+        {"states": torch.tensor([[k, 1, 2**33 * (k > 0), 2**33] for k in range(20)])},
         run=RunFolder(copy.run).run_id,
         round=1,
     )

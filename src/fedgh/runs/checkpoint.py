@@ -50,6 +50,10 @@ def _as_run_error(path: Path, state: str = "") -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
+        if isinstance(error, FileNotFoundError) and _SEGMENT.fullmatch(path.name):
+            raise RunError(
+                f"{path} was deleted meanwhile; if the run is still training, try again"
+            ) from None
         reason = error.strerror if isinstance(error, OSError) else error
         raise RunError(
             f"{path}{f': {state}' if state else ''} cannot be read ({reason or error}), so the run "

@@ -153,8 +153,13 @@ def _checkpoint(
     if FORGETTING in state and not forgetting:
         raise unfinished_forget(folder, state)
     trained = state["trained"].tolist()
-    files = folder.client_files(round)
-    files.check(trained)
+    try:
+        files = folder.client_files(round)
+        files.check(trained)
+    except RunError:
+        if folder.committed()[0] == round:
+            raise
+        return _checkpoint(folder, experiment, forgetting=forgetting)  # the run has gone on
     took_part = [client for client, last in enumerate(trained) if last]
     return Checkpoint(experiment, experiment.blueprint(), round, took_part, files)
 
