@@ -45,6 +45,7 @@ class Workers:
         self, blueprint: Blueprint, files: ClientFiles, memory: int, count: int = 0
     ) -> None:
         _share(blueprint)
+        _return_memory()
         count = count or processes_for(blueprint.device, available_cores())
         count = min(count, blueprint.task.num_clients)
         self._cost = blueprint.cost
@@ -201,6 +202,16 @@ def become_worker() -> None:
     gc.freeze()  # a collection would touch all imported objects, and copy pages that are shared
     _keep_memory()
     torch.set_num_threads(1)
+
+
+def _return_memory() -> None:
+    """Return free memory of this process, which trains nothing, to the operating system.
+
+    Networks have been made here to check the configuration. Only glibc has malloc_trim.
+    """
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
 
 
 def _keep_memory() -> None:
