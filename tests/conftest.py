@@ -9,7 +9,7 @@ torch.set_num_threads(1)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Name a test's group in its id: by that, pytest-xdist runs a group in one process.
 
-    pytest-xdist 3.8 names it as well, but since pytest 9.2 without effect (its issue 1386): the
+    pytest-xdist 3.8 names it as well, but since pytest 9.2 without effect: the
     federations and runs that a group shares would be made twice, at the same time.
     """
     if not getattr(config.option, "loadgroup", False):
