@@ -27,6 +27,7 @@ from fedgh.core.names import Names
 from fedgh.core.types import GlobalRounds, LocalTraining, NameList
 from fedgh.data.fetch import expanded
 from fedgh.data.public import KNOWN_NAMES
+from fedgh.data.published import Published
 from fedgh.data.sources import SOURCES
 from fedgh.defaults import EXTRACTOR_NAMES, IMAGE_SIZE, REP_DIM
 from fedgh.errors import ConfigError, unknown
@@ -35,6 +36,7 @@ from fedgh.limits import LimitError, Limits
 from fedgh.methods import METHODS, find_method, name_of, plugins
 from fedgh.privacy.mechanism import MIN_DELTA
 from fedgh.renames import SETTINGS, with_current_names
+from fedgh.secure.terms import MIN_CLIENTS
 from fedgh.trust import OWN, ForeignError, Trust, texts_in
 
 DEFAULT_METHOD = "fedgh"
@@ -128,6 +130,14 @@ class PrivacySection(_SectionModel):
     counts: Literal["public", "secret"] = "public"  # "secret" hides the samples per class
 
 
+class SecureSection(_SectionModel):
+    """Secure aggregation: the server learns sums of uploads only; see `secure`."""
+
+    enabled: bool = False  # clients mask their uploads; for methods that need only sums
+    min_clients: int = Field(MIN_CLIENTS, ge=MIN_CLIENTS)  # fewest clients of a sum
+    fraction_bits: int = Field(24, ge=1, le=40)  # numbers are rounded to steps of 2**-fraction_bits
+
+
 class RunSection(_SectionModel):
     """Settings of execution, evaluation and storage; they do not change what honest clients learn.
 
@@ -144,10 +154,11 @@ class RunSection(_SectionModel):
     eval_every: int = Field(1, ge=1)  # rounds between evaluations; the last round is evaluated
     evaluate: Literal["all", "trained"] = "all"  # mean over all clients, or those that trained
     checkpoint_every: int = Field(1, ge=1)  # rounds between checkpoints
-    quorum: float = Field(0.0, ge=0, le=1)  # share of uploads below which the run ends
+    quorum: float = Field(0.0, ge=0, le=1)  # share of uploads that a round needs
     strikes: int = Field(3, ge=0)  # rejected uploads after which a client is excluded; 0 = never
     max_norm: float = Field(1000.0, gt=0)  # largest L2 norm of a row in uploads and downloads
     deadline: float = Field(600.0, gt=0)  # seconds for a round of a client on another machine
+    secure_deadline: float = Field(60.0, gt=0)  # seconds for each other message of `[secure]`
     global_accuracy: GlobalRounds = "last"  # evaluated rounds that measure it
     callbacks: CallbackNames = []  # tensorboard, wandb, mlflow, or your own: package.module:name
 
@@ -159,8 +170,10 @@ class _Sections(_SectionModel):
     model: ModelSection = ModelSection()
     local: LocalTraining = LocalTraining()
     privacy: PrivacySection = PrivacySection()
+    secure: SecureSection = SecureSection()
     defence: Defence = Defence()
     attack: Attack = Attack()
+    published: Published = Published()
     run: RunSection = RunSection()
 
 
@@ -192,8 +205,10 @@ class Config(_Sections):
         used = {
             "public": self.public.name != "none",
             "privacy": self.privacy.protects != "nothing",
-            "defence": self.defence != Defence(),
+            "secure": self.secure.enabled,
+            "defence": self.defence.used,
             "attack": self.attack.clients > 0,
+            "published": self.published != Published(),
         }
         for section in (name for name, is_used in used.items() if not is_used):
             del table[section]

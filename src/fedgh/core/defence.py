@@ -63,9 +63,14 @@ class Defence:
     norms, of their sums of norms, and so on. If a sum is too large, all its terms shrink by one
     factor. A number of samples stays at least 1, even if the sum then exceeds its maximum."""
 
+    @property
+    def used(self) -> bool:
+        """True if uploads are clipped or filtered."""
+        return bool(self.agreement or self.clip)
+
     def apply(self, uploads: Iterable[Upload], dropped: "OutlierLog") -> Iterator[Upload]:
         """Yield the clipped and filtered uploads in order; add dropped class means to the log."""
-        if not (self.agreement or self.clip):
+        if not self.used:
             yield from uploads
             return
         checked = list(uploads)

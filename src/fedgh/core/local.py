@@ -331,11 +331,12 @@ def evaluate(client: Client, predict: Predict, on: Examples) -> Evaluation:
     """Return the confusion matrix and mean loss of the client's predictions on samples."""
     classes = client.task.num_classes
     counts = torch.zeros(classes * classes, dtype=torch.int64)
-    total = 0.0
+    total, accuracies = 0.0, []
     eval_mode(client)
     with client.timed("evaluate"):
         for x, y in in_order(on, client.device):
             logits, labels = predict(client, x).cpu(), y.cpu()
             counts += (labels * classes + logits.argmax(1)).bincount(minlength=len(counts))
             total += float(cross_entropy(logits.double(), labels, reduction="sum"))
-    return Evaluation(counts.view(classes, classes), total / len(on))
+            accuracies.append(float((logits.argmax(1) == labels).double().mean()))
+    return Evaluation(counts.view(classes, classes), total / len(on), tuple(accuracies))

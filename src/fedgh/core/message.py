@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fedgh.core import wire
 from fedgh.core.average import network_spec, network_state, network_weights
 from fedgh.core.header import header_spec
+from fedgh.core.sums import ClassTotals, Scale, Summation, WeightedTensors
 from fedgh.core.types import Client, Payload, SplitModel, Task, part
 from fedgh.errors import MethodError, WireError
 
@@ -93,6 +94,11 @@ class Message(ABC):
     def averaged(self, client: Client) -> Callable[[Tensor], Tensor] | None:
         """Return the function of inputs whose means are sent; None if no means are sent."""
         return None
+
+    def summation(self, method: "Method", shapes: Shapes, scale: Scale) -> Summation:
+        """Return how such uploads are added up; raise MethodError if they cannot be."""
+        specs, by_samples = self.specs(method, shapes), method.weighs_by_examples
+        return WeightedTensors.of(method.name, self.text, specs, scale, by_samples=by_samples)
 
     def __add__(self, other: "Message") -> "Message":
         return Combined((self, other))
@@ -171,6 +177,12 @@ class PerClass(Message):
                 "with privacy, send class means exactly as class_means, class_statistics or "
                 "class_outputs return them: other values have no noise"
             )
+
+    def summation(self, method: "Method", shapes: Shapes, scale: Scale) -> Summation:
+        if not self.counts:
+            return super().summation(method, shapes, scale)  # raises an error: rows vary
+        width = shapes.task.rep_dim if self.of == "representation" else shapes.task.num_classes
+        return ClassTotals(shapes.task.num_classes, width, scale)
 
     def averaged(self, client: Client) -> Callable[[Tensor], Tensor]:
         if self.of == "representation":

@@ -100,6 +100,10 @@ class Method(ABC):
     whose clients differ there is refused before it runs."""
     weighs_by_examples: ClassVar[bool] = False
     """True if clients tell the server how many training samples they have."""
+    sums_suffice: ClassVar[bool] = False
+    """True if `server_update` does the same for one upload, which is the weighted mean of all as
+    `up` declares it, as for all of them. Only then can uploads be masked (`[secure]`). A class that
+    defines `server_update` must declare it anew."""
     accepts_newcomers: ClassVar[bool] = False
     """True if the server has a header for a client that joins after training has started."""
     releases_once: ClassVar[bool] = False
@@ -115,6 +119,8 @@ class Method(ABC):
         super().__init_subclass__(**options)
         if "name" not in cls.__dict__:
             cls.name = cls.__name__.lower()
+        if "server_update" in cls.__dict__ and "sums_suffice" not in cls.__dict__:
+            cls.sums_suffice = False
         for name in DERIVED:
             if getattr(cls, name) is not getattr(Method, name):
                 raise TypeError(

@@ -22,6 +22,7 @@ class Evaluation:
 
     counts: Tensor  # [true, predicted]
     loss: float  # mean over the samples
+    batch_accuracies: tuple[float, ...] = ()  # of each batch, in order
 
 
 def accuracy(evaluation: Evaluation) -> float:

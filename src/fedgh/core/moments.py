@@ -132,7 +132,7 @@ class Moments:
             "second": wire.Field(torch.int32, (wire.Dim("digits of second", 2), triangle)),
         }
 
-    def check(self) -> None:
+    def check(self, max_samples: int = MAX_SAMPLES) -> None:
         """Raise WireError unless some set of samples has these moments, up to rounding.
 
         The sum of n vectors of length one has length at most n, the sum of their squared lengths is
@@ -140,8 +140,8 @@ class Moments:
         """
         held = self.classes
         samples = float(self.counts.sum())
-        if samples > MAX_SAMPLES:
-            raise WireError(f"'counts' add up to more than {MAX_SAMPLES:,} samples")
+        if samples > max_samples:
+            raise WireError(f"'counts' add up to more than {max_samples:,} samples")
         if bool((self.sums[held].double().norm(dim=1) > self.counts[held] * STEPS).any()):
             raise WireError("'sums' are longer than 'counts' vectors of length one allow")
         diagonal = _square(self.second, self.width).diagonal()

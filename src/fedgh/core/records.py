@@ -34,6 +34,8 @@ T = TypeVar("T")
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Bytes = Annotated[int, Field(ge=0, lt=2**63)]
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
 MAX_CLASSES = 10_000
 """Classes of a run, each of which appears in tables and charts."""
 
@@ -245,6 +247,7 @@ class Summary(Progress):
     machine: dict[str, str | int | None]
     privacy: PrivacySpending | None = None
     public_bytes_per_client: Bytes | None = None  # of public data, sent once to every client
+    linear_accuracy: Share | None = None  # of the partition: the lower, the harder
 
 
 def checked(kind: type[T], value: object, file: object) -> T:

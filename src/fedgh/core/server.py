@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf, isfinite
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from fedgh.core.metrics import METRICS, NEEDED, own_metrics, spread
 from fedgh.core.records import DroppedMeans, Problem, Round
 from fedgh.core.rng import isolated, stream
 from fedgh.core.subnet import Sizes, sizes_of
+from fedgh.core.sums import NUMBERS, Summation
 from fedgh.core.types import (
     CPU,
     Examples,
@@ -63,6 +64,17 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Stop all processes and free all resources."""
+
+
+@runtime_checkable
+class MaskingEngine(Engine, Protocol):
+    """An engine whose clients send masked uploads, of which the server learns only the sum."""
+
+    def unmask(self, senders: Sequence[int], length: int) -> tuple[Tensor, int]:
+        """Return the sum of the masks in these clients' uploads, and the bytes of messages.
+
+        Raise WireError if it cannot be computed, for example because too few clients are left.
+        """
 
 
 @dataclass
@@ -140,6 +152,7 @@ class Server:
         defence: Defence | None = None,
         max_norm: float = inf,
         strikes: int = 0,
+        summation: Summation | None = None,
         resources: ServerResources | None = None,
     ) -> None:
         self.task = task
@@ -153,6 +166,7 @@ class Server:
         self.defence = defence or Defence()
         self.max_norm = max_norm  # largest norm of a row in an upload
         self.max_strikes = strikes  # rejected uploads until exclusion; 0 = no limit
+        self.summation = summation  # of masked uploads; None: clients send uploads as they are
         self.server = part(state, "server.")
         self.bytes_total = int(state["bytes_total"])
         self._scores = {name: state[f"scores.{name}"].clone() for name in own_metrics()}
@@ -233,7 +247,7 @@ class Server:
         self._update(number, uploads, totals)
         server_seconds = time.perf_counter() - update - totals.waited
 
-        totals.discarded = self._too_large()
+        totals.discarded = totals.discarded or self._too_large()
         self._check_health(number, len(participants), totals, evaluate)
         if totals.discarded is not None:
             self.server, self._classes = before, classes_before
@@ -315,7 +329,7 @@ class Server:
     def _noting_classes(self, uploads: Iterator[Upload]) -> Iterator[Upload]:
         """Yield the uploads, and record their classes, except those that the defence dropped."""
         for upload in uploads:
-            if self._per_class:
+            if self._per_class and self.summation is None:
                 self._classes[upload.client_id, upload.payload["classes"].long()] = True
             yield upload
 
@@ -338,6 +352,8 @@ class Server:
 
     def _upload_specs(self, client: int) -> list[wire.Spec]:
         """Return the specs of this client's uploads, which depend on its architecture alone."""
+        if self.summation is not None:
+            return [self.summation.spec]
         kind = client % max(1, len(self._resources.networks))
         if kind not in self._specs:
             shapes = Shapes(self.task, lambda: self._resources.network(client))
@@ -399,12 +415,14 @@ class Server:
         started = time.perf_counter()  # this time counts as the engine's, not the server's
         replies = _in_order(jobs, self.engine.run(jobs), on_reply)
         totals.waited += time.perf_counter() - started
+        senders: list[int] = []
+        masked = torch.zeros(self.summation.length if self.summation else 0, dtype=torch.int64)
         while True:
             before = time.perf_counter()
             reply = next(replies, None)
             totals.waited += time.perf_counter() - before
             if reply is None:
-                return
+                break
             self._record_reply(reply, totals)
             try:
                 upload = self._read(reply)
@@ -417,8 +435,34 @@ class Server:
                 self._trained[reply.client_id] = reply.round
                 totals.uploads += 1
                 totals.bytes_up += wire.nbytes(upload.payload)
+                if self.summation is not None:
+                    senders.append(upload.client_id)
+                    masked += upload.payload[NUMBERS]
+                    continue
                 on_upload(upload)
                 yield upload
+        if senders:
+            yield from self._unmasked(senders, masked, totals)
+
+    def _unmasked(
+        self, senders: list[int], masked: Tensor, totals: RoundTotals
+    ) -> Iterator[Upload]:
+        """Yield one upload, the sum of masked ones; none, and the reason, if it cannot be used."""
+        engine, summation = self.engine, self.summation
+        assert isinstance(engine, MaskingEngine)
+        assert summation is not None
+        started = time.perf_counter()
+        try:
+            masks, wire_bytes = engine.unmask(senders, summation.length)
+            totals.wire_bytes += wire_bytes
+            upload = summation.decode(masked - masks, len(senders))
+            self.method.check_upload(self.task, upload.payload, self.max_norm)
+        except WireError as error:
+            totals.discarded = f"no sum of the masked uploads: {error}"
+            return
+        finally:
+            totals.waited += time.perf_counter() - started
+        yield upload
 
     def _read(self, reply: Reply) -> Upload | None:
         """Return the upload in a reply, or None. Raise WireError if it is not as declared."""
@@ -426,11 +470,13 @@ class Server:
             raise WireError(reply.invalid)
         if reply.up is None:
             return None
-        if self.method.weighs_by_examples and reply.num_examples < 1:
+        weighed = self.method.weighs_by_examples and self.summation is None
+        if weighed and reply.num_examples < 1:
             raise WireError(f"the upload has a weight of {reply.num_examples} samples")
         payload = wire.read(reply.up, self._upload_specs(reply.client_id), self.max_norm)
-        self.method.up.check(payload)
-        self.method.check_upload(self.task, payload, self.max_norm)
+        if self.summation is None:
+            self.method.up.check(payload)
+            self.method.check_upload(self.task, payload, self.max_norm)
         group, _ = self._architecture(reply.client_id)
         return Upload(reply.client_id, reply.num_examples, payload, group)
 
@@ -506,10 +552,10 @@ class Server:
                 + totals.first_problem()
             )
         if totals.discarded is not None and often:
-            raise RunError(
-                f"round {number}: {totals.discarded}{again}; lower the server's learning rate, "
-                "or raise run.max_norm"
-            )
+            advice = "lower the server's learning rate, or raise run.max_norm"
+            if self.summation is not None:
+                advice = f"check that enough clients answer, or {advice}"
+            raise RunError(f"round {number}: {totals.discarded}{again}; {advice}")
         if totals.uploads < self.quorum * participants:
             raise RunError(
                 f"round {number}: {totals.uploads} of {participants} participants sent an upload, "

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedgh.core.rng import stream
 from fedgh.errors import MethodError
 from fedgh.privacy.mechanism import Privacy
+from fedgh.secure.step import Step
 
 CPU = torch.device("cpu")
 
@@ -81,6 +82,7 @@ class Task:
     privacy: Privacy | None = None  # the mechanism that makes uploads private; None without privacy
     public_size: int = 0  # number of public samples that the method uses
     max_samples: int = UNKNOWN_SAMPLES  # most training samples of a client
+    secure: bool = False  # the server learns only sums of uploads
 
     def stream(self, name: str, round: int = 0) -> torch.Generator:
         """Return a random stream that is the same for the server and all clients in a round."""
@@ -286,6 +288,7 @@ class Job:
     trained: int = 0  # the round whose state the client starts from; 0: initial
     max_upload: int = 0  # bytes of the largest allowed upload
     evaluate_globally: bool = False  # evaluate on all classes, if it has trained
+    secure: Step | None = None  # a message of secure aggregation; without `down`, this is all
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """The choice of the device that clients and server compute on: CPU or GPU."""
 
+import os
+
 import torch
 
 from fedgh.errors import ConfigError
@@ -44,3 +46,18 @@ def device_of_worker(device: torch.device, worker: int) -> torch.device:
     if device.type != "cuda":
         return device
     return torch.device("cuda", worker % torch.cuda.device_count())
+
+
+def card_of(place: int) -> str:
+    """Return the GPU of a process with this number, as CUDA_VISIBLE_DEVICES names it.
+
+    The GPUs that this process may use are assigned in turn.
+    """
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    cards = allowed.split(",") if allowed else [*map(str, range(torch.cuda.device_count()))]
+    return cards[place % len(cards)].strip()
+
+
+def use_card(card: str) -> None:
+    """Restrict this process, which has not used a GPU yet, to one GPU."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = card

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from statistics import fmean
 from typing import Protocol
 
 import torch
@@ -16,6 +17,7 @@ from fedgh.core.message import Shapes
 from fedgh.core.method import RELEASE, Method
 from fedgh.core.metrics import METRICS, NEEDED, scores
 from fedgh.core.rng import isolated
+from fedgh.core.sums import NUMBERS, Scale, Summation
 from fedgh.core.types import (
     CPU,
     Client,
@@ -24,6 +26,7 @@ from fedgh.core.types import (
     LocalTraining,
     Payload,
     Reply,
+    SplitModel,
     Task,
     copied,
     moved,
@@ -33,6 +36,7 @@ from fedgh.core.types import (
 from fedgh.data.global_sample import GlobalSample
 from fedgh.data.partition import Partition
 from fedgh.data.public import PublicData
+from fedgh.data.published import Published
 from fedgh.data.sources import Source
 from fedgh.engines.device import repeatable
 from fedgh.errors import MethodError, RunError, WireError, one_line
@@ -61,10 +65,18 @@ class Blueprint:
     max_norm: float = math.inf  # largest norm of a row that a client accepts in a download
     attack: Attack = field(default_factory=Attack)  # by malicious clients, in a rehearsal
     public: PublicData | None = None  # samples known to all clients
+    published: Published = field(default_factory=Published)
+    scale: Scale | None = None  # of uploads that are masked and added up; None: they are not
     _flops: dict[int, int] = field(default_factory=dict, init=False)
     _specs: dict[int, tuple[list[wire.Spec], list[wire.Spec]]] = field(
         default_factory=dict, init=False
     )
+    _summations: dict[int, Summation] = field(default_factory=dict, init=False)
+
+    @property
+    def weight_is_sent(self) -> bool:
+        """True if clients tell the server their numbers of samples; in a sum they are hidden."""
+        return self.method.weighs_by_examples and self.scale is None
 
     def source(self, client_id: int) -> Source:
         """Return the data source that has the client's samples."""
@@ -93,6 +105,15 @@ class Blueprint:
             self._specs[kind] = specs
         return self._specs[kind]
 
+    def summation(self, client: Client) -> Summation:
+        """Return how uploads are added up, computed once for each kind of client."""
+        assert self.scale is not None
+        kind = self._kind(client.id)
+        if kind not in self._summations:
+            shapes = Shapes.of(client)
+            self._summations[kind] = self.method.up.summation(self.method, shapes, self.scale)
+        return self._summations[kind]
+
     def cost(self, job: Job) -> float:
         """Return an estimate of a job's operations, used to distribute jobs evenly.
 
@@ -110,7 +131,10 @@ class Blueprint:
         """Return a client in its initial state, which depends only on the seed."""
         task = self.task
         make_model = partial(split_model, self.extractors[client_id % len(self.extractors)], task)
-        with isolated(task.seed, "model", client_id):
+        drawn = client_id
+        if self.published.first_weights:  # one draw for all clients with the same network
+            drawn %= len(self.extractors)
+        with isolated(task.seed, "model", drawn):
             model = make_model()
         source = self.source(client_id)
         data = self.partition.data(client_id, source.x, source.y)
@@ -168,6 +192,7 @@ class ClientHost:
         # The states of these clients, without copies: to collect one takes longer than to use it.
         self._live: dict[int, Payload] = {}
         self._changed: set[int] = set()
+        self._last_trained: dict[int, SplitModel] = {}  # for each network, with first_weights
         self._used = 0
         repeatable(blueprint.device)  # also in a worker process, which has not found it itself
 
@@ -230,6 +255,7 @@ class ClientHost:
         errors: list[str] = []
         with isolated(client.task.seed, "client", client.id, job.round):
             if job.down is not None:
+                self._inherit(client, job)
                 before = copied(self._live[client.id])
                 try:
                     up = self._train(client, job.down, before)
@@ -238,6 +264,7 @@ class ClientHost:
                     up, client = None, self._restored(client, before)
                     errors.append(self._explain(problem))
                 del before  # its memory is free for the evaluation
+                self._pass_on(client, job)
             if self.blueprint.withhold_metrics:
                 metrics = {}  # differential privacy does not cover the method's own metrics
             try:
@@ -250,12 +277,34 @@ class ClientHost:
         return Reply(
             client_id=client.id,
             round=job.round,
-            num_examples=len(client.data.train) if self.blueprint.method.weighs_by_examples else 0,
+            num_examples=len(client.data.train) if self.blueprint.weight_is_sent else 0,
             up=up,
             metrics=_finite(metrics),
             seconds=self._seconds(client),
             error="; ".join(errors) or None,
         )
+
+    def _inherit(self, client: Client, job: Job) -> None:
+        """In the first round, go on from what the previous client with the same network trained.
+
+        As in the published code, whose clients share one network object in that round.
+        """
+        previous = self._last_trained.get(self._network(client)) if job.round == 1 else None
+        if previous is not None:
+            client.model.load_state_dict(previous.state_dict())
+
+    def _pass_on(self, client: Client, job: Job) -> None:
+        """Keep the client's network for the next client with the same one, also if it is evicted.
+
+        In later rounds there is no next one, and nothing is kept.
+        """
+        if self.blueprint.published.first_weights and job.round == 1:
+            self._last_trained[self._network(client)] = client.model
+        else:
+            self._last_trained.clear()
+
+    def _network(self, client: Client) -> int:
+        return client.id % len(self.blueprint.extractors)
 
     def _seconds(self, client: Client) -> dict[str, float]:
         """Return the seconds of each phase; if metrics are withheld, only of those in PHASES."""
@@ -312,13 +361,20 @@ class ClientHost:
         state = client.live_state()
         _check_state(state, before)
         self._keep(client, state)
-        up = wire.to_bytes(blueprint.attack.poison(client, upload))
+        upload = blueprint.attack.poison(client, upload)
+        if blueprint.scale is not None:
+            numbers = blueprint.summation(client).encode(upload, len(client.data.train))
+            upload = {NUMBERS: numbers}
+        up = wire.to_bytes(upload)
         self._changed.add(client.id)
         return up
 
     def _evaluate(self, client: Client) -> dict[str, float]:
         predict, data = self.blueprint.method.logits, client.data
-        metrics = scores(evaluate(client, predict, data.test), "test")
+        tested = evaluate(client, predict, data.test)
+        metrics = scores(tested, "test")
+        if self.blueprint.published.batch_means:
+            metrics["accuracy"] = fmean(tested.batch_accuracies)
         metrics |= scores(evaluate(client, predict, data.validation), "validation")
         if self.blueprint.withhold_metrics:
             return {name: metrics[name] for name in NEEDED}

@@ -292,6 +292,11 @@ def _connect(address: str, temp_folder: str) -> bool:
     """
     if ray.is_initialized():
         return False
+    if address.startswith("ray://"):  # Ray Client: it sends no code, and states go through a proxy
+        raise ConfigError(
+            f"run.address = '{address}': start fedgh on a machine of the cluster instead, with "
+            "run.address = 'auto', or host:port of the head node"
+        )
     try:
         host, _, port = address.partition(":")
         if port.isdigit():  # test the address first: Ray would retry for many minutes

@@ -19,7 +19,7 @@ class FedAlt(api.Method):
 
     family = "partial networks"
     about = "Extractor or header is personal and trains first; the other part is averaged."
-    weighs_by_examples = True
+    weighs_by_examples = sums_suffice = True
 
     personal: Literal["extractor", "header"] = "extractor"  # the part that never leaves a client
 

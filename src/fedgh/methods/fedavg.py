@@ -18,7 +18,7 @@ class FedAvg(api.Method):
     family, about = "whole networks", "The server averages the clients' networks."
     same_part = "network"
     up = down = api.Network("own")
-    weighs_by_examples = True
+    weighs_by_examples = sums_suffice = True
 
     def init_server(self, task: api.Task, models: api.Models, rng: Generator) -> Payload:
         return api.network_state(models[0])

@@ -26,6 +26,7 @@ class FedBABU(api.Method):
     about = "Extractors train under one fixed random header; clients tune after the upload."
     same_part = "extractor"
     up = down = api.Network("own", "extractor")
+    sums_suffice = True
 
     tune: Literal["all", "header"] = "all"  # the part that a client fine-tunes after its upload
     tune_epochs: Annotated[int, Field(ge=0)] = 5  # 0: evaluate without fine-tuning

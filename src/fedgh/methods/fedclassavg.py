@@ -34,7 +34,7 @@ class FedClassAvg(api.Method):
     family = "headers"
     about = "Averaged headers; two views of each batch are contrasted, headers stay near the mean."
     up = down = api.HEADER
-    accepts_newcomers = weighs_by_examples = True
+    accepts_newcomers = weighs_by_examples = sums_suffice = True
 
     mu: NonNegative = 0.1  # weight of the distance between the header and the received one
     temperature: Positive = 0.07  # of the contrastive loss; the authors' code has 100

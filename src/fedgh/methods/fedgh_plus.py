@@ -32,8 +32,10 @@ from fedgh.core.feature_header import HeaderKind, header_logits, solve, solve_wi
 from fedgh.core.local import class_statistics, outputs, train
 from fedgh.core.message import NOTHING, Message, OneOf, Own, Shapes, Sharing, for_each_class
 from fedgh.core.method import RELEASE, Method, Models
-from fedgh.core.moments import Moments, unit
+from fedgh.core.moment_totals import MomentTotals
+from fedgh.core.moments import MAX_SAMPLES, Moments, unit
 from fedgh.core.names import Names
+from fedgh.core.sums import ClassTotals, Scale, Summation
 from fedgh.core.types import (
     CPU,
     Client,
@@ -46,7 +48,7 @@ from fedgh.core.types import (
     prefixed,
 )
 from fedgh.core.uploads import Uploads
-from fedgh.errors import ConfigError, WireError
+from fedgh.errors import ConfigError, MethodError, WireError
 from fedgh.models.features import feature_map, fingerprint
 
 MAX_MEAN_NORM = 1 + 1e-5
@@ -99,6 +101,10 @@ class Statistics(Message):
         counts = wire.Field(torch.int32, (), at_least=1)
         return [{**for_each_class(shapes.task, means=means, counts=counts), "losses": LOSSES}]
 
+    def summation(self, method: Method, shapes: Shapes, scale: Scale) -> Summation:
+        kind = MomentTotals if self.kind == "moments" else ClassTotals
+        return kind(shapes.task.num_classes, self.feature_dim, scale)
+
 
 class FedGHPlus(Method):
     """`statistics = "own"` shares nothing: a control that shows the part of the federation."""
@@ -106,7 +112,7 @@ class FedGHPlus(Method):
     family = "statistics"
     about = "The server solves a header from summed statistics; clients fuse it with their network."
     name = "fedgh_plus"
-    accepts_newcomers = releases_once = True
+    accepts_newcomers = releases_once = sums_suffice = True
 
     features: Annotated[str, Names.FEATURES] = "auto"  # conv, relu, or the name of a network
     feature_dim: Annotated[int, Field(ge=8)] = 512  # width of feature vectors
@@ -154,6 +160,19 @@ class FedGHPlus(Method):
         digest = fingerprint(self._map(task))
         if self.shares == "nothing":
             return {}
+        header = {
+            "map": digest,
+            **prefixed("sum.", vars(Moments.zero(task.num_classes, self.feature_dim))),
+            "version": torch.tensor(0),
+        }
+        if task.secure:
+            if task.privacy is not None:
+                raise ConfigError(
+                    f"{self.name} has privacy or secure aggregation, not both: the server does not "
+                    "know the noise of a sum; set privacy.protects = 'nothing' or secure.enabled = "
+                    "false"
+                )
+            return header
         (spec,) = self.up.specs(self, Shapes(task, lambda: models[0]))
         size = task.num_clients * wire.max_bytes(spec)
         if size > MAX_STATISTICS:
@@ -162,20 +181,24 @@ class FedGHPlus(Method):
                 "method.feature_dim, or set method.covariance = 'own'"
             )
         return {
-            "map": digest,
+            **header,
             "noise": private_moments.noise_terms(task.privacy),
-            **prefixed("sum.", vars(Moments.zero(task.num_classes, self.feature_dim))),
             "losses": torch.zeros(task.num_clients, len(fusion.PAIRS)),
             "voted": torch.zeros(task.num_clients, dtype=torch.bool),
             "given": torch.zeros(task.num_clients, dtype=torch.bool),
             "known": torch.zeros(task.num_clients, dtype=torch.int64),
-            "version": torch.tensor(0),
         }
 
     def broadcast(self, server: Payload, to: Recipient) -> Payload:
         """Return median losses, a request for statistics, and the header if the client lacks it."""
         if self.shares == "nothing":
             return {}
+        if _summed(server):
+            wanted = (server["version"] == 0)[None]
+            none = torch.zeros(0, len(fusion.PAIRS))
+            return {"map": server["map"], "wanted": wanted, "losses": none} | part(
+                server, "header."
+            )
         voted = server["voted"]
         down = {
             "map": server["map"],
@@ -215,6 +238,8 @@ class FedGHPlus(Method):
         """Add new statistics, and solve the header again if there are any."""
         if self.shares == "nothing":
             return server
+        if _summed(server):
+            return self._solved_once(server, uploads)
         after = server | {name: server[name].clone() for name in PER_CLIENT}
         changed = False
         for upload in uploads:
@@ -233,6 +258,11 @@ class FedGHPlus(Method):
         """Return the server's state as if the client had never sent an upload."""
         if self.shares == "nothing":
             return server
+        if _summed(server):
+            raise MethodError(
+                f"{self.name} cannot forget a client of a run with secure aggregation: the server "
+                "knows only the sum of all statistics"
+            )
         prefix = f"client.{client_id}."
         statistics, total = part(server, prefix), Moments(**part(server, "sum."))
         if statistics and self.shares == "moments":
@@ -273,7 +303,10 @@ class FedGHPlus(Method):
             return
         if self.shares == "moments":
             moments = Moments.read(payload, task.num_classes)
-            private_moments.check(moments, task.privacy) if task.privacy else moments.check()
+            if task.privacy:
+                private_moments.check(moments, task.privacy)
+            else:
+                moments.check(MAX_SAMPLES * (task.num_clients if task.secure else 1))
         elif bool((payload["means"].norm(dim=1) > MAX_MEAN_NORM).any()):
             raise WireError("'means' has a row of norm above 1, which no mean of unit vectors has")
 
@@ -356,7 +389,8 @@ class FedGHPlus(Method):
         shared = down["losses"][0].cpu() if len(down.get("losses", ())) else None
         pair = fusion.choose(losses, len(rows), shared)
         client.memory |= moved({"own": own, "prior": prior, "pair": pair}, client.device)
-        return losses[None] if client.privacy is None else losses[None][:0]
+        withheld = client.privacy is not None or client.task.secure
+        return losses[None][:0] if withheld else losses[None]
 
     def _fused(self, client: Client, x: Tensor, header: Tensor) -> Tensor:
         memory = client.memory
@@ -366,6 +400,23 @@ class FedGHPlus(Method):
     def _header_logits(self, client: Client, x: Tensor) -> Tensor:
         features = self._map(client.task, client.device)(x)
         return header_logits(client.memory, features, client.task.num_classes)
+
+    def _solved_once(self, server: Payload, uploads: Uploads) -> Payload:
+        """Return the server's state with the header solved from the first sum of statistics.
+
+        There is no second sum: the difference of two would be the statistics of a few clients.
+        """
+        for upload in uploads:
+            sums, is_solved = upload.payload, int(server["version"]) > 0
+            if is_solved or not len(sums["classes"]):
+                continue
+            after = server | {"version": torch.tensor(1)}
+            if self.shares == "class means":
+                return after | prefixed("header.", {n: sums[n] for n in ("classes", "means")})
+            total = Moments.read(sums, len(server["sum.counts"]))
+            header = solve(total, self.header, self.shrinkage)
+            return after | prefixed("sum.", vars(total)) | prefixed("header.", header)
+        return server
 
     def _added(self, server: Payload, client_id: int, statistics: Payload) -> Payload:
         """Return the server's state with the statistics of a client that had sent none."""
@@ -392,3 +443,8 @@ class FedGHPlus(Method):
             total = Moments(**part(server, "sum."))
             header = solve(total, self.header, self.shrinkage, noise)
         return {**rest, **prefixed("header.", header), "version": server["version"] + 1}
+
+
+def _summed(server: Payload) -> bool:
+    """Return True if the server learns only sums, so that its state has no row for a client."""
+    return "given" not in server

@@ -18,6 +18,7 @@ class FedMD(PublicConsensus):
     """A participant, new or not, digests the last mean; before, it may train on public labels."""
 
     about = "Clients learn the mean logits of all clients for public samples."
+    sums_suffice = True
 
     digest_epochs: api.Count = 1  # passes over the public samples of a round
     digest_batch: api.Several = 256  # public samples in a step

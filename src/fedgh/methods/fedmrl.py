@@ -27,7 +27,7 @@ class FedMRL(api.Method):
     family = "small shared network"
     about = "Headers of a shared and a private network read one fused representation."
     up = down = api.Network("shared")
-    weighs_by_examples = True
+    weighs_by_examples = sums_suffice = True
 
     shared: api.NetworkName = "cnn5"  # the extractor of the shared network
     shared_dim: api.Count = 100  # d1: numbers that the shared header reads; at most model.rep_dim

@@ -18,7 +18,7 @@ class FedPer(api.Method):
     about = "The server averages the extractors; headers stay private; both train together."
     same_part = "extractor"
     up = down = api.Network("own", "extractor")
-    weighs_by_examples = True
+    weighs_by_examples = sums_suffice = True
 
     def init_server(self, task: api.Task, models: api.Models, rng: Generator) -> Payload:
         return api.network_state(models[0].extractor)

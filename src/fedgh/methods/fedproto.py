@@ -19,6 +19,7 @@ class FedProto(api.Method):
     family = "class means"
     about = "Representations are pulled towards global class means (prototypes)."
     up, down = api.PerClass("representation", counts=True), api.PerClass("representation")
+    sums_suffice = True
     lam: api.NonNegative = 1.0  # lambda: weight of the distance to the prototypes
     predict: Literal["header", "prototype"] = "header"  # or by the nearest prototype
 

@@ -19,6 +19,7 @@ class FedRep(api.Method):
     about = "The server averages the extractors; private headers train first, extractors after."
     same_part = "extractor"
     up = down = api.Network("own", "extractor")
+    sums_suffice = True
 
     header_epochs: Count = 10  # of the first phase: the header alone; local.epochs is not used
     extractor_epochs: Count = 1  # of the second phase: the extractor alone

@@ -18,7 +18,7 @@ class FML(api.Method):
     family = "small shared network"
     about = "A private and a small shared network teach each other; the small one is averaged."
     up = down = api.Network("shared")
-    weighs_by_examples = True
+    weighs_by_examples = sums_suffice = True
 
     alpha: Fraction = 0.5  # weight of the labels for the private network
     beta: Fraction = 0.5  # weight of the labels for the shared network

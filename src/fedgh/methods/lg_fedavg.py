@@ -16,7 +16,7 @@ class LGFedAvg(api.Method):
     name = "lg_fedavg"
     family, about = "headers", "The server averages the headers; extractors stay private."
     up = down = api.HEADER
-    accepts_newcomers = weighs_by_examples = True
+    accepts_newcomers = weighs_by_examples = sums_suffice = True
 
     def init_server(self, task: api.Task, models: api.Models, rng: Generator) -> Payload:
         return api.linear_header(task, rng)

@@ -8,7 +8,10 @@ from fedgh.core.types import Task
 
 
 def paper_bytes(method: str, task: Task, local_classes: int) -> int | None:
-    """Return the bytes of a client with `local_classes` classes; None for a method without row."""
+    """Return the bytes of a client with `local_classes` classes; None if the table has no such row.
+
+    It has none for many methods, and none for masked uploads.
+    """
     width, classes, held = task.rep_dim, task.num_classes, local_classes
     numbers = {
         "standalone": 0,
@@ -17,4 +20,4 @@ def paper_bytes(method: str, task: Task, local_classes: int) -> int | None:
         "fedproto": 2 * held * width,
         "fedgh": held * (width + 1) + width * classes,
     }
-    return 4 * numbers[method] if method in numbers else None
+    return 4 * numbers[method] if method in numbers and not task.secure else None
