@@ -6,10 +6,11 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.rounds import Stopwatch
 from fedgh import config
+from fedgh.config import Config
 from fedgh.core.message import NOTHING
 from fedgh.core.method import Method
 from fedgh.core.rng import stream
@@ -17,7 +18,7 @@ from fedgh.core.types import Client, Payload
 from fedgh.core.uploads import Uploads
 from fedgh.data.sources import Source
 from fedgh.training import loop
-from fedgh.training.experiment import prepare
+from fedgh.training.experiment import Experiment, prepare
 
 if TYPE_CHECKING:
     from benchmarks.suite import Bench
@@ -60,10 +61,28 @@ def idle_participants(bench: "Bench") -> Iterator[tuple[str, float]]:
 
 def _seconds(participants: int, engine: str, rounds: int, every: int, out: Path) -> float:
     """Return the median seconds of a round, with a checkpoint after every so many rounds."""
+    settings = [f"run.engine={engine}", "run.workers=2", f"run.checkpoint_every={every}"]
+    watch = Stopwatch()
+    loop.run(idle_experiment(participants, rounds, *settings), out, [watch])
+    return median(timed.seconds for timed in watch.rounds)
+
+
+def idle_experiment(participants: int, rounds: int, *settings: str) -> Experiment:
+    """Return an experiment whose participants do nothing; only the last round is evaluated."""
+    source = Source("random images", *idle_samples(participants), tuple("0123456789"))
+    return prepare(idle_config(participants, rounds, *settings), source=source)
+
+
+def idle_samples(participants: int) -> tuple[Tensor, Tensor]:
+    """Return random images and their labels, enough for so many participants."""
     n = participants * SAMPLES
     x = torch.randint(0, 256, (n, 1, 8, 8), dtype=torch.uint8, generator=stream(0, "idle"))
-    source = Source("random images", x, torch.arange(n) % 10, tuple("0123456789"))
-    settings = [
+    return x, torch.arange(n) % 10
+
+
+def idle_config(participants: int, rounds: int, *settings: str) -> Config:
+    """Return the configuration of participants that do nothing."""
+    fixed = [
         "method.name=benchmarks.idle:Idle",
         "model.extractors=benchmarks.idle:smallest",
         f"model.rep_dim={REP_DIM}",
@@ -72,10 +91,5 @@ def _seconds(participants: int, engine: str, rounds: int, every: int, out: Path)
         f"run.eval_every={rounds + 1}",
         "run.evaluate=trained",
         "run.global_accuracy=never",
-        f"run.engine={engine}",
-        "run.workers=2",
-        f"run.checkpoint_every={every}",
     ]
-    watch = Stopwatch()
-    loop.run(prepare(config.load("demo", settings), source=source), out, [watch])
-    return median(timed.seconds for timed in watch.rounds)
+    return config.load("demo", [*fixed, *settings])

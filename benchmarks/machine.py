@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 from dataclasses import dataclass
 
 from torch.backends.cpu import get_cpu_capability
@@ -24,9 +25,15 @@ class Machine:
 
     @property
     def kind(self) -> str:
-        """The name of machines that are compared with each other, such as `avx512-2-cores`."""
-        name = self.instruction_set.lower().replace(" ", "-")
-        return f"{name}-{self.cores}-{'core' if self.cores == 1 else 'cores'}"
+        """The name of machines that are compared, such as `amd-epyc-avx512-2-cores`.
+
+        It contains the processor, because matrix products and memory do not have the same ratio of
+        speeds in two processors with the same instructions.
+        """
+        model = re.sub(r"\(.*?\)|@.*|\b(processor|cpu)\b", " ", self.processor.lower())
+        cores = "core" if self.cores == 1 else "cores"
+        words = f"{model} {self.instruction_set.lower()} {self.cores} {cores}"
+        return "-".join(re.findall("[a-z0-9]+", words))
 
 
 def this_machine() -> Machine:

@@ -30,7 +30,7 @@ from fedgh.methods.fedgh import FedGH
 from fedgh.models import extractor
 from fedgh.report.charts import AnyChart, wide
 from fedgh.report.figures import save
-from fedgh.studies.statistics import paired_test
+from fedgh.studies.significance import paired_test
 from fedgh.trained.newcomer import join
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"

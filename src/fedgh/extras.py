@@ -9,6 +9,7 @@ PACKAGES = {
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "privacy": ("dp_accounting",),
     "report": ("altair", "vl_convert"),
+    "secure": ("cryptography",),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
 }

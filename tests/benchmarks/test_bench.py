@@ -242,6 +242,26 @@ def test_numbers_are_printed_with_the_machine_and_its_load(
     assert not any(isinstance(value, dict | list) for value in numbers.values())
 
 
+@pytest.mark.parametrize(
+    ("loads", "last", "times"),
+    [([0.0, 0.01], 0.01, 1), ([0.9, 0.2, 0.05], 0.05, 2), ([0.0, 0.2, 0.2, 0.3], 0.3, 3)],
+)
+def test_a_section_is_measured_again_if_others_used_the_machine(
+    monkeypatch: pytest.MonkeyPatch, loads: list[float], last: float, times: int
+) -> None:
+    monkeypatch.setattr(suite, "images", lambda *_: images(20))
+    folders = []
+
+    def section(bench: suite.Bench) -> Iterator[tuple[str, float]]:
+        """A section that counts its calls"""
+        folders.append(bench.folder)
+        yield "calls", float(len(folders))
+
+    numbers = suite.measure([section], load=iter(loads).__next__)
+    assert (numbers["load_1"], numbers["calls"]) == (last, times)
+    assert len(set(folders)) == times
+
+
 def idle_machine() -> float:
     return 0.0
 

@@ -42,14 +42,19 @@ NOT_COMPARED = (
 )
 
 
-def machine(instruction_set: str, cores: int) -> Machine:
-    return Machine("a processor", instruction_set, cores, 8.0, "a system")
-
-
-def test_the_kind_of_a_machine_is_its_instruction_set_and_cores() -> None:
-    assert machine("AVX512", 2).kind == "avx512-2-cores"
-    assert machine("AVX2", 16).kind == "avx2-16-cores"
-    assert machine("NO AVX", 1).kind == "no-avx-1-core"
+@pytest.mark.parametrize(
+    ("processor", "instruction_set", "cores", "kind"),
+    [
+        ("AMD EPYC", "AVX512", 2, "amd-epyc-avx512-2-cores"),
+        ("Intel(R) Xeon(R) Processor @ 2.50GHz", "AVX512", 2, "intel-xeon-avx512-2-cores"),
+        ("Intel(R) Core(TM) i7-8650U CPU @ 1.90GHz", "AVX2", 8, "intel-core-i7-8650u-avx2-8-cores"),
+        ("", "NO AVX", 1, "no-avx-1-core"),
+    ],
+)
+def test_the_kind_of_a_machine_is_its_processor_instruction_set_and_cores(
+    processor: str, instruction_set: str, cores: int, kind: str
+) -> None:
+    assert Machine(processor, instruction_set, cores, 8.0, "a system").kind == kind
 
 
 def test_this_machine_is_described() -> None:

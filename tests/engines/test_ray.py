@@ -134,6 +134,12 @@ def test_an_unreachable_cluster_is_named_in_the_error(tmp_path: Path) -> None:
         loop.run(prepared, tmp_path / "run")
 
 
+def test_ray_client_is_refused(tmp_path: Path) -> None:
+    prepared = quick(*ON_RAY, "run.address=ray://127.0.0.1:10001")
+    with pytest.raises(ConfigError, match="start fedgh on a machine of the cluster"):
+        loop.run(prepared, tmp_path / "run")
+
+
 def test_the_error_without_ray_names_the_extra_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

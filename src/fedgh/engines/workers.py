@@ -13,7 +13,7 @@ import os
 import pickle
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -24,6 +24,10 @@ import torch
 import torch.multiprocessing
 
 from fedgh.core.types import Job, Reply
+from fedgh.data.global_sample import GlobalSample
+from fedgh.data.partition import Partition
+from fedgh.data.public import PublicData
+from fedgh.data.sources import Source
 from fedgh.engines.device import device_of_worker, processes_for
 from fedgh.engines.forkserver import no_interrupts, preload
 from fedgh.engines.host import Blueprint, ClientHost
@@ -44,7 +48,13 @@ class Workers:
     def __init__(
         self, blueprint: Blueprint, files: ClientFiles, memory: int, count: int = 0
     ) -> None:
-        _share(blueprint)
+        share(
+            blueprint.sources,
+            blueprint.partition,
+            blueprint.public,
+            blueprint.global_sample,
+            instead="use run.engine = 'serial'",
+        )
         _return_memory()
         count = count or processes_for(blueprint.device, available_cores())
         count = min(count, blueprint.task.num_clients)
@@ -245,20 +255,30 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _share(blueprint: Blueprint) -> None:
-    """Move the data into shared memory; raise RunError if it is too small."""
-    tensors = [blueprint.partition.order, blueprint.partition.bounds]
-    for source in blueprint.sources:
+def share(
+    sources: Iterable[Source],
+    partition: Partition,
+    public: PublicData | None,
+    global_sample: GlobalSample | None = None,
+    *,
+    instead: str,
+) -> None:
+    """Move the data into shared memory; raise RunError if it is too small.
+
+    `instead` is what the user may do without shared memory.
+    """
+    tensors = [partition.order, partition.bounds]
+    for source in sources:
         tensors += [source.x, source.y]
-    if blueprint.global_sample is not None:
-        tensors.append(blueprint.global_sample.order)
-    if blueprint.public is not None:
-        tensors += [blueprint.public.x, blueprint.public.y]
+    if global_sample is not None:
+        tensors.append(global_sample.order)
+    if public is not None:
+        tensors += [public.x, public.y]
     wanted = sum(t.nbytes for t in tensors if not t.is_shared())
     if SHARED_MEMORY.exists() and wanted > (free := shutil.disk_usage(SHARED_MEMORY).free):
         raise RunError(
             f"the data need {wanted >> 20} MiB of shared memory, {SHARED_MEMORY} has "
-            f"{free >> 20} MiB; enlarge it (docker: --shm-size) or use run.engine = 'serial'"
+            f"{free >> 20} MiB; enlarge it (docker: --shm-size) or {instead}"
         )
     for tensor in tensors:
         tensor.share_memory_()
