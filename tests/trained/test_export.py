@@ -96,6 +96,14 @@ def test_a_safetensors_file_has_the_exact_weights(run: Path, tmp_path: Path) -> 
     }
 
 
+def test_safetensors_of_a_network_with_convolutions_agree_to_the_bit(tmp_path: Path) -> None:
+    """Grey images have two memory layouts, and the last bits of a convolution depend on them."""
+    source = images(90, size=32, channels=1)
+    for client in federation_of(tmp_path / "run", "cnn1", "cnn5", source=source).clients:
+        done = client.export(tmp_path / f"{client.number}.safetensors", "safetensors")
+        assert (done.difference, done.own) == (0.0, True)
+
+
 @pytest.mark.parametrize(
     "networks",
     [

@@ -79,6 +79,13 @@ class LoadedClient:
     fingerprint: str  # of the run
     round: int  # the last round of training
 
+    @classmethod
+    def ready(cls, client: Client, method: Method, fingerprint: str, round: int) -> "LoadedClient":
+        """Return a client whose networks are on the CPU and in eval mode."""
+        client.to(CPU)
+        eval_mode(client)
+        return cls(client, method, fingerprint, round)
+
 
 class TrainedClient:
     """A client with a trained model: its name, network and classes, and its predictions."""
@@ -119,10 +126,7 @@ class TrainedClient:
 
     def logits(self, x: Tensor | ArrayLike) -> Tensor:
         """Return the logits of its method, [n, classes]. Raise DataError for unsuitable inputs."""
-        given = self.inputs.check(x)
-        rows = torch.arange(len(given))
-        client, method = self.loaded.client, self.loaded.method
-        return outputs(client, partial(method.logits, client), Examples(given, rows, rows)).clone()
+        return logits_of(self.loaded.client, self.loaded.method, self.inputs.check(x))
 
     def probabilities(self, x: Tensor | ArrayLike) -> Tensor:
         """Return the probability of each class, [n, classes]."""
@@ -141,6 +145,12 @@ class TrainedClient:
         from fedgh.trained.export import export  # imported here, since it imports this module
 
         return export(self, Path(path), format)
+
+
+def logits_of(client: Client, method: Method, x: Tensor) -> Tensor:
+    """Return the logits of a client for checked inputs, computed as in its evaluation."""
+    rows = torch.arange(len(x))
+    return outputs(client, partial(method.logits, client), Examples(x, rows, rows)).clone()
 
 
 class Clients(Sequence[TrainedClient]):
@@ -269,11 +279,12 @@ class TrainedFederation:
                 f"client {number} took part in none of the {checkpoint.round} rounds: it has no "
                 "trained model"
             )
-        client = checkpoint.client(number)
-        client.to(CPU)
-        eval_mode(client)
-        fingerprint = self.folder.identity().fingerprint
-        return LoadedClient(client, checkpoint.blueprint.method, fingerprint, checkpoint.round)
+        return LoadedClient.ready(
+            checkpoint.client(number),
+            checkpoint.blueprint.method,
+            self.folder.identity().fingerprint,
+            checkpoint.round,
+        )
 
     def forget(self, key: int | str) -> "ForgetResult":
         """Remove a client from the run exactly, if the method can; see `fedgh.trained.forget`."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from fedgh.errors import ConfigError, RunError, one_line, printable, unknown
 from fedgh.extras import need
 from fedgh.files import make_folder, write_atomic
 from fedgh.models.body import Adapted
-from fedgh.trained.clients import TrainedClient
+from fedgh.trained.clients import TrainedClient, logits_of
 from fedgh.version import __version__
 
 FORMAT_VERSION = 1
@@ -203,7 +204,7 @@ def _read_safetensors(trained: TrainedClient, content: bytes) -> Compute:
     for tensor in (*other.modules.state_dict().values(), *other.memory.values()):
         if tensor.is_floating_point():
             tensor.fill_(torch.nan)  # the file lacks them: a method that needs them gives NaN
-    return _RawToLogits(other, trained.loaded.method)
+    return partial(logits_of, other, trained.loaded.method)
 
 
 def _write_torch(trained: TrainedClient, about: str) -> bytes:
