@@ -7,6 +7,7 @@ set -eu
 umask 077
 cd "$(dirname "$0")"
 export FLWR_HOME="$PWD/flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+export PYTHONDONTWRITEBYTECODE=  # compiled once, not at every start
 mkdir -p flwr
 cat > flwr/config.toml <<END
 [superlink]

@@ -5,6 +5,12 @@ set -eu
 umask 077
 cd "$(dirname "$0")"
 export FLWR_HOME="$PWD/flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
-exec flower-supernode --superlink "${FEDGH_SUPERLINK:-@HOST@:@PORT@}" --root-certificates ca.crt \
-  --auth-supernode-private-key key --host 127.0.0.1 --port "${FEDGH_NODE_PORT:-@NODE_PORT@}" \
+export PYTHONDONTWRITEBYTECODE=  # compiled once, not at every start
+port="${FEDGH_NODE_PORT:-@NODE_PORT@}"
+# This process runs the client's code, one process for each message. Both end together.
+python3 -P -m fedgh.flower.executor "127.0.0.1:$port" $$ &
+export FEDGH_EXECUTOR=$!
+exec python3 -P -m fedgh.flower.command flower-supernode \
+  --superlink "${FEDGH_SUPERLINK:-@HOST@:@PORT@}" --root-certificates ca.crt \
+  --auth-supernode-private-key key --host 127.0.0.1 --port "$port" --isolation process \
   --node-config "$(grep -v '^[[:space:]]*#' node.conf | tr '\n' ' ')"

@@ -5,7 +5,9 @@ set -eu
 umask 077
 cd "$(dirname "$0")"
 export FLWR_HOME="$PWD/flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
-exec flower-superlink --host "${FEDGH_BIND:-127.0.0.1}" --port "${FEDGH_PORT:-@PORT@}" \
+export PYTHONDONTWRITEBYTECODE=  # compiled once, not at every start
+exec python3 -P -m fedgh.flower.command flower-superlink \
+  --host "${FEDGH_BIND:-127.0.0.1}" --port "${FEDGH_PORT:-@PORT@}" \
   --database superlink.db --enable-supernode-auth \
   --isolation process --superexec-auth-secret-file superexec.secret \
   --disable-runtime-dependency-installation \
