@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.support.states import client_states, tensors
 
-UNLIKE = ("flower.json", "turn.json", "name.txt")
+UNLIKE = ("flower.json", "current.json", "turn.json", "name.txt", "request.json")
 MAY_DIFFER = {"run", "seconds", "finished", "wire_bytes", "wire_bytes_total"}
 OWN = re.compile(r"experiments/[0-9a-f]{32}")  # folder of a run in a client's states
 ROUND = re.compile(r"\.round-\d+")

@@ -4,6 +4,7 @@ Afterwards the folder has, to the bit, the run that one of the commands makes al
 command has printed one line of error, or has another folder.
 """
 
+import json
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -114,8 +116,8 @@ def resume(folder: str = "run") -> tuple[str, ...]:
     return ("resume", "-q", folder)
 
 
-def compare(*settings: str, methods: Sequence[str] = METHODS) -> tuple[str, ...]:
-    options = ("--methods", ",".join(methods), "--seeds", "1", *_set(*settings))
+def compare(*settings: str, methods: Sequence[str] = METHODS, seeds: str = "1") -> tuple[str, ...]:
+    options = ("--methods", ",".join(methods), "--seeds", seeds, *_set(*settings))
     return ("compare", "demo", "-q", *options, "--out", "all")
 
 
@@ -221,6 +223,30 @@ def test_two_equal_comparisons_give_one_result(
     assert all(finish == Finish(0, "") or is_one_line_error(finish) for finish in finishes)
     for method in METHODS:
         assert_finished(racers, workdir / "all" / f"{method}-seed1", content_alone(*trial(method)))
+
+
+@pairs(4)
+def test_jobs_of_an_array_share_a_folder_and_are_collected(
+    racers: Racers, workdir: Path, content_alone: ContentAlone, rng: Random
+) -> None:
+    tasks = ["1", "2", "3", "2"]  # one seed is given to two jobs
+    starts = [Start(compare(seeds=seed), rng.uniform(0, SPAN)) for seed in tasks]
+    finishes = racers.race(workdir, *starts)
+    assert all(finish == Finish(0, "") or is_one_line_error(finish) for finish in finishes)
+    assert sum(finish.code != 0 for finish in finishes) <= 1
+    again = Start((*compare(seeds="1,2,3"), "--no-run"))
+    assert racers.race(workdir, again) == [Finish(0, "")]
+    for seed in sorted({*tasks}):
+        for method in METHODS:
+            settings = (f"method.name={method}", f"federation.seed={seed}")
+            folder = workdir / "all" / f"{method}-seed{seed}"
+            assert_finished(racers, folder, content_alone(*settings))
+    rows = json.loads((workdir / "all" / "comparison.json").read_text())["rows"]
+    for row in rows:
+        runs = [RunFolder(workdir / "all" / f"{row['label']}-seed{seed}") for seed in (1, 2, 3)]
+        accuracies = [run.summary().accuracy or 0.0 for run in runs]
+        assert row["accuracy"] == pytest.approx(fmean(accuracies))
+    assert [(row["label"], row["seeds"]) for row in rows] == [(method, 3) for method in METHODS]
 
 
 @pairs(8)

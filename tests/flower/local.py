@@ -68,6 +68,8 @@ class LocalFederation:
                 "client": k,
                 "state": str(path / "states"),
                 "allow": NETWORKS,
+                "key": str(path / f"{k}.key"),
+                "peers": str(keys),
                 **(settings or {}),
             }
             key = read_public_key(keys / f"{k}.pub")

@@ -308,7 +308,7 @@ sends_bomb = ClientApp()
 @sends_bomb.train()
 def train(message: Message, context: Context) -> Message:
     """Answer honestly, but let client 1 repeat the chunk of its upload many times."""
-    reply = client.app_of(client.partitioned_client)(message, context)
+    reply = client.BlueprintApp(client.partitioned_client)(message, context)
     if context.node_config["client"] == 1:
         array = reply.content["payload"]["safetensors"]
         assert isinstance(array, Array)

@@ -15,6 +15,7 @@ from cryptography import x509
 from fedgh import config
 from fedgh.flower.folder import FederationFolder
 from fedgh.flower.keys import read_public_key
+from fedgh.flower.node import explanation
 from fedgh.flower.processes import Processes, clean_end, group_is_alive, running_processes
 from fedgh.flower.server import read_participants
 from fedgh.runs.folder import RunFolder
@@ -38,13 +39,13 @@ def test_init_writes_all_files_of_a_federation(
     for client in range(5):
         own = made.participant(client)
         assert {item.name for item in own.iterdir()} == {
-            *("ca.crt", "key", "key.pub", "node.conf", "node.sh")
+            *("ca.crt", "key", "key.pub", "node.conf", "node.sh", "federation.json", "services")
         }
         assert f"client={client}\n" in (own / "node.conf").read_text()
     app = tomllib.loads((made.server / "app" / "pyproject.toml").read_text())
     assert app["project"]["dependencies"] == []
     scripts = [*made.server.glob("*.sh"), *made.participants.glob("*/*.sh")]
-    assert len(scripts) == 10
+    assert len(scripts) == 12
     for script in scripts:
         assert not re.search(r"@[A-Z_]+@", script.read_text()), "every placeholder is replaced"
         subprocess.run(["sh", "-n", str(script)], check=True)
@@ -134,6 +135,20 @@ def test_status_and_stop_of_a_federation_that_does_not_run(
     assert inside(monkeypatch, "flower", "stop", str(folder.path)) == 0
     assert capsys.readouterr().out.count("nothing is running") == 2
     assert RunFolder(folder.path / "run").records() == []
+
+
+def test_a_certificate_that_has_ended_is_not_taken_for_another_authoritys() -> None:
+    said = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate has expired"
+    assert "has ended; the operator can renew" in (explanation(said) or "")
+    assert "ask the operator for the right ca.crt" in (explanation(said[:50]) or "")
+
+
+def test_a_node_that_ends_without_a_reason_is_explained() -> None:
+    """Flower prints the same for a wrong clock and for a revoked key, and no more."""
+    output = "INFO :      Starting Flower SuperNode\nINFO :      SuperNode terminated gracefully.\n"
+    assert "clock is more than 5 s ahead" in str(explanation(output))
+    refused = output.replace("SuperNode term", "Failed to activate SuperNode.\nSuperNode term")
+    assert "has not registered key.pub" in str(explanation(refused))
 
 
 def test_processes_are_ended_together_with_their_children(

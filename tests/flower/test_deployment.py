@@ -1,14 +1,16 @@
 """A federation of real processes gives the same bits as all engines, and refuses wrong keys."""
 
 import re
+import shutil
 from collections.abc import Iterator
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 
 import pytest
 import ray
 
 from fedgh.errors import RunError
-from fedgh.flower import node
+from fedgh.flower import node, preflight, reach
 from fedgh.flower.deployment import Deployment, deployed, follow, free_ports
 from fedgh.flower.folder import FederationFolder
 from fedgh.runs.folder import RunFolder
@@ -120,6 +122,36 @@ def test_a_client_without_tls_is_refused(other_federation: FederationFolder) -> 
         refusal(other_federation)
         == "the server accepts only TLS; start the node without --insecure"
     )
+
+
+def registration(client: Path, deployment: Deployment) -> tuple[str, str]:
+    """Return what `fedgh flower check` finds about the client's clock and key."""
+    server = deployment.environment()["FEDGH_SUPERLINK"]
+    found = {one.check: one for one in preflight.check(client, server, trial=False)}
+    return found["clock"].status, found["registration"].text
+
+
+def test_the_check_of_a_client_asks_a_real_superlink(
+    deployment: Deployment, other_federation: FederationFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, unknown = deployment.folder.participant(0), other_federation.participant(0)
+    shutil.copy(deployment.folder.server / "ca.crt", unknown / "ca.crt")
+    assert registration(known, deployment) == ("ok", "the server knows this key")
+    assert registration(unknown, deployment) == ("ok", "the server does not know this key")
+    for seconds, accepted in ((reach.MAX_AHEAD + 3, False), (-60, True), (-310, False)):
+
+        class Wrong(datetime):
+            @classmethod
+            def now(cls, tz: tzinfo | None = None, ahead: float = seconds) -> datetime:  # type: ignore[override]
+                return datetime.now(tz) + timedelta(seconds=ahead)
+
+        monkeypatch.setattr(reach, "datetime", Wrong)
+        _, text = registration(known, deployment)
+        assert text == (
+            "the server knows this key" if accepted else "the server refuses the signature"
+        )
+    nodes = deployment.flwr("supernode", "list", "federation")["nodes"]
+    assert len(nodes) == 2, "the questions have registered nobody"
 
 
 def test_private_keys_are_readable_by_their_owner_only(deployment: Deployment) -> None:

@@ -6,20 +6,22 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from fedgh.flower.deployment import deployed, follow
+from fedgh.flower.current import CurrentRound, read_current
+from fedgh.flower.deployment import deployed, follow, free_ports
 from fedgh.flower.folder import FederationFolder
 from fedgh.runs.folder import RunFolder
 from fedgh.training import loop
 from tests.flower.absent import with_absent
 from tests.flower.real import federation, running_processes_of, two, wait_until
 from tests.support.states import client_states, states
-from tests.support.tiny import numbers
+from tests.support.tiny import numbers, quick
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -64,17 +66,17 @@ def assert_same(folder: FederationFolder, straight: RunFolder) -> None:
 
 
 @contextmanager
-def up(folder: FederationFolder) -> Iterator[subprocess.Popen[str]]:
+def up(folder: FederationFolder, *options: str) -> Iterator[subprocess.Popen[str]]:
     """Run `fedgh flower up` in a process; afterwards no process of it is left."""
     process = subprocess.Popen(
-        [*FEDGH, "flower", "up", str(folder.path)],
+        [*FEDGH, "flower", "up", str(folder.path), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
     try:
         yield process
-        process.wait(timeout=200)
+        process.wait(timeout=400)
     finally:
         process.kill()
         process.wait()
@@ -201,4 +203,106 @@ def test_a_run_in_which_all_clients_fail_ends_with_the_reason(tmp_path: Path) ->
     output = output_of(process)
     assert "error: round 1: all 2 participants failed" in output
     assert "the client's app cannot be used" in output
+    assert f"error: the logs are in {folder.logs}" in output
     assert "Traceback" not in output
+
+
+def current(folder: FederationFolder) -> CurrentRound:
+    run = folder.path / "run"
+    found = read_current(run, RunFolder(run).run_id)
+    assert found is not None
+    return found
+
+
+def metric(port: int, name: str) -> float | None:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        text = answer.read().decode()
+    found = [line.split()[-1] for line in text.splitlines() if line.startswith(f"{name} ")]
+    return float(found[0]) if found else None
+
+
+@pytest.mark.faults
+def test_a_late_round_of_everybody_does_not_change_the_result(tmp_path: Path) -> None:
+    experiment = two("federation.rounds=3", "run.deadline=25")
+    straight = loop.run(experiment, tmp_path / "serial")
+    folder = federation(tmp_path / "federation", experiment)
+    with up(folder) as process:
+        wait_until(lambda: rounds(folder) >= 1)
+        nodes = [pid_of(folder, f"node-{client}") for client in (0, 1)]
+        for node in nodes:
+            os.killpg(node, signal.SIGSTOP)
+        try:
+            wait_until(lambda: current(folder).tries == 2)
+        finally:
+            for node in nodes:
+                os.killpg(node, signal.SIGCONT)
+    output = output_of(process)
+    assert process.returncode == 0, output
+    assert "(try 2 of 3)" in output
+    assert all(not record.failed for record in RunFolder(folder.path / "run").records())
+    assert_same(folder, straight)
+
+
+SLOW_START = """
+import os, sys, time
+if "fedgh.flower.executor" in sys.orig_argv and os.getcwd().endswith("participants/2"):
+    time.sleep(35)  # longer than Flower waits for a process
+"""
+
+
+@pytest.mark.faults
+def test_three_sites_of_which_one_is_killed_and_one_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = quick(
+        *("federation.clients=3", "federation.participation=1", "federation.rounds=6"),
+        *("data.classes_per_client=4", "run.deadline=40"),
+    )
+    folder = federation(tmp_path / "federation", experiment)
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "sitecustomize.py").write_text(SLOW_START)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "slow"), prepend=os.pathsep)
+    (port,) = free_ports(1)
+    with up(folder, "--metrics", str(port)) as process:
+        wait_until(lambda: rounds(folder) >= 1)
+        time.sleep(2)  # into the next round
+        os.killpg(pid_of(folder, "node-1"), signal.SIGKILL)
+        slow = pid_of(folder, "node-2")
+        os.killpg(slow, signal.SIGSTOP)
+        disturbed = current(folder).round
+        wait_until(lambda: metric(port, "fedgh_round_answered") == 1)
+        found = json.loads(fedgh("flower", "status", str(folder.path), "--format", "json"))
+        wait_until(lambda: rounds(folder) >= disturbed)
+        os.killpg(slow, signal.SIGCONT)
+        assert metric(port, "fedgh_failures_total") == 2
+        assert metric(port, "fedgh_running") == 1
+        wait_until(lambda: metric(port, "fedgh_clients_connected") == 3)
+    output = output_of(process)
+    assert process.returncode == 0, output
+    assert "the node of client 1 has ended (exit code -9)" in output
+
+    assert found["state"] == "running"
+    assert set(found["processes"]) >= {"superlink", "superexec", "node-0", "node-2"}
+    if found["current"] is not None:  # the round was still in progress
+        assert found["current"]["round"] == disturbed
+        assert set(found["current"]["awaited"]) <= {1, 2}
+    assert found["clients"][0]["last_round"] == disturbed
+    with pytest.raises(OSError, match="refused"):
+        metric(port, "fedgh_rounds")  # the endpoint ends with the process
+
+    records = RunFolder(folder.path / "run").records()
+    missed = {(item.client, r.round) for r in records for item in r.failed}
+    assert {client for client, _ in missed} == {1, 2}
+    assert records[0].failed == [], "a process that starts slowly is in time"
+    assert (1, disturbed) in missed
+    assert (2, disturbed) in missed
+    assert records[-1].failed == [], "both have come back"
+
+    # Equal to a run in which the clients fail in those rounds and keep their states.
+    straight = loop.run(experiment, tmp_path / "serial", make_engine=with_absent(missed, "away"))
+    for record, expected in zip(
+        numbers(RunFolder(folder.path / "run")), numbers(straight), strict=True
+    ):
+        del record["failed"], expected["failed"]
+        assert record == expected
+    assert newest_states(folder) == states(straight)

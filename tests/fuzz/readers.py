@@ -4,6 +4,7 @@ from pathlib import Path
 
 from fedgh.audit import result as audit
 from fedgh.errors import FedghError
+from fedgh.flower.current import read_current
 from fedgh.flower.session import Session
 from fedgh.report.clients import client_sheet
 from fedgh.runs.folder import RunFolder
@@ -28,6 +29,7 @@ def read_everything(folder: Path) -> None:
         lambda: audit.read(run.folder),
         lambda: check_finished(run.folder, ROUNDS),
         lambda: Session.read(folder),
+        lambda: read_current(folder, run.identity.run),
     ]
     for read in reads:
         outcome = attempt(FedghError, read)

@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 NAMES = [
     *("config.toml", "data.json", "clients.json", "rounds.jsonl", "summary.json", ".lock"),
-    *("confusion.json", "audit.json", "flower.json", "asked.json", "report.html"),
+    *("confusion.json", "audit.json", "flower.json", "current.json", "asked.json", "report.html"),
     *("checkpoint", "means", "export", "checkpoint/server.safetensors"),
     "checkpoint/clients-000001.round-000001.states",
 ]

@@ -17,7 +17,9 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from fedgh import config
 from fedgh.audit import result as audit
 from fedgh.audit.noise import NO_NOISE
+from fedgh.core.types import Job, Reply
 from fedgh.errors import FedghError
+from fedgh.flower.current import CurrentFile
 from fedgh.flower.session import Session
 from fedgh.privacy.ledger import Ledger
 from fedgh.report.means_chart import SPEC, Projection, project
@@ -70,6 +72,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     finished = loop.run(experiment, root / "finished")
     confusion.measure(finished, trust=OWN)
     Session("demo-1", 1, 7, finished.run_id).write(finished.path)
+    current = CurrentFile(finished.path, finished.run_id)
+    current.connected({0})
+    current.begin([Job(k, 1, None, evaluate=True) for k in (0, 1)], 9.0, tries=1)
+    current.ended(Reply(1, 1, error="away"), "late")
+    current.close()
     audit.write(finished, AUDIT)
     interrupted(experiment, root / "crashed", after=ROUNDS - 1)
     with (root / "crashed" / "rounds.jsonl").open("ab") as file:
@@ -108,7 +115,7 @@ def test_an_unfinished_last_line_of_the_history_is_ignored(
 
 TEXTS = [
     *("config.toml", "data.json", "clients.json", "rounds.jsonl", "summary.json"),
-    *("confusion.json", "audit.json", "flower.json"),
+    *("confusion.json", "audit.json", "flower.json", "current.json"),
 ]
 VALUES: SearchStrategy[Any] = st.sampled_from(
     [

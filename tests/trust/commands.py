@@ -13,6 +13,7 @@ from fedgh import config
 from fedgh.audit import audit as audits
 from fedgh.audit.cases import Effort
 from fedgh.config import read_toml
+from fedgh.flower.exporter import MetricsServer
 from fedgh.flower.folder import FederationFolder
 from fedgh.report.live import LivePage
 from fedgh.studies.reproduce import Reproduction
@@ -96,6 +97,12 @@ def _audit(folder: RemoteFolder, monkeypatch: pytest.MonkeyPatch) -> object:
     return _command_line("audit", "RUN")(folder, monkeypatch)
 
 
+def _metrics(folder: RemoteFolder, _: pytest.MonkeyPatch) -> object:
+    federation = FederationFolder.open(folder.path / "federation")
+    with MetricsServer(federation, folder.run, 0) as server:
+        return server.answer()
+
+
 def _watch(folder: RemoteFolder, _: pytest.MonkeyPatch) -> object:
     return LivePage(folder.run).content()
 
@@ -120,7 +127,7 @@ def _reproduce(folder: RemoteFolder, monkeypatch: pytest.MonkeyPatch) -> object:
     study_run = folder.path / "studies" / "smoke" / trial.folder
     study_run.parent.mkdir(parents=True, exist_ok=True)
     folder.run.rename(study_run)
-    arguments = ["reproduce", STUDY.name, "--budget", "smoke", "--no-run"]
+    arguments = ["reproduce", STUDY.name, "--budget", "smoke", "--seeds", "0", "--no-run"]
     return inside(monkeypatch, *arguments, "--out", str(folder.path / "studies"))
 
 
@@ -143,6 +150,7 @@ READERS: dict[str, Command] = {
     "compare": _sweep("compare"),
     "advise": _sweep("advise"),
     "reproduce": _reproduce,
+    "flower metrics": _metrics,
     "flower status": _command_line("flower", "status", "HERE/federation", "--out", "RUN"),
 }
 """Commands that are safe with a run folder of a remote party."""
@@ -152,6 +160,7 @@ RUN_CODE: dict[str, Command] = {"resume": _resume}
 
 NO_RUN_FOLDER = {
     *("run", "tune", "partition", "list", "new-method", "data fetch"),
-    *("flower init", "flower up", "flower join", "flower stop"),
+    *("flower init", "flower up", "flower join", "flower stop", "flower renew"),
+    *("flower check", "flower predict", "flower export"),  # in a client's own folder
 }
 """Commands that read no run folder of a remote party; some run code that the user names."""

@@ -13,6 +13,9 @@ app = client_app(make_client)
 It names the app in its node.conf: app="hospital:app".
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fedgh.errors import ConfigError
 from fedgh.extras import install
 
@@ -21,9 +24,24 @@ try:
 except ImportError:
     raise ConfigError(f"this needs Flower; {install('flower')}") from None
 
-from fedgh.flower.bound import NodeConfig
-from fedgh.flower.participant import client_app
-from fedgh.flower.states import last_state
-from fedgh.training.client_spec import ClientSpec
+if TYPE_CHECKING:
+    from fedgh.flower.bound import NodeConfig
+    from fedgh.flower.participant import client_app
+    from fedgh.flower.states import last_state
+    from fedgh.training.client_spec import ClientSpec
+
+_HOME = {
+    "ClientSpec": "fedgh.training.client_spec",
+    "NodeConfig": "fedgh.flower.bound",
+    "client_app": "fedgh.flower.participant",
+    "last_state": "fedgh.flower.states",
+}
 
 __all__ = ["ClientSpec", "NodeConfig", "client_app", "last_state"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: a SuperLink or SuperNode needs no torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'fedgh.flower' has no attribute '{name}'")
+    return getattr(import_module(_HOME[name]), name)

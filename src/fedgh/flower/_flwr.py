@@ -12,16 +12,26 @@ malicious server can exhaust the memory of that process.
 """
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 import httpx
+import uvicorn.config
 from flwr.app import Array, Message
 from flwr.app.message import remove_content_from_message
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.common.constant import (
+    SUPERLINK_NODE_ID,
+    SYSTEM_TIME_TOLERANCE,
+    TIMESTAMP_HEADER,
+    TIMESTAMP_TOLERANCE,
+    ErrorCode,
+)
 from flwr.common.serde import message_to_proto
+from flwr.proto.control_pb2 import ListNodesRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
     ConfirmMessageReceivedResponse,
@@ -40,6 +50,14 @@ from flwr.proto.runtime_pb2 import (
     PushAppMessagesResponse,
 )
 from flwr.serverapp import Grid
+from flwr.supercore import http_logging
+from flwr.supercore.constant import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    NodeStatus,
+    TaskType,
+)
+from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_body,
@@ -51,24 +69,44 @@ from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
     inflate_object_from_contents,
 )
+from flwr.supercore.logger import console_handler
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.primitives.asymmetric import sign_message
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.superexec import run_superexec as superexec
+from flwr.supercore.superexec.executor import (
+    ExecutionSpec,
+    Executor,
+    LaunchResult,
+    SubprocessExecutor,
+)
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
+from flwr.supernode.runtime.run_clientapp import run_clientapp
 
 from fedgh.errors import RunError, WireError
 
 __all__ = [
+    "FLEET_HTTP_PUBLIC_KEY_HEADER",
+    "FLEET_HTTP_SIGNATURE_HEADER",
+    "PROTOBUF_MEDIA_TYPE",
     "SUPERLINK_NODE_ID",
+    "SYSTEM_TIME_TOLERANCE",
+    "TIMESTAMP_HEADER",
+    "TIMESTAMP_TOLERANCE",
+    "ActivateNodeRequest",
     "ConfirmMessageReceivedRequest",
     "ConfirmMessageReceivedResponse",
     "ErrorCode",
+    "ExecutionSpec",
     "GetNodesRequest",
     "GetNodesResponse",
     "HttpGrid",
     "InMemoryObjectStore",
     "Inbox",
+    "LaunchResult",
     "Limit",
     "NodeInfo",
     "ObjectPullError",
@@ -83,13 +121,21 @@ __all__ = [
     "Run",
     "RunNotRunningException",
     "RuntimeHttpClient",
+    "SubprocessExecutor",
     "TaskIdentity",
+    "TaskType",
+    "connected_keys",
+    "console_handler",
+    "format_server_logs",
     "get_all_nested_objects",
     "get_object_tree",
     "inflate_object_from_contents",
     "iterate_object_tree",
     "message_to_proto",
     "remove_content_from_message",
+    "run_clientapp",
+    "run_superexec",
+    "sign_message",
 ]
 
 MAX_FRAME = 2**16
@@ -293,3 +339,34 @@ def _check_length(response: httpx.Response) -> None:
     limit, length = _max_response.get(), int(response.headers.get("content-length", 0))
     if limit is not None and length > limit:
         raise WireError(f"an object of {length} bytes in a reply that may have {limit} more")
+
+
+def run_superexec(address: str, executor: Executor) -> None:
+    """Take the tasks of the SuperNode at an address, and start them with an executor of fedgh.
+
+    Flower has no option for an executor of another package.
+    """
+    vars(superexec)["get_executor"] = lambda *_, **__: executor
+    superexec.run_superexec(runtime_api_address=address, insecure=True)
+
+
+def format_server_logs(formatter: type[logging.Formatter]) -> None:
+    """Set the format of the HTTP servers of SuperLink and SuperNode, before they start."""
+    http_logging.UTCFormatter = formatter  # type: ignore[assignment, misc]
+    uvicorn.config.LOGGING_CONFIG["formatters"]["default"] = {"()": formatter}
+
+
+def connected_keys(address: str, authority: bytes) -> set[bytes]:
+    """Return the public keys of the nodes that are connected to the SuperLink at an address.
+
+    Raise httpx.HTTPError if it does not answer. `authority` is the certificate that it is verified
+    with.
+    """
+    superlink = ControlHttpClient.from_server_address(
+        address, insecure=False, root_certificates=authority, interceptors=[]
+    )
+    try:
+        nodes = superlink.ListNodes(ListNodesRequest()).nodes_info
+    finally:
+        superlink.close()
+    return {bytes(node.public_key) for node in nodes if node.status == NodeStatus.ONLINE}

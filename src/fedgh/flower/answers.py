@@ -44,6 +44,11 @@ class RequestIdentity:
         return cls(request.round, request.start, digest.hexdigest())
 
 
+def answered_rounds(folder: Path) -> set[int]:
+    """Return the rounds that have an answer in a folder of answers."""
+    return {int(path.stem) for path in folder.glob("*.safetensors")}
+
+
 class Answers:
     """A client's answers for the rounds that the server may request again, one file each."""
 
@@ -54,7 +59,7 @@ class Answers:
 
     def rounds(self) -> set[int]:
         """Return the rounds that have a stored answer."""
-        return {int(path.stem) for path in self._folder.glob("*.safetensors")}
+        return answered_rounds(self._folder)
 
     def find(self, request: RequestIdentity) -> Reply | None:
         """Return the stored answer to this request, or None if the client may compute a new one.

@@ -16,6 +16,8 @@ max-seconds      seconds for an answer (86,400)
 max-experiments  experiments whose states are kept at a time (1,000)
 max-rounds-kept  rounds of an experiment that are kept because the server may request them again
                  (100)
+min-peers        the client sends only masked uploads, and only in sums of at least so many clients,
+                 itself included; it reports accuracies and no other metrics
 
 A typing mistake must not leave the client without a limit: keys that resemble one of these are
 rejected.
@@ -42,7 +44,7 @@ NodeConfig = Mapping[str, str | float | int | bool]
 LEVELS = get_args(Protected)
 """The levels of protection, from the weakest to the strongest."""
 
-SAFEGUARDS = ("max-epsilon", "delta", "protects", "allow", "state")
+SAFEGUARDS = ("max-epsilon", "delta", "protects", "allow", "state", "min-peers")
 """Settings with which any unknown key is compared; other limits only with keys that begin `max`."""
 
 MIN_SIMILARITY = 0.75
@@ -66,6 +68,7 @@ class Bound(Limits):
     max_seconds: PositiveNumber = 86_400.0
     max_experiments: PositiveInteger = 1_000
     max_rounds_kept: PositiveInteger = 100
+    min_peers: PositiveInteger | None = None
 
     @property
     def least(self) -> str:

@@ -30,13 +30,23 @@ from fedgh import config
 from fedgh.config import Config
 from fedgh.core.threads import one_thread
 from fedgh.core.types import CPU, Job, Payload, Reply, moved
+from fedgh.data.sources import Source
 from fedgh.engines.host import Blueprint, ClientHost
-from fedgh.errors import ConfigError, RunError, WireError, import_object, printable
+from fedgh.errors import (
+    ConfigError,
+    FedghError,
+    RunError,
+    WireError,
+    import_object,
+    printable,
+)
 from fedgh.files import discard_parts, locked, make_folder, read_bytes, write_atomic
 from fedgh.flower import messages
 from fedgh.flower.answers import Answers, RequestIdentity
 from fedgh.flower.bound import Bound, NodeConfig, PublicError, keep_bound, read_bound
+from fedgh.flower.masked import MaskedRound
 from fedgh.flower.messages import Request
+from fedgh.flower.states import keep_request
 from fedgh.runs.checkpoint import ClientFiles, keep_rounds
 from fedgh.runs.sealed import MAX_STATE, pack, unpack
 from fedgh.training.experiment import Experiment, prepare
@@ -58,6 +68,9 @@ OWN_SETTINGS = {
 }
 """Settings that only the client decides, and their names in node.conf."""
 
+DATA_DIGEST = "data.digest"
+"""The file with the digest of the client's data in the first round of a run."""
+
 MAX_QUOTED = 300
 """Maximum number of characters of a server's setting that an answer quotes."""
 
@@ -65,17 +78,18 @@ MAX_TURN = 1000
 """Maximum size in bytes of turn.json, which holds two numbers."""
 
 
-def app_of(make_blueprint: MakeBlueprint) -> ClientApp:
-    """Return an app that runs the jobs of the client that `make_blueprint` describes."""
-    app = ClientApp()
+class BlueprintApp(ClientApp):
+    """An app that runs the jobs of the client that `make_blueprint` describes."""
 
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        _show_log()
-        reply = answer(message, context.node_config, make_blueprint)
-        return Message(messages.pack_answer(reply), reply_to=message)
+    def __init__(self, make_blueprint: MakeBlueprint) -> None:
+        super().__init__()
+        self.make_blueprint = make_blueprint
 
-    return app
+        @self.train()
+        def train(message: Message, context: Context) -> Message:
+            _show_log()
+            reply = answer(message, context.node_config, make_blueprint)
+            return Message(messages.pack_answer(reply), reply_to=message)
 
 
 def partitioned_client(request: Request, _: Path, node: NodeConfig) -> Blueprint:
@@ -87,7 +101,8 @@ def partitioned_client(request: Request, _: Path, node: NodeConfig) -> Blueprint
     if config.data.name == "private":
         raise PublicError(
             "in this federation each client has its own data; name your app in node.conf: "
-            'app="my_module:app" (see fedgh.flower.client_app)'
+            'app="my_module:app" (see fedgh.flower.client_app), or for a folder of images '
+            'app="fedgh.flower.own_data:app"'
         )
     check_here(config)
     experiment = _prepared(json.dumps(config.to_table()))
@@ -152,6 +167,9 @@ def answer(message: Message, node: NodeConfig, make_blueprint: MakeBlueprint) ->
             one_thread(),
             _locked_folder(request, node, bound) as folder,
         ):
+            step = request.secure
+            if step is not None and step.phase != "upload":
+                return MaskedRound(request, folder, bound, node).answer(step)
             task = _Assignment(request, folder, bound, node, make_blueprint)
             return task.evaluate() if down is None else task.train(down)
     except Exception as problem:
@@ -182,6 +200,8 @@ class _Assignment:
         reply = answers.find(identity)
         if reply is None:
             host = self._host()
+            masked_round = MaskedRound(request, self.folder, self.bound, self.node)
+            masked = masked_round.masking(host.blueprint, down)
             self._check_room(answers)
             releases = host.will_release(request.client)
             keep_bound(self.bound, host.blueprint, _states(self.node), releases=releases)
@@ -189,9 +209,12 @@ class _Assignment:
             reply = host.run(self._job(down))
             if reply.up is None:
                 return reply
+            reply = masked(reply)
             self._store_release(host)
             host.save(request.round)
             answers.store(identity, reply)
+        else:  # a restarted server may count less than before
+            keep_request(self.folder, request)
         answers.forget_up_to(self._settled)
         keep_rounds(self.folder, {request.trained, request.committed} | answers.rounds())
         return reply
@@ -250,20 +273,51 @@ class _Assignment:
     def _host(self) -> ClientHost:
         """Return a host with the client in the state that the server counts."""
         client, trained = self.request.client, self.request.trained
-        blueprint = self.make_blueprint(self.request, self.folder, self.node)
+        blueprint = self._blueprint()
         files = ClientFiles(self.folder, trained, self.request.experiment)
         if files.round(client) != trained:
             raise PublicError(
                 f"the state of client {client} after round {trained} is not in its folder; put it "
                 "back from a copy"
             )
-        withhold_metrics = blueprint.withhold_metrics or self.bound.least != "nothing"
+        keep_request(self.folder, self.request)
+        careful = self.bound.least != "nothing" or self.bound.min_peers is not None
+        withhold_metrics = blueprint.withhold_metrics or careful
         return ClientHost(
             replace(blueprint, withhold_metrics=withhold_metrics),
             files,
             explain=_redacted,
             released=self._read_release(),
         )
+
+    def _blueprint(self) -> Blueprint:
+        """Return the client's blueprint; raise PublicError if its network or data do not fit."""
+        try:
+            blueprint = self.make_blueprint(self.request, self.folder, self.node)
+            source = blueprint.source(self.request.client)
+            if not (self.folder / DATA_DIGEST).exists():
+                write_atomic(self.folder / DATA_DIGEST, source.digest)
+            elif not is_unchanged(self.folder, source):
+                raise ConfigError(
+                    "the data are not those of the first round; restore them, or use the new data "
+                    "in a new run"
+                )
+        except PublicError:
+            raise
+        except FedghError as problem:
+            raise PublicError(
+                "the client's network or data do not fit this federation; see the client's own log"
+            ) from problem
+        return blueprint
+
+
+def is_unchanged(folder: Path, data: Source) -> bool:
+    """Return true if the data are those of the first round, whose digest is in the client's folder.
+
+    Changed data would be split differently, so test samples would be trained on.
+    """
+    path = folder / DATA_DIGEST
+    return path.exists() and read_bytes(path, len(data.digest)) == data.digest
 
 
 def _states(node: NodeConfig) -> Path:
@@ -346,18 +400,22 @@ def _watchdog(seconds: float) -> Iterator[None]:
 def _redacted(problem: Exception) -> str:
     """Log an exception, and return the text that the server may receive.
 
-    That is the type alone for most exceptions: their texts may quote the client's data or files.
+    That is the type alone for most exceptions: their texts may quote the client's data or files. A
+    PublicError hides the exception that caused it, which is logged in its place.
     """
-    log(problem)
+    cause = problem.__cause__
+    log(cause if isinstance(problem, PublicError) and isinstance(cause, Exception) else problem)
     if isinstance(problem, PublicError | WireError):
         return str(problem)
     return f"{type(problem).__name__}; see the client's own log"
 
 
 def _show_log() -> None:
-    """Print warnings and errors of fedgh to standard error, which is the SuperNode's log."""
-    if logging.lastResort is not None and not logging.getLogger().hasHandlers():
-        logging.getLogger("fedgh").addHandler(logging.lastResort)
+    """Print warnings and errors of fedgh to standard error, unless the process has a log."""
+    own = logging.getLogger("fedgh")
+    silent = all(isinstance(handler, logging.NullHandler) for handler in own.handlers)
+    if silent and logging.lastResort is not None and not logging.getLogger().hasHandlers():
+        own.addHandler(logging.lastResort)
 
 
 def log(problem: Exception) -> None:
@@ -374,13 +432,13 @@ def train(message: Message, context: Context) -> Message:
     _show_log()
     name = context.node_config.get("app")
     if name is None:
-        return app_of(partitioned_client)(message, context)
+        return BlueprintApp(partitioned_client)(message, context)
     try:
         with _watchdog(_seconds(message, context.node_config)):
-            return _import_app(str(name))(message, context)
+            return import_app(str(name))(message, context)
     except Exception as problem:
         log(problem)
-        return app_of(_not_usable)(message, context)
+        return BlueprintApp(_not_usable)(message, context)
 
 
 def _seconds(message: Message, node: NodeConfig) -> float:
@@ -392,7 +450,8 @@ def _seconds(message: Message, node: NodeConfig) -> float:
         return limit
 
 
-def _import_app(name: str) -> ClientApp:
+def import_app(name: str) -> ClientApp:
+    """Return the app that node.conf names; its module may be in the current folder."""
     sys.path.append(os.getcwd())  # noqa: PTH109 - the folder in which the SuperNode was started
     own_app = import_object(name)
     if not isinstance(own_app, ClientApp):

@@ -233,13 +233,14 @@ def follow(
         check()
         deployment.restart_nodes()
         session = Session.read(out)
+        finished = folder.finished  # before the records, which are complete if it is true
         records = folder.records()
         seen = min(seen, len(records))  # a restarted server repeats rounds that were not committed
         for record in records[seen:]:
             finished_round(record)
             seen += 1
         _raise_error_of(run, session)
-        if session is not None and session.run == run and folder.finished:
+        if session is not None and session.run == run and finished:
             return folder
         if time.monotonic() > next_query:
             try:

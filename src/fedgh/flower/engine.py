@@ -3,7 +3,8 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from fedgh.core.types import Job, Reply
 from fedgh.errors import RunError, WireError, printable
 from fedgh.flower import messages
 from fedgh.flower._flwr import ErrorCode, Inbox, Limit, ObjectPullError, RunNotRunningException
+from fedgh.flower.current import ClientState, CurrentFile
 from fedgh.flower.messages import MAX_JSON, Request
 from fedgh.version import __version__
 
@@ -24,6 +26,12 @@ POLL = 0.3
 
 MAX_RESENT = 10
 """Maximum number of times that a job is sent again in a round because its node disconnected."""
+
+MAX_TRIES = 3
+"""Deadlines in a row after which a round with too few answers ends the run."""
+
+LOOK = 5.0
+"""Seconds between looks at who is connected."""
 
 MIN_FIRST_ROUND = 120.0
 """Minimum number of seconds for the first round after a start of the server.
@@ -51,10 +59,13 @@ class Flower:
         fingerprint: str | None,
         public: str | None = None,
         deadline: float,
+        secure_deadline: float = 60.0,
         trained: Mapping[int, int],
         settled: int,
         asking: Callable[[list[int]], None] = ignore,
         say: Callable[[str], None] = ignore,
+        share: float = 0.0,
+        current: CurrentFile | None = None,
     ) -> None:
         self._grid = grid
         self._participants = participants
@@ -64,34 +75,77 @@ class Flower:
         self._fingerprint = fingerprint
         self._public = public
         self._deadline = deadline
+        self._secure_deadline = secure_deadline  # of messages without an upload
         # client -> rounds in which it trained and that the server counts
         self._trained = {client: [round] for client, round in trained.items()}
         self._settled = settled  # the last round of the last checkpoint
         self._asking = asking  # called with the clients before an upload is requested from them
         self._say = say
+        self._share = share  # of the participants; with fewer uploads a round is tried again
+        self._current = current or CurrentFile()
+        self._next_look = 0.0  # time to look again who is connected
         self._first_round_over = False
         self._superlink_error = ""  # the last error of the SuperLink in this round
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Reply]:
-        """Send all jobs, and yield one reply for each before the deadline."""
-        inbox = Inbox(self._grid)
-        seconds = self._deadline
+        """Send all jobs, and yield one reply for each.
+
+        If too few participants have answered at the deadline, ask the missing ones again: a client
+        that has finished meanwhile sends its stored answer. Raise RunError after MAX_TRIES.
+        """
+        inbox, missing, tally = Inbox(self._grid), list(jobs), _Tally()
+        participants = sum(job.down is not None for job in jobs)
+        needed = self._share * participants
+        for tries in range(1, MAX_TRIES + 1):
+            yield from self._ask(inbox, missing, tally, needed, tries)
+            missing = [job for job in missing if job.client_id in tally.absent]
+            late = sum(job.down is not None for job in missing)
+            if tally.uploads >= needed or tally.uploads + late < needed:
+                break
+            self._say(
+                f"round {jobs[0].round}: {tally.uploads} of {participants} participants have sent "
+                f"an upload, too few{tally.example()} (deadline {tries} of {MAX_TRIES})"
+            )
+        else:
+            raise RunError(
+                f"round {jobs[0].round}: {tally.uploads} of {participants} participants have sent "
+                f"an upload, in {MAX_TRIES} deadlines of {self._deadline:g} s in a row"
+                f"{tally.example()}. The last completed round is safe. If clients need longer, "
+                "raise run.deadline in the federation's experiment.toml; then start again, with "
+                "`fedgh flower up` or server/train.sh"
+            )
+        yield from tally.absent.values()
+
+    def _ask(
+        self, inbox: Inbox, jobs: Sequence[Job], tally: "_Tally", needed: float, tries: int
+    ) -> Iterator[Reply]:
+        """Send jobs and yield the replies before a deadline; put the others into `tally.absent`.
+
+        Only when a round is tried again, wait for clients that are not connected, and only as long
+        as answers are too few.
+        """
+        tally.absent.clear()
+        messages_only = all(job.secure is not None and job.down is None for job in jobs)
+        seconds = self._secure_deadline if messages_only else self._deadline
         if not self._first_round_over:
             seconds = max(seconds, MIN_FIRST_ROUND)
-        nodes = self._wait_for_nodes({job.client_id for job in jobs}, seconds)
+        self._current.begin(jobs, seconds, tries)
+        unsent = list(jobs)
+        if tries == 1:
+            nodes = self._wait_for_nodes({job.client_id for job in jobs}, seconds)
+            for job in jobs:
+                if job.client_id not in nodes:
+                    self._give_up(tally, job, "not connected")
+            unsent = [job for job in jobs if job.client_id in nodes]
+            self._asking([job.client_id for job in jobs if job.down is not None])
         self._first_round_over = True
-        unsent = []
-        for job in jobs:
-            if job.client_id in nodes:
-                unsent.append(job)
-            else:
-                yield _failed(job, "not connected")
         waiting: dict[str, tuple[Job, int]] = {}  # message -> its job, its size in bytes
         resent: Counter[int] = Counter()
         self._superlink_error = ""
-        self._asking([job.client_id for job in jobs if job.down is not None])
         end = time.monotonic() + seconds
-        while (unsent or waiting) and time.monotonic() < end:
+        while time.monotonic() < end and (
+            waiting or (unsent and (tries == 1 or tally.uploads < needed))
+        ):
             unsent = self._push(unsent, waiting, end - time.monotonic())
             for name in list(waiting):
                 job, sent_bytes = waiting[name]
@@ -106,13 +160,23 @@ class Flower:
                 reply = reply_of(job, answer, sent_bytes)
                 # Durations come from the client; none can be longer than the deadline.
                 durations = {phase: min(s, seconds) for phase, s in reply.seconds.items()}
+                tally.uploads += reply.up is not None
+                self._current.ended(reply, _state_of(reply))
                 yield replace(reply, seconds=durations)
+            self._watch_nodes()
             if unsent or waiting:
                 time.sleep(POLL)
         for job, sent_bytes in waiting.values():
-            yield _failed(job, f"no answer within {seconds:g} s{self._superlink_error}", sent_bytes)
+            reason = f"no answer within {seconds:g} s{self._superlink_error}"
+            self._give_up(tally, job, reason, sent_bytes)
         for job in unsent:
-            yield _failed(job, "its node could not be reached")
+            self._give_up(tally, job, "not connected")
+
+    def _give_up(self, tally: "_Tally", job: Job, reason: str, sent_bytes: int = 0) -> None:
+        """Note that a client has not answered before this deadline."""
+        reply = _failed(job, reason, sent_bytes)
+        tally.absent[job.client_id] = reply
+        self._current.ended(reply, "late" if sent_bytes else "not connected")
 
     def save(self, round: int) -> None:
         """Note that rounds up to `round` are committed.
@@ -122,7 +186,8 @@ class Flower:
         self._settled = round
 
     def close(self) -> None:
-        """Do nothing: the grid belongs to Flower."""
+        """Write current.json for the last time; the grid belongs to Flower."""
+        self._current.close()
 
     def _wait_for_nodes(self, clients: set[int], seconds: float) -> dict[int, int]:
         """Return the node of each client that is connected.
@@ -139,9 +204,19 @@ class Flower:
             time.sleep(min(2.0, seconds / 10))
 
     def _nodes(self, clients: set[int]) -> dict[int, int]:
+        """Return the node of each of these clients that is connected."""
         keys = {bytes(node.public_key): node.node_id for node in self._grid.get_nodes()}
-        registered = {client: self._participants.get(client, b"") for client in clients}
-        return {client: keys[key] for client, key in registered.items() if key in keys}
+        registered = self._participants.items()
+        nodes = {client: keys[key] for client, key in registered if key in keys}
+        self._current.connected(nodes)
+        return {client: node for client, node in nodes.items() if client in clients}
+
+    def _watch_nodes(self) -> None:
+        """Look from time to time who is connected, also clients that this round does not need."""
+        if time.monotonic() > self._next_look:
+            self._next_look = time.monotonic() + LOOK
+            with suppress(httpx.HTTPError, RunNotRunningException):  # `pull` reports it
+                self._nodes(set())
 
     def _push(
         self, jobs: list[Job], waiting: dict[str, tuple[Job, int]], seconds: float
@@ -157,6 +232,7 @@ class Flower:
         for job, message, name in zip(reachable, sent, names, strict=False):
             if name is not None:
                 waiting[name] = job, messages.wire_bytes(message)
+                self._current.sent(job.client_id)
         asked = {job.client_id for job, _ in waiting.values()}
         return [job for job in jobs if job.client_id not in asked]
 
@@ -180,6 +256,7 @@ class Flower:
             settings=self._settings,
             fingerprint=self._fingerprint,
             public=self._public,
+            secure=job.secure,
         )
         return Message(
             messages.pack_request(request, job.down),
@@ -206,6 +283,25 @@ class Flower:
             raise RunError("Flower has stopped this run; start it again to continue") from None
         except Exception as error:  # Flower may raise any exception on bytes that are no message
             return error
+
+
+@dataclass
+class _Tally:
+    """The uploads of a round so far, and replies for the clients that have not answered."""
+
+    uploads: int = 0
+    absent: dict[int, Reply] = field(default_factory=dict)
+
+    def example(self) -> str:
+        """Return why the first client has not answered, to be appended to a message."""
+        first = next(iter(self.absent.values()))
+        return f"; client {first.client_id}: {first.error}"
+
+
+def _state_of(reply: Reply) -> ClientState:
+    if reply.invalid is not None:
+        return "rejected"
+    return "answered" if reply.error is None else "failed"
 
 
 def _node_has_gone(answer: Message | Exception) -> bool:

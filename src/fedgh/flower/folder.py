@@ -2,11 +2,12 @@
 
 experiment.toml    the configuration of the experiment
 server/            for the operator: certificates, public keys, the app, start scripts
-participants/K/    for client K: its key, the certificate of the authority, a start script
+participants/K/    for client K: its key, the certificate of the authority, a start script;
+                   with secure aggregation the public keys of all clients, in peers/
+services/          in the folder of each side: files for systemd and Docker
 """
 
 import re
-import secrets
 from importlib import resources
 from pathlib import Path
 
@@ -15,13 +16,19 @@ from flwr.common.config import parse_config_args
 
 from fedgh.config import Config
 from fedgh.errors import ConfigError
-from fedgh.files import make_folder, read_bytes, write_atomic
-from fedgh.flower.keys import MAX_KEY, write_certificates, write_key_pair
+from fedgh.files import make_folder, read_bytes, replace, sync_folder, write_atomic
+from fedgh.flower.facts import Facts
+from fedgh.flower.keys import MAX_KEY, write_certificates, write_key_pair, write_secret
 from fedgh.version import __version__
 
 FIRST_NODE_PORT = 9094
 PORT = 9092
 PUBLIC_PORT = 8443
+SERVER_SCRIPTS = (
+    *("superlink.sh", "superexec.sh", "flwr.sh", "register.sh", "revoke.sh"),
+    *("train.sh", "resume.sh"),
+)
+TEMPLATES = resources.files("fedgh.flower") / "templates"
 HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 
 
@@ -42,8 +49,7 @@ class FederationFolder:
         cls, path: Path, config: Config, *, host: str = "127.0.0.1", node_config: str = ""
     ) -> "FederationFolder":
         """Write a new folder, with new keys; raise ConfigError if it exists and is not empty."""
-        if not HOST.fullmatch(host):
-            raise ConfigError(f"--host {host}: expected a name or address, without a port")
+        check_host(host)
         try:
             parse_config_args([node_config] if node_config else None)
         except (ValueError, ClickException):
@@ -63,14 +69,17 @@ class FederationFolder:
         }
         make_folder(folder.keys)
         write_certificates(folder.server, list(dict.fromkeys([host, "127.0.0.1", "localhost"])))
-        secret = folder.server / "superexec.secret"
-        write_atomic(secret, secrets.token_hex(32).encode(), 0o600)
-        for name in ("superlink.sh", "superexec.sh", "flwr.sh", "register.sh", "train.sh"):
+        write_secret(folder.server / "superexec.secret")
+        for name in SERVER_SCRIPTS:
             _write(name, folder.server / name, values)
         _write("nginx.conf", folder.server / "nginx.conf", values)
         _write("app.toml", folder.server / "app" / "pyproject.toml", values)
+        _write_services("server", folder.server, values)
+        facts = Facts.of(config)
         for client in range(clients):
-            folder._write_participant(client, values, node_config)
+            folder._write_participant(client, values, node_config, facts)
+        if config.secure.enabled:
+            folder._write_peers(clients)
         _write("README.md", path / "README.md", values)
         write_atomic(folder.experiment, config.to_toml().encode())  # last: `open` looks for it
         return folder
@@ -90,13 +99,29 @@ class FederationFolder:
         """Return the folder of a client."""
         return self.participants / str(client)
 
-    def _write_participant(self, client: int, values: dict[str, str], node_config: str) -> None:
+    def _write_peers(self, clients: int) -> None:
+        """Write the public keys of all clients into the folder of each."""
+        keys = {
+            f"{client}.pub": read_bytes(self.keys / f"{client}.pub", MAX_KEY)
+            for client in range(clients)
+        }
+        for client in range(clients):
+            peers = self.participant(client) / "peers"
+            make_folder(peers)
+            for name, key in keys.items():
+                replace(peers / name, key)
+            sync_folder(peers)
+
+    def _write_participant(
+        self, client: int, values: dict[str, str], node_config: str, facts: Facts
+    ) -> None:
         """Write the folder of a client; `node_config` are settings to add to its node.conf."""
         folder = self.participant(client)
         make_folder(folder)
         write_key_pair(folder / "key", folder / "key.pub")
         write_atomic(self.keys / f"{client}.pub", read_bytes(folder / "key.pub", MAX_KEY))
         write_atomic(folder / "ca.crt", read_bytes(self.server / "ca.crt", MAX_KEY))
+        facts.write(folder / "federation.json")
         settings = f'client={client}\nstate="states"\n{node_config}\n'
         write_atomic(folder / "node.conf", settings.encode())
         # Clients reach the SuperLink through the proxy; a rehearsal overrides the address.
@@ -105,13 +130,32 @@ class FederationFolder:
             "NODE_PORT": str(FIRST_NODE_PORT + client),
             "PORT": str(PUBLIC_PORT),
         }
-        _write("node.sh", folder / "node.sh", {**values, **client_values})
+        values = {**values, **client_values}
+        _write("node.sh", folder / "node.sh", values)
+        _write_services("node", folder, values)
+
+
+def check_host(host: str) -> None:
+    """Raise ConfigError if this is not a name or address of a machine."""
+    if not HOST.fullmatch(host):
+        raise ConfigError(f"--host {host}: expected a name or address, without a port")
+
+
+def _write_services(side: str, folder: Path, values: dict[str, str]) -> None:
+    """Write the files for systemd and Docker of a side, "server" or "node", into `services`."""
+    values = {**values, "HARDENING": _template("services/hardening.conf").rstrip()}
+    for item in (TEMPLATES / "services" / side).iterdir():
+        _write(f"services/{side}/{item.name}", folder / "services" / item.name, values)
 
 
 def _write(template: str, path: Path, values: dict[str, str]) -> None:
     """Write a template to a file, with each @NAME@ replaced by its value."""
-    text = (resources.files("fedgh.flower") / "templates" / template).read_text("utf-8")
+    text = _template(template)
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)
     make_folder(path.parent)
     write_atomic(path, text.encode())
+
+
+def _template(name: str) -> str:
+    return (TEMPLATES / name).read_text("utf-8")

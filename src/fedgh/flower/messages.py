@@ -15,6 +15,7 @@ from fedgh.core.metrics import METRICS
 from fedgh.core.types import Job, Reply
 from fedgh.errors import MAX_TEXT, WireError, printable
 from fedgh.flower._flwr import get_all_nested_objects
+from fedgh.secure.step import Step
 
 _JSON, _PAYLOAD, _FORMAT = "fedgh", "payload", "safetensors"  # names of records in a message
 
@@ -37,7 +38,7 @@ class Request:
     version: str  # of fedgh; another version could compute something else
     # Name of the experiment; determines the client's folder.
     experiment: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")]
-    start: Count  # number of starts of the server for this experiment
+    start: Count  # number of the server's start; every start has a higher one
     client: Count
     round: Count
     trained: Count  # round whose state the client continues from, 0 = none
@@ -50,6 +51,7 @@ class Request:
     settings: dict[str, Any]  # of the experiment; not validated here, see client.parse_settings
     fingerprint: str | None  # of settings and data; None if clients have their own data
     public: Annotated[str, Field(max_length=64)] | None = None  # digest of the public data
+    secure: Step | None = None  # a message of secure aggregation
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,26 @@ _REQUEST = TypeAdapter(Request)
 _ANSWER = TypeAdapter(_Answer)
 
 
+def dump_request(request: Request) -> bytes:
+    """Return a request as JSON."""
+    return _REQUEST.dump_json(request)
+
+
+def parse_request(text: bytes) -> Request:
+    """Return the request in a JSON text; raise WireError if it is not valid."""
+    request: Request = _parse(_REQUEST, text)
+    return request
+
+
 def pack_request(request: Request, down: bytes | None) -> RecordDict:
     """Return the content of a message with a request and, for training, the download."""
-    return pack(_REQUEST.dump_json(request), down)
+    return pack(dump_request(request), down)
 
 
 def read_request(content: RecordDict) -> tuple[Request, bytes | None]:
     """Return the request and the download of a message; raise WireError if it is not valid."""
     text, down = unpack(content)
-    return _parse(_REQUEST, text), down
+    return parse_request(text), down
 
 
 def pack_answer(reply: Reply) -> RecordDict:
@@ -97,7 +110,7 @@ def read_answer(content: RecordDict, job: Job) -> Reply:
         if answer.error is not None and up is None:  # the client could not read the request
             return Reply(job.client_id, job.round, error=printable(answer.error))
         raise WireError(f"an answer of client {answer.client_id} in round {answer.round}")
-    if up is not None and job.down is None:
+    if up is not None and job.down is None and job.secure is None:
         raise WireError("an upload that was not requested")
     if up is None and job.down is not None and answer.error is None:
         raise WireError("neither an upload nor an error")

@@ -28,6 +28,10 @@ HINTS = {
         "the SuperLink does not accept this key: the operator has not registered key.pub, or a "
         "node with the same key was connected until a minute ago"
     ),
+    "certificate has expired": (
+        "the server's certificate or ca.crt has ended; the operator can renew them (fedgh flower "
+        "renew)"
+    ),
     "CERTIFICATE_VERIFY_FAILED": (
         "the server's certificate is not signed by the authority in ca.crt, or is for another "
         "name: ask the operator for the right ca.crt, and for the server's name in the certificate"
@@ -38,7 +42,20 @@ HINTS = {
     "Connection refused|Name or service not known|All connection attempts failed": (
         "no server answers at this address; check the address, and that the SuperLink runs"
     ),
+    "the executor of this node has ended": (
+        "the process that runs the client's code has ended: its log says why, or the machine had "
+        "too little memory and the operating system has killed it"
+    ),
+    "this node has given up the connection": (
+        "the connection to the server was refused or broken in a way that Flower does not retry; "
+        "the log says how. Join again, and see: fedgh flower check"
+    ),
     "address already in use": "another program uses this port; set another FEDGH_NODE_PORT",
+    # Flower's node gives no reason then. The last, because it ends in the same way in other cases.
+    "SuperNode terminated gracefully": (
+        "the server does not accept this node's signature: this machine's clock is more than 5 s "
+        "ahead of the server's, or the operator has revoked the key; see: fedgh flower check"
+    ),
 }
 """For patterns in the last output of a node that ended, the cause in plain words."""
 
@@ -54,13 +71,8 @@ def join(folder: Path, say: Callable[[str], None]) -> None:
 
     Raise ConfigError for a wrong folder or setting, and RunError when the node ends by itself.
     """
-    script = folder.absolute() / "node.sh"
-    if not script.is_file():
-        raise ConfigError(
-            f"{folder} is not the folder of a client (it has no node.sh); use the folder "
-            "participants/K that the operator gave you"
-        )
-    _check_settings(folder / "node.conf")
+    script = file_of_client(folder.absolute(), "node.sh")
+    read_settings(folder / "node.conf")
     delays = list(RETRY_DELAYS)
     with clean_end():
         while True:
@@ -75,8 +87,21 @@ def join(folder: Path, say: Callable[[str], None]) -> None:
             time.sleep(delay)
 
 
-def _check_settings(path: Path) -> None:
-    """Raise ConfigError for lines of node.conf that Flower would misread, and for wrong limits."""
+def file_of_client(folder: Path, name: str) -> Path:
+    """Return a file of a client's folder; raise ConfigError if the folder lacks it."""
+    if not (folder / name).is_file():
+        raise ConfigError(
+            f"{folder} is not the folder of a client (it has no {name}); use the folder "
+            "participants/K that the operator gave you"
+        )
+    return folder / name
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the settings in node.conf.
+
+    Raise ConfigError for lines that Flower would misread, and for wrong limits.
+    """
     settings: dict[str, Any] = {}
     try:
         for line in read_bytes(path, MAX_SETTINGS, follow=True).decode().splitlines():
@@ -92,6 +117,7 @@ def _check_settings(path: Path) -> None:
             f"({' '.join(str(error).split())})"
         ) from None
     read_bound(settings)
+    return settings
 
 
 def explanation(output: str) -> str | None:

@@ -1,80 +1,98 @@
-"""Commands for a federation on this machine: up, status, stop."""
+"""Commands of the operator: up, status, metrics, stop."""
 
+import json
 import os
 import signal
 import time
-from functools import partial
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from fedgh import config
+from fedgh.choices import TextFormat
 from fedgh.core.records import Round
 from fedgh.core.types import Reply
 from fedgh.errors import RunError
-from fedgh.flower.deployment import deployed, follow, locked
+from fedgh.flower.current import read_current
+from fedgh.flower.deployment import Say, deployed, follow, locked
+from fedgh.flower.display import UpBars, UpLog, print_status
+from fedgh.flower.exporter import MetricsServer, serving
 from fedgh.flower.folder import FederationFolder
 from fedgh.flower.processes import GRACE, clean_end, end_orphans, running_processes
 from fedgh.flower.server import read_participants
-from fedgh.flower.session import Session
-from fedgh.formats import percent
-from fedgh.report.terminal import say
+from fedgh.flower.status import federation_status, running_superlink
 from fedgh.runs.folder import RunFolder
-from fedgh.runs.read import name_runs
 from fedgh.training.experiment import prepare
-from fedgh.training.progress import Live
 
 
-def up(path: Path, out: Path, console: Console) -> RunFolder:
+def up(
+    path: Path, out: Path, progress: UpBars | UpLog, say: Say, metrics: int | None = None
+) -> RunFolder:
     """Start a federation, train or resume the run in `out`, and end the federation.
 
-    Return the run folder; raise RunError if the run fails or is finished already.
+    `metrics` is the port of the metrics. Return the run folder; raise RunError if the run fails or
+    is finished already.
     """
     folder = FederationFolder.open(path)
     experiment = prepare(config.load(folder.experiment))
     if (out / "summary.json").exists():
         raise RunError(f"{out} is a finished run; choose another --out")
+    address = running_superlink(folder)
+    if address is not None:  # both would use one database, and the keys of the same clients
+        raise RunError(
+            f"the SuperLink of {path} runs already, at {address}; train with "
+            f"sh {path / 'server' / 'train.sh'}, or end it first"
+        )
     clients = experiment.task.num_clients
     read_participants(folder.keys, clients)  # report a missing key before any process is started
-    with (
-        clean_end() as check,
-        deployed(folder, clients, partial(say, console)) as deployment,
-        Live(console) as live,
-    ):
-        live.started(experiment, RunFolder(out), RunFolder(out).records())
+    with ExitStack() as stack:
+        check = stack.enter_context(clean_end())
+        if metrics is not None:
+            server = stack.enter_context(serving(folder, out, metrics))
+            say(f"metrics at {server.url}")
+        deployment = stack.enter_context(deployed(folder, clients, say))
+        stack.enter_context(progress)
+        progress.started(experiment, RunFolder(out), RunFolder(out).records())
         run = deployment.train(out)
+        run_folder = RunFolder(out)
+
+        def look() -> None:
+            check()
+            with suppress(RunError):  # the server has not created the run yet
+                current = read_current(out, run_folder.run_id)
+                if current is not None and not current.ended:
+                    progress.watch(current)
 
         def finished_round(record: Round) -> None:
             for failure in record.failed:
-                live.replied(Reply(failure.client, record.round, error=failure.reason))
-            live.finished_round(record)
+                progress.replied(Reply(failure.client, record.round, error=failure.reason))
+            progress.finished_round(record)
 
-        return follow(deployment, run, out, finished_round, check)
+        try:
+            return follow(deployment, run, out, finished_round, look)
+        except RunError as error:
+            raise RunError(
+                f"{error}\nthe logs are in {folder.logs}; to continue: fedgh flower up {path}"
+            ) from None
 
 
-def status(path: Path, out: Path, console: Console) -> None:
-    """Print the running processes, and the last round and accuracy of the run."""
+def status(path: Path, out: Path, format_: TextFormat, console: Console) -> None:
+    """Print the status of a federation, as text or as one JSON object."""
     folder = FederationFolder.open(path)
-    running: dict[str, int] = {}
-    if folder.processes.exists():
-        _, running = running_processes(folder.processes)
-    table = Table("process", "PID", "log")
-    for name, pid in running.items():
-        table.add_row(name, str(pid), str(folder.logs / f"{name}.log"))
-    if running:
-        console.print(table)
+    found = federation_status(folder, out, ask_superlink=True)
+    if format_ == "json":
+        print(json.dumps(asdict(found), indent=2))
     else:
-        console.print("nothing is running")
-    records = RunFolder(out).records()
-    if (out / "config.toml").exists():
-        (run,) = name_runs([out])
-        rounds = run.settings.federation.rounds
-        last = next((r.accuracy for r in reversed(records) if r.accuracy is not None), None)
-        console.print(f"{out}: round {len(records)} of {rounds}, accuracy {percent(last)}")
-    session = Session.read(out)
-    if session is not None and session.error is not None:
-        say(console, f"the last start ended with an error: {session.error}")
+        print_status(found, console, folder.logs)
+
+
+def metrics(path: Path, out: Path, port: int, say: Say) -> None:
+    """Serve the metrics of a federation until Ctrl-C."""
+    with MetricsServer(FederationFolder.open(path), out, port) as server:
+        say(f"metrics at {server.url} until Ctrl-C")
+        server.serve_forever()
 
 
 def stop(path: Path) -> bool:

@@ -1,10 +1,12 @@
 """The app of a client with its own network and data, which takes about ten lines."""
 
+import logging
 import os
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from flwr.clientapp import ClientApp
 from torch import nn
 
@@ -19,12 +21,16 @@ from fedgh.engines.host import Blueprint
 from fedgh.errors import ConfigError, FedghError
 from fedgh.files import read_bytes, write_atomic
 from fedgh.flower.bound import NodeConfig, PublicError
-from fedgh.flower.client import app_of, check_here, log, parse_settings
+from fedgh.flower.client import BlueprintApp, check_here, parse_settings
 from fedgh.flower.messages import Request
+from fedgh.formats import few
 from fedgh.models import check_extractor
+from fedgh.models.adapt import NetworkExtractor
 from fedgh.training.client_spec import ClientSpec
 from fedgh.training.experiment import Experiment, load_source
 from fedgh.training.public import check_public_section, load_public
+
+logger = logging.getLogger(__name__)
 
 MakeClient = Callable[[Task, NodeConfig], ClientSpec]
 """Function of the federation's task and the client's settings that returns its network and data."""
@@ -57,20 +63,12 @@ def client_app(make_client: MakeClient, methods: Collection[str] | None = None) 
                 "allows only to methods that it names (client_app)"
             )
         no_samples = partition.empty(config.federation.clients)
-        try:
-            source = load_source(config.data)
-            public = _public(config, source, request.public)
-            experiment = Experiment(config, (source,), no_samples, extractors=(), public=public)
-            return own_blueprint(experiment, request.client, make_client, node, folder)
-        except PublicError:
-            raise
-        except FedghError as problem:
-            log(problem)
-            raise PublicError(
-                "the client's network or data do not fit this federation; see the client's own log"
-            ) from None
+        source = load_source(config.data)
+        public = _public(config, source, request.public)
+        experiment = Experiment(config, (source,), no_samples, extractors=(), public=public)
+        return own_blueprint(experiment, request.client, make_client, node, folder)
 
-    return app_of(make_blueprint)
+    return BlueprintApp(make_blueprint)
 
 
 def _public(config: Config, source: Source, digest: str | None) -> PublicData | None:
@@ -85,11 +83,10 @@ def _public(config: Config, source: Source, digest: str | None) -> PublicData | 
         check_public_section(config)
         public = load_public(config, [source])
     except FedghError as problem:
-        log(problem)
         raise PublicError(
             f"the client cannot use the public data ({config.public.name}); see the client's own "
             "log"
-        ) from None
+        ) from problem
     if public is None or public.digest.hex() != digest:
         raise PublicError(
             f"the client's public data ({config.public.name}) are not those of the server; use the "
@@ -111,7 +108,6 @@ def own_blueprint(
         raise ConfigError(
             f"data.shape is {task.input_shape}, but the client's inputs have shape {data.shape}"
         )
-    _check_unchanged(folder / "data.digest", data.digest)
     own_partition = partition.single(client, task.num_clients, data.y.numpy(), task.seed)
     if experiment.public is not None:
         check_inputs(experiment.public, data)
@@ -119,6 +115,7 @@ def own_blueprint(
 
     extractor = spec.extractor(data.shape, task.num_classes, task.rep_dim)
     check_extractor(extractor.name, extractor, replace(task, input_shape=data.shape))
+    logger.info(_in_words(data, extractor))
 
     def make_extractor(shape: tuple[int, ...], rep_dim: int) -> nn.Module:
         with isolated(secret, "projection"):
@@ -135,6 +132,7 @@ def own_blueprint(
         privacy=privacy and replace(privacy, unpredictable=True),  # the server knows the seed
         withhold_metrics=experiment.withhold_metrics,
         max_norm=experiment.config.run.max_norm,
+        scale=experiment.scale,
         public=experiment.shared_public,
     )
 
@@ -150,15 +148,8 @@ def _secret(path: Path) -> int:
     return int.from_bytes(read_bytes(path, SECRET_BYTES), "big")
 
 
-def _check_unchanged(path: Path, digest: bytes) -> None:
-    """Raise ConfigError if the data have changed since the first round.
-
-    Changed data would be split differently, so test samples would be trained on.
-    """
-    if not path.exists():
-        write_atomic(path, digest)
-    elif read_bytes(path, len(digest)) != digest:
-        raise ConfigError(
-            "the data are not those of the first round; restore them, or use the new data in a new "
-            "run"
-        )
+def _in_words(data: Source, extractor: NetworkExtractor) -> str:
+    """Return a client's data and network in one line for its log."""
+    counts = zip(data.class_names, torch.bincount(data.y, minlength=data.num_classes), strict=True)
+    classes = few([f"{int(count)} {name}" for name, count in counts if count])
+    return f"{len(data.y)} samples of shape {data.shape}: {classes}; network {extractor.name}"

@@ -5,7 +5,6 @@ runs. Start a new run with the same `out`: it continues after the last completed
 """
 
 import logging
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -16,13 +15,20 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedgh import config
+from fedgh.config import Config
 from fedgh.core.server import Engine, ignore
 from fedgh.core.types import Payload
+from fedgh.engines.masked import MakeTerms, Masked
 from fedgh.errors import ConfigError, FedghError, RunError
+from fedgh.flower import logs
+from fedgh.flower.current import CurrentFile
 from fedgh.flower.engine import Flower
+from fedgh.flower.facts import settings_for_clients
 from fedgh.flower.keys import read_public_key
+from fedgh.flower.masked import Peers, settings_digest
 from fedgh.flower.session import Session
 from fedgh.runs.folder import RunFolder
+from fedgh.secure.terms import Terms
 from fedgh.training.experiment import Experiment, prepare
 from fedgh.training.loop import run_or_resume
 
@@ -33,9 +39,7 @@ logger = logging.getLogger(__name__)
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run or resume the experiment of Flower's run configuration; `flwr log` shows the log."""
-    log = logging.getLogger("fedgh")
-    log.addHandler(logging.StreamHandler(sys.stdout))
-    log.setLevel(logging.INFO)
+    logs.configure()
     serve(grid, context.run_id, context.run_config)
 
 
@@ -56,20 +60,27 @@ def serve(grid: Grid, run_id: int, settings: Mapping[str, Any]) -> RunFolder:
     def make_engine(experiment: Experiment, folder: RunFolder, done: int, state: Payload) -> Engine:
         session = Session.begin(folder, run_id, done)
         sessions.append(session)
-        return Flower(
+        engine = Flower(
             grid,
             participants,
             experiment=session.experiment,
             start=session.starts,
             settings=shared_settings(experiment),
-            fingerprint=None if experiment.private else experiment.fingerprint(),
-            public=experiment.shared_public.digest.hex() if experiment.shared_public else None,
+            fingerprint=shared_fingerprint(experiment),
+            public=shared_public(experiment),
             deadline=experiment.config.run.deadline,
+            secure_deadline=experiment.config.run.secure_deadline,
             trained=dict(enumerate(state["trained"].tolist())),
             settled=done,
             asking=ignore if experiment.privacy is None else folder.count_requests,
             say=logger.info,
+            share=_share_needed(experiment.config),
+            current=CurrentFile(folder.path, folder.run_id),
         )
+        if experiment.scale is None:
+            return engine
+        peers = Peers(Path(str(settings["participants"])))
+        return Masked(engine, _terms(experiment, session), peers.verify)
 
     try:
         return run_or_resume(experiment, out, make_engine=make_engine)
@@ -79,6 +90,16 @@ def serve(grid: Grid, run_id: int, settings: Mapping[str, Any]) -> RunFolder:
                 if Session.read(out) == session:
                     replace(session, error=str(error)).write(out)
         raise
+
+
+def _share_needed(settings: Config) -> float:
+    """Return the share of the participants that must answer, or else a round is tried again.
+
+    One upload is needed if all clients take part, since a round without any would end the run.
+    """
+    clients = settings.federation.clients
+    everyone = round(settings.federation.participation * clients) == clients
+    return max(settings.run.quorum, 1 / clients if everyone else 0.0)
 
 
 def read_participants(folder: Path, clients: int) -> dict[int, bytes]:
@@ -99,8 +120,27 @@ def read_participants(folder: Path, clients: int) -> dict[int, bytes]:
     return keys
 
 
+def _terms(experiment: Experiment, session: Session) -> MakeTerms:
+    """Return the function that returns a round's terms, as every client must see them."""
+    settings = settings_digest(
+        shared_settings(experiment), shared_fingerprint(experiment), shared_public(experiment)
+    )
+    name, start, minimum = session.experiment, session.starts, experiment.config.secure.min_clients
+    return lambda round, asked, download: Terms(
+        name, start, round, settings, download, asked, minimum
+    )
+
+
+def shared_fingerprint(experiment: Experiment) -> str | None:
+    """Return the fingerprint that the server sends; None if clients have their own data."""
+    return None if experiment.private else experiment.fingerprint()
+
+
+def shared_public(experiment: Experiment) -> str | None:
+    """Return the digest of the public data that every client must have."""
+    return experiment.shared_public.digest.hex() if experiment.shared_public else None
+
+
 def shared_settings(experiment: Experiment) -> dict[str, Any]:
     """Return the settings that the server sends to every client."""
-    section = experiment.config.run
-    run = {"global_accuracy": section.global_accuracy, "max_norm": section.max_norm}
-    return {**experiment.config.portable(), "run": run}
+    return settings_for_clients(experiment.config)

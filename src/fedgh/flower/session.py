@@ -2,13 +2,14 @@
 
 identity     identity of the run in the folder
 experiment   the name under which clients store their states of this run
-starts       number of times that a server has started to work on the run
+starts       number of the server's last start; every start has a higher one
 run          Flower's number of the last start
 error        why the last start failed, or null
 """
 
 import json
 import secrets
+import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -46,7 +47,10 @@ class Session:
             last = cls(f"{_safe(path.name)}-{secrets.token_hex(8)}", 0, run, folder.run_id)
         if last.identity != folder.run_id:
             raise RunError(f"{path / 'flower.json'} is of another run; put it back from a copy")
-        session = replace(last, starts=last.starts + 1, run=run, error=None)
+        # Clients refuse requests of an earlier start. A folder that was restored from a copy does
+        # not know the starts after the copy; the clock does, in milliseconds.
+        start = max(last.starts + 1, time.time_ns() // 10**6)
+        session = replace(last, starts=start, run=run, error=None)
         session.write(path)
         return session
 

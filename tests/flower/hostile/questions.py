@@ -62,7 +62,7 @@ NOT_READABLE = "^not a readable message: "
 NO_PRIVACY = "^this client sends nothing without privacy"
 OVER_BOUND = "^this participant's bound of ε = [0-9.]+ would be passed$"
 NOT_FETCHED = "^cifar10 is not on this client's machine, and a client downloads nothing at"
-NOT_REVEALED = "^ConfigError; see the client's own log$"
+NOT_REVEALED = "^the client's network or data do not fit this federation; see the client's own log$"
 
 
 def hostile_requests(network: Path) -> dict[str, HostileRequest]:
