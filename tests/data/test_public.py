@@ -234,7 +234,7 @@ def test_the_summary_contains_the_bytes_of_public_data(tmp_path: Path) -> None:
     for name, run in runs.items():
         page = run_page(name_runs([run.path]), lambda _: None)
         (costs,) = (section for section in page.sections if section.id == "costs")
-        assert ("Chorus 100.0 KB per client" in costs.text) == (name == CHORUS)
+        assert ("Chorus: 100.0 KB per client" in costs.text) == (name == CHORUS)
 
 
 def test_an_untrusted_configuration_cannot_name_a_file_of_public_data() -> None:

@@ -186,9 +186,7 @@ def assemble(parts: list[Indices], y: Indices, seed: int, samples: int | None = 
     the same. Raise ConfigError for a client with too few samples.
     """
     rng, limit_rng = numpy_stream(seed, "split"), numpy_stream(seed, "samples")
-    order: list[Indices] = []
-    bounds = np.zeros((len(parts), 4), np.int64)
-    start = 0
+    of_clients = []
     for client, part in enumerate(parts):
         if len(part) < MIN_SAMPLES:
             raise ConfigError(
@@ -198,10 +196,27 @@ def assemble(parts: list[Indices], y: Indices, seed: int, samples: int | None = 
         splits = _split(part, y, rng)
         if samples is not None:
             splits = _limited(splits, samples, limit_rng)
-        order.extend(splits)
+        of_clients.append(splits)
+    return from_splits(of_clients)
+
+
+def from_splits(of_clients: list[list[Indices]]) -> Partition:
+    """Return the partition with these training, validation and test samples of each client.
+
+    Raise ConfigError if a split is empty.
+    """
+    bounds = np.zeros((len(of_clients), 4), np.int64)
+    start = 0
+    for client, splits in enumerate(of_clients):
+        if not all(map(len, splits)):
+            raise ConfigError(
+                f"client {client} would get no training, validation or test samples; lower "
+                "federation.clients"
+            )
         bounds[client] = start + np.cumsum([0, *map(len, splits)])
         start = int(bounds[client, 3])
-    return Partition(torch.from_numpy(np.concatenate(order)), torch.from_numpy(bounds))
+    order = np.concatenate([rows for splits in of_clients for rows in splits])
+    return Partition(torch.from_numpy(order), torch.from_numpy(bounds))
 
 
 def _split(part: Indices, y: Indices, rng: np.random.Generator) -> list[Indices]:
@@ -212,12 +227,12 @@ def _split(part: Indices, y: Indices, rng: np.random.Generator) -> list[Indices]
     part = rng.permutation(part)
     part = part[np.argsort(y[part], kind="stable")]
     tenth = max(1, round(len(part) / 10))
-    rest, test = _taken(part, _spread(len(part), tenth, rng.random()))
-    train, validation = _taken(rest, _spread(len(rest), tenth, rng.random()))
+    rest, test = taken(part, spread(len(part), tenth, rng.random()))
+    train, validation = taken(rest, spread(len(rest), tenth, rng.random()))
     return [train, validation, test]
 
 
-def _taken(samples: Indices, positions: Indices) -> tuple[Indices, Indices]:
+def taken(samples: Indices, positions: Indices) -> tuple[Indices, Indices]:
     """Return the other samples, and those at these positions."""
     others = np.ones(len(samples), bool)
     others[positions] = False
@@ -234,12 +249,12 @@ def _limited(splits: list[Indices], samples: int, rng: np.random.Generator) -> l
         return splits
     ninth = max(1, round(samples / 9))
     return [
-        train[_spread(len(train), samples - ninth, rng.random())],
-        validation[_spread(len(validation), ninth, rng.random())],
+        train[spread(len(train), samples - ninth, rng.random())],
+        validation[spread(len(validation), ninth, rng.random())],
         test,
     ]
 
 
-def _spread(length: int, count: int, offset: float) -> Indices:
+def spread(length: int, count: int, offset: float) -> Indices:
     """Return `count` different positions below `length`, at even distances from an offset."""
     return ((np.arange(count) + offset) * length / count).astype(np.int64)

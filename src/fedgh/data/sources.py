@@ -58,6 +58,7 @@ class Source:
     x: Tensor
     y: Tensor
     class_names: tuple[str, ...]
+    tests: int = 0  # official test samples: the last of all
 
     def __post_init__(self) -> None:
         x, y = torch.as_tensor(self.x), torch.as_tensor(self.y)
@@ -149,7 +150,7 @@ def cifar10(location: DataLocation) -> Source:
     folder = locate("cifar10", location.dir)
     files = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
     x, y = read_cifar([folder / name for name in files], [10_000] * 6, label_bytes=1, classes=10)
-    return Source("cifar10", x, y, CIFAR10_CLASSES)
+    return Source("cifar10", x, y, CIFAR10_CLASSES, tests=10_000)
 
 
 def cifar100(location: DataLocation) -> Source:
@@ -161,7 +162,7 @@ def cifar100(location: DataLocation) -> Source:
     names = bytes_of(listed, MAX_NAMES).decode("utf-8", errors="replace").split()
     if len(names) != 100:
         raise DataError(f"{listed} has {len(names)} names instead of 100; {FETCH_AGAIN}")
-    return Source("cifar100", x, y, tuple(names))
+    return Source("cifar100", x, y, tuple(names), tests=10_000)
 
 
 def fashion_mnist(location: DataLocation) -> Source:

@@ -18,6 +18,7 @@ from fedgh.core.message import Message, Shapes
 from fedgh.core.records import ClientInfo, Identity
 from fedgh.core.rng import isolated, stream
 from fedgh.core.server import ServerResources
+from fedgh.core.sums import MAX_SUM, Scale, Summation
 from fedgh.core.types import (
     UNKNOWN_SAMPLES,
     Examples,
@@ -30,14 +31,23 @@ from fedgh.core.types import (
 from fedgh.data import partition as partitions
 from fedgh.data.global_sample import balanced
 from fedgh.data.partition import Partition
-from fedgh.data.public import PublicData, check_disjoint, check_inputs
+from fedgh.data.public import HELD_OUT, PublicData, check_disjoint, check_inputs
+from fedgh.data.published import (
+    Published,
+    official_splits,
+    published_partition,
+    published_splits,
+)
 from fedgh.data.sources import SEPARATE, SOURCES, DataLocation, Source
 from fedgh.engines.device import find_device
 from fedgh.engines.host import Blueprint
 from fedgh.errors import ConfigError, MethodError, memory_errors
+from fedgh.extras import need
+from fedgh.methods import METHODS
 from fedgh.models import Extractor, check_extractor, extractor, split_model
 from fedgh.privacy.accounting import Account, noise_multiplier
 from fedgh.privacy.mechanism import Privacy
+from fedgh.secure.terms import MAX_CLIENTS
 from fedgh.training.public import check_public_section, held_out_rows, load_public
 
 
@@ -77,6 +87,7 @@ class Experiment:
             privacy=self.privacy,
             public_size=self.public_size,
             max_samples=self.max_samples,
+            secure=self.config.secure.enabled,
         )
 
     @property
@@ -138,8 +149,32 @@ class Experiment:
 
     @property
     def withhold_metrics(self) -> bool:
-        """True if clients withhold metrics that no noise covers, with any method."""
-        return self.config.privacy.protects != "nothing"
+        """True if clients withhold metrics that neither noise nor masks cover, with any method."""
+        return self.config.privacy.protects != "nothing" or self.config.secure.enabled
+
+    @property
+    def scale(self) -> Scale | None:
+        """The fixed-point numbers of masked uploads; None if uploads are sent as they are."""
+        if not self.config.secure.enabled:
+            return None
+        samples = max(self.max_samples, UNKNOWN_SAMPLES)  # with room for noise on counts
+        return Scale(self.config.secure.fraction_bits, self.config.run.max_norm, samples)
+
+    def summation(self) -> Summation | None:
+        """Return how the server adds masked uploads up; None if uploads are sent as they are.
+
+        Raise MethodError if the method needs more than sums.
+        """
+        method, scale = self.config.method, self.scale
+        if scale is None:
+            return None
+        if not method.sums_suffice:
+            raise MethodError(
+                f"secure.enabled: the server of {method.name} needs each upload, not only their "
+                f"sum; methods that need only sums: {', '.join(_summable())}"
+            )
+        shapes = Shapes(self.task, partial(self.server_resources().network, 0))
+        return method.up.summation(method, shapes, scale)
 
     def account(self) -> Account | None:
         """Return a privacy account with nothing spent yet; None without privacy."""
@@ -283,6 +318,8 @@ class Experiment:
             max_norm=self.config.run.max_norm,
             attack=self.config.attack,
             public=self.shared_public,
+            published=self.config.published,
+            scale=self.scale,
         )
 
 
@@ -324,7 +361,7 @@ def prepare(
         networks = _find_extractors(config.model.extractors)
     held_out = held_out_rows(config, source)
     public = load_public(config, [source], held=held_out)
-    partition = _partition(config, source, held_out)
+    partition = partitioned(config, source, held_out)
     return validated(Experiment(config, (source,), partition, networks, public=public))
 
 
@@ -345,7 +382,9 @@ def validated(experiment: Experiment) -> Experiment:
             "data.samples applies to data that are partitioned here, but data.name = "
             f"'{config.data.name}'; remove it: each client decides how many samples it uses"
         )
+    _check_published(config)
     _check_class_means(config)
+    _check_secure(experiment)
     _check_public(experiment)
     for number, make in enumerate(experiment.extractors):
         task = replace(experiment.task, input_shape=sources[number % len(sources)].shape)
@@ -392,7 +431,39 @@ def _check_class_means(config: Config) -> None:
             )
 
 
-def _partition(config: Config, source: Source, held_out: Tensor) -> Partition:
+def _check_secure(experiment: Experiment) -> None:
+    """Raise ConfigError if uploads cannot be masked with these settings."""
+    config, summation = experiment.config, experiment.summation()
+    if summation is None:
+        return
+    need("secure", "secure aggregation")
+    section, federation = config.secure, config.federation
+    for key, used in {"defence": config.defence.used, "attack": config.attack.clients > 0}.items():
+        if used:
+            raise ConfigError(
+                f"[{key}] is about single uploads, which the server does not see with "
+                "secure.enabled; remove one of them"
+            )
+    participants = max(1, round(federation.participation * federation.clients))
+    if not section.min_clients <= participants <= MAX_CLIENTS:
+        raise ConfigError(
+            f"secure.enabled: {participants} clients take part in a round; "
+            f"{section.min_clients} to {MAX_CLIENTS} are possible (federation.clients, "
+            "federation.participation, secure.min_clients)"
+        )
+    if participants * summation.largest >= MAX_SUM:
+        raise ConfigError(
+            f"secure.fraction_bits = {section.fraction_bits}: a sum of {participants} uploads "
+            "could exceed 63 bits; lower it, or lower run.max_norm"
+        )
+
+
+def _summable() -> list[str]:
+    """Return the names of the methods whose server needs only sums."""
+    return sorted(name for name, method in METHODS.items() if method.sums_suffice)
+
+
+def partitioned(config: Config, source: Source, held_out: Tensor) -> Partition:
     """Assign every sample to a client, except those that are held out as public data.
 
     `data.samples` limits the training and validation samples of each client.
@@ -400,6 +471,7 @@ def _partition(config: Config, source: Source, held_out: Tensor) -> Partition:
     data, clients, seed = config.data, config.federation.clients, config.federation.seed
     if data.name == "private":
         return partitions.empty(clients)
+    _check_published(config)
     rest = np.delete(np.arange(len(source)), held_out.numpy())
     y = source.y.numpy()[rest]
     if clients * partitions.MIN_SAMPLES > len(y):
@@ -407,14 +479,46 @@ def _partition(config: Config, source: Source, held_out: Tensor) -> Partition:
             f"federation.clients = {clients}: {len(y)} samples are too few, every client needs at "
             f"least {partitions.MIN_SAMPLES}"
         )
-    if data.partition == "classes":
-        parts = partitions.by_classes(y, source.num_classes, clients, data.classes_per_client, seed)
+    published, tests = config.published, source.tests
+    drawn = (source.num_classes, clients, data.classes_per_client, seed)
+    if published.partition and published.split:
+        return published_splits(y, *drawn, tests)
+    if published.partition:
+        parts = published_partition(y, *drawn)
+    elif data.partition == "classes":
+        parts = partitions.by_classes(y, *drawn)
     elif data.partition == "dirichlet":
         parts = partitions.by_dirichlet(y, source.num_classes, clients, data.alpha, seed)
     else:
         parts = partitions.iid(y, clients, seed)
+    if published.split:
+        return official_splits(parts, y, seed, tests)
     partition = partitions.assemble(parts, y, seed, data.samples)
     return replace(partition, order=torch.from_numpy(rest)[partition.order])
+
+
+def _check_published(config: Config) -> None:
+    """Raise ConfigError for settings that the published deviations exclude."""
+    published = config.published
+    if config.data.name in SEPARATE and replace(published, batch_means=False) != Published():
+        raise ConfigError(
+            "published.partition, .split and .first_weights apply to data that are partitioned "
+            f"here, but data.name = '{config.data.name}'; remove them"
+        )
+    if published.partition and config.data.partition != "classes":
+        raise ConfigError(
+            f"published.partition is a draw of classes, but data.partition = "
+            f"'{config.data.partition}'; remove one of them"
+        )
+    if published.split and (config.data.samples is not None or config.public.name == HELD_OUT):
+        raise ConfigError(
+            "published.split uses all samples; remove data.samples and public.name = 'held-out'"
+        )
+    if published.first_weights and config.run.engine != "serial":
+        raise ConfigError(
+            "published.first_weights trains the clients of the first round one after the other; "
+            "set run.engine = 'serial'"
+        )
 
 
 def _find_extractors(names: Sequence[str]) -> tuple[Extractor, ...]:
