@@ -1,4 +1,4 @@
-"""Rules of the source: unique class names, no imports between tests, form of docstrings."""
+"""Rules of the source: unique class names, modules in the architecture, form of docstrings."""
 
 import ast
 import re
@@ -15,6 +15,19 @@ def test_a_class_name_means_one_class() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name].append(path.name)
     assert {name: files for name, files in found.items() if len(files) > 1} == {}
+
+
+def test_the_architecture_names_every_module() -> None:
+    """Except methods and commands, which are one module each and have pages of their own."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    modules = [
+        path
+        for path in (ROOT / "src").rglob("*.py")
+        if not path.name.startswith("__") and path.parent.name not in ("methods", "cli")
+    ]
+    assert modules
+    missing = [path.name for path in modules if not re.search(rf"\b{path.name}\b", text)]
+    assert missing == []
 
 
 def test_no_test_imports_a_test() -> None:

@@ -5,7 +5,9 @@ from typing import Literal
 EngineName = Literal["serial", "workers", "ray"]
 Protected = Literal["nothing", "sample", "client"]
 ExportFormat = Literal["safetensors", "onnx", "torch-export"]
-FigureFormat = Literal["svg", "png", "pdf"]
+TableFormat = Literal["latex", "markdown", "csv"]
+ReportFormat = Literal["svg", "png", "pdf", "latex", "markdown", "csv"]
 BudgetName = Literal["smoke", "quick", "paper"]
+TextFormat = Literal["text", "json"]
 Kind = Literal["methods", "models", "datasets", "experiments", "studies"]
 """The argument of `fedgh list`."""

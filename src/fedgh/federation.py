@@ -32,10 +32,10 @@ DEFAULTS = Config()
 class Federation:
     """Clients that learn together.
 
-    federation = Federation([ClientSpec(net_a, (xa, ya)), ClientSpec(net_b, (xb, yb))])
-    trained = federation.run(rounds=10)
-    trained.history                    # a DataFrame
-    trained.clients[0].predict(x)      # names of classes
+        federation = Federation([ClientSpec(net_a, (xa, ya)), ClientSpec(net_b, (xb, yb))])
+        trained = federation.run(rounds=10)
+        trained.history                    # a DataFrame
+        trained.clients[0].predict(x)      # names of classes
 
     The samples of each client are split 8:1:1 into training, validation and test split.
 

@@ -1,5 +1,7 @@
 """Functions that format numbers and lists of names for people."""
 
+from collections.abc import Iterable
+
 MAX_NAMES = 6
 """Maximum number of names that `few` lists."""
 
@@ -19,6 +21,23 @@ def percent(share: float | None) -> str:
 
 
 def few(names: list[str]) -> str:
-    """Return the first MAX_NAMES names; if there are more, followed by the number of all."""
-    more = f", ... ({len(names)})" if len(names) > MAX_NAMES else ""
-    return ", ".join(names[:MAX_NAMES]) + more
+    """Return the first MAX_NAMES names; if there are more, followed by the number of all.
+
+    Names that contain commas, such as 'fedgh, seed 0', are separated by semicolons.
+    """
+    separator = "; " if any(", " in name for name in names) else ", "
+    more = f"{separator}... ({len(names)})" if len(names) > MAX_NAMES else ""
+    return separator.join(names[:MAX_NAMES]) + more
+
+
+def by_note(notes: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return the labels of each note; the arguments are pairs of a label and a note."""
+    labels: dict[str, list[str]] = {}
+    for label, note in notes:
+        labels.setdefault(note, []).append(label)
+    return labels
+
+
+def notes_of(notes: Iterable[tuple[str, str]]) -> list[str]:
+    """Return lines 'labels: note'; a note that several labels share is in one line."""
+    return [f"{few(labels)}: {note}" for note, labels in by_note(notes).items()]

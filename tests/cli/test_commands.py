@@ -9,13 +9,16 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
+from rich.cells import cell_len
 
 from fedgh.config import DataSection
 from fedgh.data.sources import Source
 from fedgh.runs.folder import RunFolder
 from fedgh.training import experiment, loop
-from tests.support.commands import PATIENCE, ROOT, SET, fedgh, inside
+from tests.support.commands import PATIENCE, ROOT, SET, fedgh, inside, session_members, start
 from tests.support.states import states
 from tests.support.tiny import numbers, quick
 
@@ -92,22 +95,9 @@ LONG = ["run", *SET, *(word for override in LONGER for word in ("--set", overrid
 LONG += ["--engine", "workers", "--workers", "2"]
 
 
-def start(out: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedgh", *LONG, "--out", str(out)],
-        cwd=ROOT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        # A test in the background may inherit that SIGINT is ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-
-
 def start_and_wait_for(out: Path, rounds: int) -> subprocess.Popen[str]:
     """Start a run and return when it has completed `rounds` rounds; 0: while workers start."""
-    process = start(out)
+    process = start(*LONG, "--out", str(out))
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and process.poll() is None:
         lines = out / "rounds.jsonl"  # exists as soon as the run begins
@@ -115,19 +105,6 @@ def start_and_wait_for(out: Path, rounds: int) -> subprocess.Popen[str]:
             return process
         time.sleep(0.005)
     pytest.fail(f"no round {rounds}: {process.communicate()}")
-
-
-def session_members(process: subprocess.Popen[str]) -> list[int]:
-    """Return the ids of the living processes that the run has started."""
-    ids = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == process.pid and fields[0] != "Z":
-            ids.append(int(stat.parent.name))
-    return ids
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +243,41 @@ def test_partition_in_a_narrow_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     assert inside(monkeypatch, "partition") == 0
-    assert "classes 0 to 9" in capsys.readouterr().out
+    heading, *rows, _, _ = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["classes", "0"]
+    assert any("█" in row for row in rows)
+
+
+@pytest.mark.parametrize("columns", [80, 120, 300])
+def test_partition_has_the_whole_names_of_classes(
+    columns: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = [
+        "basal cell carcinoma",
+        "benign [keratosis] or lichen planus",
+        "melanoma",
+        "爬虫类动物",
+    ]
+    for name in names:
+        (tmp_path / name).mkdir()
+        for number in range(9):
+            image = np.full((8, 8, 3), number, np.uint8)
+            Image.fromarray(image).save(tmp_path / name / f"{number}.png")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    data = ["data.name=image-folder", f"data.path={tmp_path}", "data.partition=iid"]
+    clients = ["federation.clients=3", "model.extractors=perceptron"]
+    options = [word for setting in (*data, *clients) for word in ("--set", setting)]
+    assert inside(monkeypatch, "partition", *options) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in names)
+    assert "\nlinear accuracy of this partition" in out
+    assert max(map(cell_len, out.splitlines())) <= columns
+    heading, first, *_ = out.splitlines()
+    assert cell_len(heading) == cell_len(first)
+    assert sum(map(int, re.findall(r"(\d+)[░▒▓█]", out))) == 36
 
 
 def test_a_folder_that_cannot_be_created_is_reported_in_one_line(

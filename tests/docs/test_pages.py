@@ -6,16 +6,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.docs.blocks import PAGES, Block, blocks, commands
+from tests.docs.blocks import PAGES, blocks, commands
 from tests.docs.reader import Reader
-from tests.docs.tables import BLOCKS_ELSEWHERE, GIVEN, NOT_RUN
+from tests.docs.tables import GIVEN, NOT_RUN
 
 BLOCKS = {page: blocks(page) for page in PAGES}
 WITH_CODE = [page for page, of_page in BLOCKS.items() if {b.language for b in of_page} - {"text"}]
-
-
-def runs_elsewhere(block: Block) -> bool:
-    return any(page == block.page and part in block.text for page, part in BLOCKS_ELSEWHERE)
 
 
 def write_images(files: Iterable[Path]) -> None:
@@ -30,19 +26,16 @@ def test_every_block_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     reader = Reader(tmp_path, monkeypatch)
     try:
         for block in BLOCKS[page]:
-            if not runs_elsewhere(block):
-                reader.follow(block)
+            reader.follow(block)
     finally:
         reader.leave()
 
 
-def test_the_tables_list_only_commands_pages_and_blocks_that_exist() -> None:
+def test_the_tables_list_only_commands_and_pages_that_exist() -> None:
     all_blocks = [block for of_page in BLOCKS.values() for block in of_page]
     shown = {c.text for b in all_blocks if b.language == "console" for c in commands(b)}
     assert set(NOT_RUN) <= shown
     assert set(GIVEN) <= set(PAGES)
-    for page, part in BLOCKS_ELSEWHERE:
-        assert sum(part in block.text for block in BLOCKS[page]) == 1
 
 
 def test_every_fence_of_a_page_belongs_to_a_block() -> None:

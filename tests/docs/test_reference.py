@@ -120,3 +120,10 @@ def test_the_reference_lists_every_public_python_name() -> None:
     page = api.page()
     for name in fedgh.__all__:
         assert f"::: fedgh.{name}\n" in page or name == "__version__"
+
+
+def test_the_python_reference_begins_with_what_most_people_use() -> None:
+    names = re.findall(r"^::: fedgh\.(\S+)$", api.page(), re.MULTILINE)
+    assert len(names) == len(set(names))
+    assert names[:2] == ["Federation", "ClientSpec"]
+    assert max(map(names.index, ("load", "run", "resume", "advise"))) < names.index("Payload")

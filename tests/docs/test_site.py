@@ -47,6 +47,19 @@ def test_every_document_is_a_page_in_the_navigation(site: Path) -> None:
         assert f'href="{file}"' in home, f"{page} is not in the navigation"
 
 
+def test_the_navigation_names_each_page_once(site: Path) -> None:
+    home = (site / "index.html").read_text(encoding="utf-8")
+    sidebar = home.partition("md-nav--primary")[2].partition("md-sidebar--secondary")[0]
+    entries = re.findall(
+        r'<a href="([^"#]+)" class="md-nav__link[^"]*">(.*?)</a>', sidebar, re.DOTALL
+    )
+    pages = [page for page, _ in entries]
+    names = [re.sub(r"(<[^>]*>|\s)+", " ", name).strip() for _, name in entries]
+    assert len(pages) > 30
+    assert sorted(pages) == sorted(set(pages))
+    assert sorted(names) == sorted(set(names))
+
+
 def test_no_page_loads_anything_from_another_site(site: Path) -> None:
     for page in site.rglob("*.html"):
         fetched = LOADED.findall(page.read_text(encoding="utf-8"))
@@ -64,7 +77,7 @@ def test_no_page_loads_anything_from_another_site(site: Path) -> None:
 def test_the_site_has_linked_files_but_no_run_folders(site: Path) -> None:
     assert not list(site.rglob("rounds.jsonl"))
     assert (site / "results/audit/cifar10-hetero-fedgh.json").is_file()
-    assert (site / "files/benchmarks/results/avx2-2-cores.json").is_file()
+    assert (site / "files/benchmarks/results/amd-epyc-avx512-2-cores.json").is_file()
 
 
 def test_the_reference_pages_have_their_content(site: Path) -> None:

@@ -2,10 +2,13 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedgh.report.charts import AnyChart
+from fedgh.report.groups import Groups
+from fedgh.runs.read import NamedRun
 
 HOSTILE = "</script><script>alert(1)</script>"
 
@@ -29,6 +32,11 @@ def rewrite(path: Path, **changes: Any) -> None:
     lines = path.read_text().splitlines()
     lines[-1] = json.dumps(json.loads(lines[-1]) | changes)
     path.write_text("\n".join(lines) + "\n")
+
+
+def alone(runs: Sequence[NamedRun]) -> Groups:
+    """Return the runs as groups of one run each."""
+    return {run.label: [run] for run in runs}
 
 
 def rows(chart: AnyChart) -> list[dict[str, Any]]:

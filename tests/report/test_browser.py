@@ -160,15 +160,64 @@ def test_a_live_page_shows_a_new_round(
     wait_for(browser, f"{status}.includes('No connection')")
 
 
+OVERLAPS = """[...document.querySelectorAll('[data-chart]')].flatMap(chart => {
+    const texts = [...chart.querySelectorAll('svg text')]
+        .filter(text => text.textContent.trim() && Number(text.getAttribute('opacity') ?? 1) > 0)
+        .filter(text => !/rotate\\((-45|315)/.test(text.getAttribute('transform')))
+        .map(text => [text.textContent, text.getBoundingClientRect()]);
+    return texts.flatMap(([one, a], place) => texts.slice(0, place)
+        .filter(([, b]) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1.5
+            && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3)
+        .map(([other]) => `${chart.dataset.chart}: ${other} / ${one}`));
+})"""
+"""Pairs of labels that overlap by more than the rounding of their boxes.
+
+The box of a slanted label is larger than its text, so slanted labels are left out.
+"""
+
+
+def with_labels(sweep: Path, to: Path, copies: int) -> Path:
+    """Return a copy of a comparison in which each run has this many labels."""
+    shutil.copytree(sweep, to)
+    content = json.loads((to / "comparison.json").read_text())
+    content["runs"] = [
+        run | {"label": f"{run['label']} {number}" if number else run["label"]}
+        for number in range(copies)
+        for run in content["runs"]
+    ]
+    (to / "comparison.json").write_text(json.dumps(content))
+    return to
+
+
+@pytest.mark.parametrize("copies", [1, 3, 8])  # 3, 9 and 24 labels
+def test_the_page_of_a_comparison_is_drawn_and_no_labels_overlap(
+    browser: webdriver.Chrome, sweep: Path, tmp_path: Path, copies: int
+) -> None:
+    page = write_page([with_labels(sweep, tmp_path / "sweep", copies)])
+    show(browser, page.as_uri())
+    assert browser.execute_script(f"return {EMPTY_CHARTS}") == []
+    assert browser.execute_script(f"return {OVERLAPS}") == []
+    assert console_messages(browser) == []
+    assert {url for url in requests(browser) if not url.startswith("data:")} == {page.as_uri()}
+    shown = browser.find_element(By.CSS_SELECTOR, "#results table").text
+    assert f"fedgh:server_lr=0 {copies - 1}" in shown if copies > 1 else "fedgh" in shown
+
+
+def test_no_labels_of_a_page_of_runs_overlap(browser: webdriver.Chrome, file: Path) -> None:
+    show(browser, file.as_uri())
+    assert browser.execute_script(f"return {OVERLAPS}") == []
+
+
 @pytest.mark.parametrize("name", ["table-hetero", "models"])
 def test_the_page_of_a_study_is_drawn_offline(
     browser: webdriver.Chrome, name: str, tmp_path: Path
 ) -> None:
     results = Path(__file__).parents[2] / "docs" / "results"
     page = tmp_path / "study.html"
-    study.write(collect(Reproduction(name), results, {}), page, tmp_path / "figures")
+    study.write(collect(Reproduction(name, seeds=[0]), results, {}), page, tmp_path / "figures")
     show(browser, page.as_uri())
     assert browser.execute_script(f"return {EMPTY_CHARTS}") == []
     assert console_messages(browser) == []
     assert {url for url in requests(browser) if not url.startswith("data:")} == {page.as_uri()}
     assert "paper, " in browser.find_element(By.CSS_SELECTOR, "thead").text
+    assert browser.execute_script(f"return {OVERLAPS}") == []

@@ -16,7 +16,7 @@ from fedgh.report.run_page import run_page
 from fedgh.runs.read import NamedRun, name_runs
 from fedgh.trained import confusion
 from fedgh.trust import OWN
-from tests.report.parts import cut, rewrite, rows
+from tests.report.parts import alone, cut, rewrite, rows
 
 
 def test_accuracy_and_loss_charts_have_the_numbers_of_the_records(runs: list[NamedRun]) -> None:
@@ -25,36 +25,57 @@ def test_accuracy_and_loss_charts_have_the_numbers_of_the_records(runs: list[Nam
         for run in runs
         for record in run.folder.records()
     ]
-    drawn = [row for row in rows(charts.accuracy_over_rounds(runs)) if "run" in row]
+    drawn = [row for row in rows(charts.accuracy_over_rounds(alone(runs))) if "run" in row]
     assert [(r["run"], r["round"], r["accuracy"], r["bytes"]) for r in drawn] == expected
-    over_bytes = [row for row in rows(charts.accuracy_over_bytes(runs)) if "run" in row]
+    over_bytes = [row for row in rows(charts.accuracy_over_bytes(alone(runs))) if "run" in row]
     unit, size = charts.byte_unit(max(sent for *_, sent in expected))
     assert [row["sent"] * size for row in over_bytes] == [sent for *_, sent in expected]
     assert unit == "KB"
-    target = [row for row in rows(charts.accuracy_over_rounds(runs)) if "run" not in row]
+    target = [row for row in rows(charts.accuracy_over_rounds(alone(runs))) if "run" not in row]
     assert target == [{"accuracy": 0.3}]
     losses = [r.train_loss for run in runs for r in run.folder.records()]
-    assert [row["loss"] for row in rows(charts.loss_over_rounds(runs))] == losses
+    assert [row["loss"] for row in rows(charts.loss_over_rounds(alone(runs)))] == losses
 
 
 def test_several_seeds_are_shown_as_mean_and_standard_deviation(runs: list[NamedRun]) -> None:
     one, other = runs[:2]
-    chart = charts.mean_over_rounds({"both": [one, other], "alone": [one]})
-    drawn = {(row["run"], row["round"]): row for row in rows(chart)}
+    chart = charts.accuracy_over_rounds({"both": [one, other], "alone": [one]})
+    drawn = {(row["run"], row["round"]): row for row in rows(chart) if "run" in row}
     for a, b in zip(one.evaluated, other.evaluated, strict=True):
         assert a.accuracy is not None
         assert b.accuracy is not None
-        both, alone = drawn["both", a.round], drawn["alone", a.round]
+        both, single = drawn["both", a.round], drawn["alone", a.round]
         std = abs(a.accuracy - b.accuracy) / 2**0.5  # the sample standard deviation of two
         assert both["accuracy"] == pytest.approx((a.accuracy + b.accuracy) / 2)
         assert both["high"] - both["accuracy"] == pytest.approx(std)
-        assert alone["low"] == alone["accuracy"] == alone["high"] == a.accuracy
+        assert both["bytes"] == (a.bytes_total + b.bytes_total) / 2
+        assert single["accuracy"] == a.accuracy
+        assert "low" not in single  # a single seed has no band
 
 
-def test_lines_beyond_the_colours_are_dashed() -> None:
-    encoding: Any = charts.dashes([str(number) for number in range(12)]).to_dict()
-    scale = encoding["scale"]
-    assert scale["range"][0] == scale["range"][9] != scale["range"][10] == scale["range"][11]
+def test_a_mean_has_only_rounds_that_all_seeds_have(
+    folders: list[Path], runs: list[NamedRun], tmp_path: Path
+) -> None:
+    (shorter,) = name_runs([cut(folders[1], tmp_path / "run", 1)])
+    drawn = rows(charts.loss_over_rounds({"both": [runs[0], shorter]}))
+    assert [row["round"] for row in drawn] == [1]
+
+
+def test_more_groups_than_colours_have_a_panel_each(runs: list[NamedRun]) -> None:
+    few = {str(number): runs[:1] for number in range(charts.COLOURS)}
+    many = {**few, "one more": runs}
+    assert "facet" not in charts.accuracy_over_rounds(few).to_dict()
+    panels = charts.accuracy_over_rounds(many).to_dict()
+    assert panels["facet"]["sort"] == [*many]
+    assert "color" not in json.dumps(panels["spec"])
+
+
+@pytest.mark.parametrize(("rounds", "ticks"), [(1, [1]), (2, [1, 2]), (12, [*range(1, 13)])])
+def test_few_rounds_have_a_tick_each(rounds: int, ticks: list[int]) -> None:
+    drawn = charts.round_axis([{"round": number} for number in range(1, rounds + 1)])
+    axis: Any = drawn.to_dict()
+    assert axis["axis"]["values"] == ticks
+    assert axis["axis"]["format"] == "d"
 
 
 @pytest.mark.parametrize(
@@ -68,9 +89,9 @@ def test_rounds_that_were_not_evaluated_are_not_drawn(folders: list[Path], tmp_p
     path = cut(folders[0], tmp_path / "run", 2)
     rewrite(path / "rounds.jsonl", accuracy=None, accuracy_per_client=None)
     runs = name_runs([path])
-    drawn = [row for row in rows(charts.accuracy_over_rounds(runs)) if "run" in row]
+    drawn = [row for row in rows(charts.accuracy_over_rounds(alone(runs))) if "run" in row]
     assert [row["round"] for row in drawn] == [1]
-    scores = [row["accuracy"] for row in rows(client_charts.accuracy_by_client(runs))]
+    scores = [row["accuracy"] for row in rows(client_charts.accuracy_by_client(alone(runs)))]
     assert scores == runs[0].rounds[0].accuracies
 
 
@@ -81,11 +102,11 @@ def test_bytes_and_seconds_add_up(
     record = runs[0].rounds[0]
     wire_bytes = record.bytes_up + record.bytes_down + 1000
     rewrite(path / "rounds.jsonl", wire_bytes=wire_bytes)
-    sent = {row["kind"]: row["bytes"] for row in rows(charts.bytes_by_direction(name_runs([path])))}
+    drawn = rows(charts.bytes_by_direction(alone(name_runs([path]))))
+    sent = {row["kind"]: row["bytes"] for row in drawn}
     assert sent == {"up": record.bytes_up, "down": record.bytes_down, "overhead": 1000}
-    seconds = {
-        (row["run"], row["phase"]): row["seconds"] for row in rows(charts.seconds_by_phase(runs))
-    }
+    drawn = rows(charts.seconds_by_phase(alone(runs)))
+    seconds = {(row["run"], row["phase"]): row["seconds"] for row in drawn}
     for run in runs:
         for phase, name in [("train", "clients: train"), ("server", "server")]:
             spent = sum(record.seconds[phase] for record in run.rounds)
@@ -95,10 +116,10 @@ def test_bytes_and_seconds_add_up(
 
 
 def test_every_client_has_its_last_accuracy(runs: list[NamedRun]) -> None:
-    drawn = rows(client_charts.accuracy_by_client(runs[:1]))
+    drawn = rows(client_charts.accuracy_by_client(alone(runs[:1])))
     assert [row["accuracy"] for row in drawn] == runs[0].rounds[-1].accuracies
     assert [row["name"] for row in drawn] == [client_name(client) for client in runs[0].clients]
-    together = rows(client_charts.accuracy_by_client(runs))
+    together = rows(client_charts.accuracy_by_client(alone(runs)))
     assert {(row["run"], row["client"]): row["accuracy"] for row in together} == {
         (run.label, client): score
         for run in runs
@@ -107,7 +128,7 @@ def test_every_client_has_its_last_accuracy(runs: list[NamedRun]) -> None:
 
 
 def test_every_client_has_its_last_accuracy_on_all_classes(runs: list[NamedRun]) -> None:
-    drawn = rows(client_charts.accuracy_by_client(runs, on_all_classes=True))
+    drawn = rows(client_charts.accuracy_by_client(alone(runs), on_all_classes=True))
     assert {(row["run"], row["client"]): row["accuracy"] for row in drawn} == {
         (run.label, client): score
         for run in runs
@@ -128,7 +149,7 @@ def test_many_clients_are_shown_as_distributions_by_network(
     runs: list[NamedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_charts, "MAX_ROWS", 4)
-    drawn = {row["network"]: row for row in rows(client_charts.accuracy_by_client(runs[:1]))}
+    drawn = {row["network"]: row for row in rows(client_charts.accuracy_by_client(alone(runs[:1])))}
     scores = [score or 0 for score in runs[0].rounds[-1].accuracies]
     assert drawn["tests.support.tiny:mlp"]["clients"] == 3
     assert drawn["tests.support.tiny:mlp"]["median"] == pytest.approx(sorted(scores[::2])[1])
@@ -148,17 +169,17 @@ def test_the_map_of_samples_has_the_numbers_of_every_client(runs: list[NamedRun]
 def test_class_accuracies_and_confusion_map_have_the_measured_counts(runs: list[NamedRun]) -> None:
     run, measured = runs[0], confusion.measure(runs[0].folder, trust=OWN)
     classes = run.identity.classes
-    scores = rows(client_charts.accuracy_by_class([run], {run.label: measured}, classes))
+    scores = rows(client_charts.accuracy_by_class({run.label: measured.counts}, classes))
     for row in scores:
         label = classes.index(row["class"])
         assert row["accuracy"] == measured.counts[label][label] / sum(measured.counts[label])
-    cells = rows(client_charts.confusion_map(measured, classes))
+    cells = rows(client_charts.confusion_map(measured.counts, classes))
     assert sum(cell["samples"] for cell in cells) == sum(measured.tested)
     for cell in cells:
         true, predicted = classes.index(cell["true"]), classes.index(cell["predicted"])
         assert cell["samples"] == measured.counts[true][predicted]
     mistakes = sum(measured.tested) - sum(measured.right)
-    assert sum(count for *_, count, _ in client_charts.most_confused(measured)) <= mistakes
+    assert sum(count for *_, count, _ in client_charts.most_confused(measured.counts)) <= mistakes
 
 
 def test_a_hundred_classes_are_sorted_and_have_no_legend(runs: list[NamedRun]) -> None:
@@ -167,8 +188,7 @@ def test_a_hundred_classes_are_sorted_and_have_no_legend(runs: list[NamedRun]) -
     for label in range(100):
         counts[label][label] = 100 - label
         counts[label][0] += label
-    measured = confusion.Confusion(3, 1, [0], [0], [0], counts)
-    drawn = client_charts.accuracy_by_class([runs[0]], {runs[0].label: measured}, classes).to_dict()
+    drawn = client_charts.accuracy_by_class({"one": counts}, classes).to_dict()
     assert len(classes) > MAX_NAMED_CLASSES
     assert drawn["encoding"]["x"]["sort"][0] == "class 99"
     assert not drawn["encoding"]["x"]["axis"]["labels"]

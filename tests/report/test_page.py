@@ -171,7 +171,7 @@ def test_failed_clients_and_rejected_uploads_are_shown(folders: list[Path], tmp_
 
 def test_the_page_of_a_method_without_class_means_says_so(runs: list[NamedRun]) -> None:
     sections = {s.id: s for s in run_page(runs[1:], confusion.read).sections}
-    assert "standalone: its folder has no class means." in sections["means"].text
+    assert "standalone: no class means are stored." in sections["means"].text
     assert not sections["means"].parts
     assert "Nothing was sent." in sections["costs"].text
 

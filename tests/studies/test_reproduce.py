@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedgh.runs.folder import RunFolder
-from fedgh.studies.study import study
+from fedgh.studies.reproduce import Reproduction
+from fedgh.studies.study import TYPICAL_SEEDS, study
 from tests.support.commands import inside
 
 # Settings and methods to run of studies with many: some of each kind.
@@ -18,6 +19,7 @@ PARTS = {
     "participation": ["cifar10-hetero-n100-c10", "cifar100-hetero-n100-c100", "fedgh"],
     "header-lr": ["cifar10-hetero-lr0.1"],
     "pays": ["pays-cifar10-s2-m50", "pays-cifar100-dir0.3-m1000", "standalone", "fedgh_plus"],
+    "as-published": ["as-published-n10", "as-published-n10-all", "as-published-n50-first-weights"],
     "public-data": ["public-noise", "standalone", "fedmd", "fedhenn"],
     "poisoning": ["poison-none", "poison-flip-3-defended", "poison-everything-3"],
     "privacy": ["cifar10-hetero-e1", "cifar10-hetero-sample-eps1", "cifar10-hetero-client-eps8"],
@@ -31,6 +33,8 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reproduce(monkeypatch: pytest.MonkeyPatch, out: Path, *arguments: str) -> int:
+    if "--seeds" not in arguments:
+        arguments = (*arguments, "--seeds", "0")
     arguments = ("reproduce", *arguments, "--budget", "smoke", "--out", str(out))
     return inside(monkeypatch, *arguments)
 
@@ -41,7 +45,7 @@ def reproduce(monkeypatch: pytest.MonkeyPatch, out: Path, *arguments: str) -> in
     [
         *("table-hetero", "table-homo", "models", "curves-n10", "noniid", "participation"),
         *("header-lr", "convergence", "cost", "ablation", "overlap", "pays", "poisoning"),
-        *("privacy", "public-data"),
+        *("privacy", "public-data", "as-published"),
     ],
 )
 def test_every_study_runs_with_the_budget_smoke(
@@ -63,6 +67,12 @@ def test_every_study_runs_with_the_budget_smoke(
         assert "data.name cifar10 → digits" in text
 
 
+def test_without_seeds_a_study_has_those_of_its_file() -> None:
+    assert Reproduction("table-hetero").seeds == TYPICAL_SEEDS
+    assert Reproduction("as-published").seeds == (42,)
+    assert Reproduction("as-published", seeds=[0, 1]).seeds == (0, 1)
+
+
 @pytest.mark.xdist_group("reproduce")
 def test_missing_runs_are_listed_with_their_reasons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -77,7 +87,7 @@ def test_missing_runs_are_listed_with_their_reasons(
     assert reproduce(monkeypatch, tmp_path, *arguments) == 0
     assert reproduce(monkeypatch, tmp_path, *arguments, "--no-run") == 0
     printed = capsys.readouterr().out
-    assert printed.count("[1/1] cifar10-hetero: standalone") == 1
+    assert printed.count("[1/1] cifar10-hetero: standalone, seed 0: accuracy") == 1
     reason = "cifar10-hetero: fedavg, seed 0: fedavg needs the same network at all clients"
     assert printed.count(f"no result: {reason}") == 2
     text = (tmp_path / "smoke" / "table-hetero.md").read_text(encoding="utf-8")

@@ -19,7 +19,8 @@ from fedgh.errors import ConfigError, RunError
 from fedgh.methods import METHODS
 from fedgh.report.terminal import comparison
 from fedgh.runs.folder import RunFolder
-from fedgh.studies import statistics, sweep
+from fedgh.studies import statistics, sweep, sweep_folder
+from fedgh.studies.significance import paired_test
 from fedgh.studies.sweep import Outcome, Trial, plan_comparison, run_trials
 from fedgh.studies.tuning import plan_search
 from fedgh.training import experiment
@@ -241,6 +242,9 @@ def test_the_remaining_time_is_estimated_from_the_most_similar_runs(tmp_path: Pa
         == "; about 0:00:04 remaining"
     )
     assert sweep.forecast(runs, [replace(other, label="fedproto")]) == "; about 0:00:06 remaining"
+    three = [known, other, known]  # 20 s
+    assert sweep.forecast(runs, three, jobs=2) == "; about 0:00:10 remaining"
+    assert sweep.forecast(runs, three[:1], jobs=2) == "; about 0:00:08 remaining"
     assert sweep.forecast([], [known]) == ""
 
 
@@ -365,10 +369,10 @@ def test_a_label_is_not_a_formula_in_a_spreadsheet(tmp_path: Path) -> None:
 
 def test_the_paired_test_finds_a_difference_and_is_uniform_without_one() -> None:
     rng = np.random.default_rng(0)
-    assert statistics.paired_test(rng.normal(0.02, 0.02, 30)) < 0.01
-    assert statistics.paired_test(np.zeros(30)) == 1.0
-    assert statistics.paired_test(np.array([0.5])) == 1.0
-    noise = [statistics.paired_test(rng.normal(0, 1, 20)) for _ in range(60)]
+    assert paired_test(rng.normal(0.02, 0.02, 30)) < 0.01
+    assert paired_test(np.zeros(30)) == 1.0
+    assert paired_test(np.array([0.5])) == 1.0
+    noise = [paired_test(rng.normal(0, 1, 20)) for _ in range(60)]
     assert 0.3 < np.mean(noise) < 0.7  # uniform under the null hypothesis
     assert np.mean(np.array(noise) < 0.05) < 0.2
 
@@ -386,6 +390,9 @@ def test_compare_as_a_user_types_it(
     assert inside(monkeypatch, *arguments, "--methods", methods) == 0
     out = capsys.readouterr().out
     assert "…" not in out  # no number is cut off
+    assert f"report     {tmp_path / 'report.html'}" in out
+    assert (tmp_path / "report.html").exists()
+    assert "With 2 seeds the smallest p that is possible is 0.5, 1 corrected" in out
     rows = list(csv.DictReader((tmp_path / "comparison.csv").open()))
     document = json.loads((tmp_path / "comparison.json").read_text())
     assert [row["label"] for row in rows] == [row["label"] for row in document["rows"]]
@@ -415,6 +422,84 @@ def test_compare_as_a_user_types_it(
         assert float(alone[name]) == pytest.approx(100 * np.mean(scores))
 
 
+def test_compare_collects_runs_that_other_commands_have_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "all"
+
+    def compare(*words: str) -> int:
+        methods = ["--methods", "standalone,fedgh,fedgh:server_lr=1e30"]
+        return inside(monkeypatch, "compare", *SET, *methods, "--out", str(out), *words)
+
+    assert compare("--seeds", "0,1", "--no-run") == 1
+    assert f"error: {out} does not exist; leave out --no-run" in capsys.readouterr().err
+    assert compare("-q", "--seeds", "0") == 0
+    assert compare("--seeds", "0,1", "--no-run") == 1  # a mean over one seed only would be biased
+    out_and_err = capsys.readouterr()
+    assert "standalone, seed 1; fedgh, seed 1" in out_and_err.out
+    assert out_and_err.err.endswith("; name only seeds whose runs have finished\n")
+    assert compare("-q", "--seeds", "1") == 0
+    assert [row["label"] for row in csv.DictReader((out / "comparison.csv").open())] == [
+        "standalone",
+        "fedgh",
+    ]
+    monkeypatch.setattr(experiment, "prepare", None)  # neither data nor networks are needed
+    assert compare("--seeds", "0,1", "--no-run") == 0
+    collected = capsys.readouterr().out
+    assert "[1/" not in collected
+    assert "fedgh:server_lr=1e30, seed 1: " in collected
+    assert "not run" not in collected  # the reason is that of the run
+    document = json.loads((out / "comparison.json").read_text())
+    assert [(row["label"], row["seeds"]) for row in document["rows"]] == [
+        ("standalone", 2),
+        ("fedgh", 2),
+    ]
+
+
+def test_seeds_that_are_missing_for_the_same_reason_are_one_line() -> None:
+    missing = {"a, seed 0": "x", "a, seed 2": "x", "a, seed 1": "y", "b": "z", "s: c, seed 7": "x"}
+    assert sweep.join_seeds(missing) == {
+        "a, seeds 0, 2": "x",
+        "a, seed 1": "y",
+        "b": "z",
+        "s: c, seed 7": "x",
+    }
+
+
+def test_a_stopped_comparison_has_the_table_of_the_runs_that_have_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(
+        trials: object, out: object, watch: object, skip: object, missing: dict[str, str], jobs: int
+    ) -> None:
+        missing["fd, seed 0"] = "it diverged"
+        raise KeyboardInterrupt
+
+    arguments = ["compare", *SET, "--rounds", "1", "--seeds", "0", "--out", str(tmp_path)]
+    assert inside(monkeypatch, *arguments, "--methods", "fedgh") == 0
+    monkeypatch.setattr(sweep, "run_trials", stopped)
+    capsys.readouterr()
+    assert inside(monkeypatch, *arguments, "--methods", "standalone,fedgh,fd") == 130
+    printed = capsys.readouterr()
+    assert f"the finished runs: fedgh report {tmp_path}" in printed.out
+    assert "the same command resumes here" in printed.err
+    found = sweep_folder.read(tmp_path)
+    assert [*found.runs] == ["fedgh"]
+    assert found.missing == {"standalone, seed 0": sweep.NOT_RUN, "fd, seed 0": "it diverged"}
+
+
+def test_without_the_packages_for_reports_compare_says_how_to_get_its_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fedgh.extras.find_spec", lambda _: None)
+    arguments = ["compare", *SET, "--rounds", "1", "--seeds", "0", "--out", str(tmp_path)]
+    assert inside(monkeypatch, *arguments, "--methods", "fedgh") == 0
+    assert capsys.readouterr().out.rstrip().endswith("pip install '.[report]'")
+    assert not (tmp_path / "report.html").exists()
+    assert inside(monkeypatch, "report", str(tmp_path), "--format", "latex") == 0
+    assert r"\toprule" in capsys.readouterr().out
+
+
 def test_tune_chooses_on_the_validation_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -427,6 +512,7 @@ def test_tune_chooses_on_the_validation_split(
     accuracies = [row["validation_accuracy"] for row in rows]
     assert accuracies == sorted(accuracies, reverse=True)
     assert f"best: {rows[0]['label']};" in out
+    assert f"report     {tmp_path / 'report.html'}" in out
     assert "lr = 0.05" in (tmp_path / "best.toml").read_text()
     # Make the worst point look perfect on test data: the choice must not change.
     for row in rows[1:]:

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from fedgh.errors import ConfigError
-from fedgh.runs.folder import RunFolder
 from fedgh.studies.statistics import Row
-from fedgh.studies.sweep import Outcome, Trial, plan_comparison
+from fedgh.studies.sweep import Trial, plan_comparison
 from fedgh.studies.tuning import best_of_each, plan_search, ranked, read_settings, settings_toml
 from tests.support.commands import SET, inside
 
@@ -92,7 +91,6 @@ def test_a_search_that_cannot_be_planned_says_what_to_change(
 
 def test_the_best_point_of_each_method_is_chosen_on_validation_data(tmp_path: Path) -> None:
     trials = plan_search("demo", ["local.lr=0.01,0.1", "fedproto.lam=1"], [0], methods=TWO)
-    outcome = Outcome([(trial, RunFolder(tmp_path)) for trial in trials], {})
     validation = [0.5, 0.7, None, 0.6]  # test accuracy rises in the other direction
     rows = [
         a_row(trial.label, 1 - k / 10, score)
@@ -102,7 +100,7 @@ def test_the_best_point_of_each_method_is_chosen_on_validation_data(tmp_path: Pa
     assert [row.label for row in table] == [trials[k].label for k in (1, 0, 3, 2)]
     best = best_of_each(table)
     file = tmp_path / "tuned.toml"
-    file.write_text(settings_toml(best, outcome))
+    file.write_text(settings_toml(best, trials))
     assert read_settings(file) == {
         "standalone": ["local.lr=0.1"],
         "fedproto": ["local.lr=0.1", "method.lam=1.0"],
@@ -190,7 +188,7 @@ def test_selected_settings_are_found_again_under_the_given_name_of_the_method(
     (trial,) = plan_search("demo", [grid], [0], methods=method)
     best = best_of_each(ranked([a_row(trial.label, 0.5, 0.5)]))
     file = tmp_path / "tuned.toml"
-    file.write_text(settings_toml(best, Outcome([(trial, RunFolder(tmp_path))], {})))
+    file.write_text(settings_toml(best, [trial]))
     assert read_settings(file) == {method: [setting]}
 
 

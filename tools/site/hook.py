@@ -28,7 +28,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     pages = sorted(path.relative_to(docs).as_posix() for path in docs.glob("results/**/*.md"))
     entries = config.nav or []
     results = next(entry["Results"] for entry in entries if "Results" in entry)
-    results += [path for path in pages if path not in results]
+    results += _entries(docs, [path for path in pages if path not in results])
     return config
 
 
@@ -65,6 +65,21 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     if notebook_file is None:
         return text
     return f"{text}\n[This page as a notebook]({notebook_file.name})\n"
+
+
+def _entries(docs: Path, pages: list[str]) -> list[dict[str, str]]:
+    """Return a navigation entry for each page; equal headings are extended by the file's name."""
+    by_heading: dict[str, list[Path]] = {}
+    for path in map(Path, pages):
+        heading = (docs / path).read_text(encoding="utf-8").partition("\n")[0]
+        by_heading.setdefault(heading.removeprefix("# "), []).append(path)
+    entries = []
+    for heading, alike in by_heading.items():
+        known = min((path.stem for path in alike), key=len)
+        for path in alike:
+            more = path.stem.removeprefix(known).replace("-", " ").strip()
+            entries.append({f"{heading}: {more}" if more else heading: path.as_posix()})
+    return entries
 
 
 def _linked(files: Files, docs: Path) -> set[str]:

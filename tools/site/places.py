@@ -15,6 +15,7 @@ OUTSIDE = {
     "CONTRIBUTING.md": "project/contributing.md",
     "CHANGELOG.md": "project/changelog.md",
     "examples/hospital/README.md": "project/hospital.md",
+    "examples/three-sites/README.md": "project/three-sites.md",
 }
 """Pages outside docs/, with their paths in the site."""
 

@@ -15,7 +15,17 @@ from typing import Annotated, Any
 
 import typer
 
-from fedgh.cli import authors, flower, listing, models, reading, running, sweeps
+from fedgh.cli import (
+    authors,
+    flower,
+    flower_models,
+    flower_upkeep,
+    listing,
+    models,
+    reading,
+    running,
+    sweeps,
+)
 from fedgh.errors import ConfigError, FedghError
 from fedgh.version import __version__
 
@@ -41,7 +51,12 @@ data_app = _group("Download public data sets.")
 data_app.command()(listing.fetch)
 app.add_typer(data_app, name="data")
 flower_app = _group("Run a federation between machines with Flower.")
-for flower_command in (flower.init, flower.up, flower.join, flower.status, flower.stop):
+FLOWER_COMMANDS = (
+    *(flower.init, flower.up, flower.join, flower.status, flower.metrics, flower.stop),
+    *(flower_models.predict, flower_models.export),
+    *(flower_upkeep.check, flower_upkeep.renew),
+)
+for flower_command in FLOWER_COMMANDS:
     flower_app.command()(flower_command)
 app.add_typer(flower_app, name="flower")
 

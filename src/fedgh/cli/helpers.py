@@ -4,17 +4,21 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from fedgh.choices import EngineName
+from fedgh.choices import EngineName, ExportFormat
 from fedgh.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedgh.runs.folder import RunFolder
+    from fedgh.tables import Sheet
+    from fedgh.trained.clients import TrainedClient
+    from fedgh.trained.export import ExportResult
 
 MAX_EXPERIMENT = 2**20
 """Size in bytes up to which the file of an experiment is searched for its engine."""
@@ -38,7 +42,7 @@ def engine_settings(engine: EngineName | None, workers: int | None) -> list[tupl
 
 
 def start_workers_early(file: Path, set_: list[str] | None, engine: EngineName | None) -> None:
-    """Start the helper process of workers before torch is imported here, which takes as long.
+    """Start the helper process of workers, unless the run uses another engine.
 
     If the options or the experiment's file name another engine, do nothing.
     """
@@ -47,7 +51,7 @@ def start_workers_early(file: Path, set_: list[str] | None, engine: EngineName |
     chosen = [text.partition("=")[2] for text in set_ or [] if text.startswith("run.engine=")]
     if (engine or (chosen or [_engine_in(file)])[-1]) == "workers":
         with suppress(OSError):  # if it cannot start now, the workers report why
-            start_early(also=["fedgh.cli"])
+            start_early()
 
 
 def _engine_in(file: Path) -> str:
@@ -105,24 +109,22 @@ def resumable_sweep() -> Iterator[None]:
         sys.exit(130)
 
 
-def watch_runs(console: Console) -> Callable[[str], Any]:
-    """Return a function that announces a run and shows its progress."""
-    from fedgh.report.terminal import say
-    from fedgh.training.progress import Live
+@contextmanager
+def watch_runs(console: Console) -> Iterator[Callable[[str], Any]]:
+    """Yield a function that announces a run of a sweep and shows its progress."""
+    from fedgh.training.sweep_progress import SweepProgress
 
-    def watch(line: str) -> Live:
-        say(console, line)
-        return Live(console)
-
-    return watch
+    with SweepProgress(console) as progress:
+        yield progress.watch
 
 
 def print_missing(console: Console, missing: dict[str, str]) -> None:
-    """Print the runs without a result, each with the reason."""
+    """Print the runs without a result with the reasons; a reason that several share once."""
+    from fedgh.formats import notes_of
     from fedgh.report.terminal import say
 
-    for label, reason in missing.items():
-        say(console, f"{label}: {reason}")
+    for line in notes_of(missing.items()):
+        say(console, line)
 
 
 def show_result(console: Console, run: "RunFolder") -> None:
@@ -138,3 +140,43 @@ def show_result(console: Console, run: "RunFolder") -> None:
     with console.status("writing the report"):
         line = report_after(run)
     say(console, line)
+
+
+def show_predictions(console: Console, table: "Sheet", csv: Path | None) -> None:
+    """Print predictions, and write all of them to the file `csv` if it is given."""
+    from fedgh.files import write_atomic
+    from fedgh.report.terminal import MAX_ROWS, print_whole, say, sheet
+
+    if csv is not None:
+        write_atomic(csv, table.csv().encode())
+    print_whole(console, sheet(replace(table, rows=table.rows[:MAX_ROWS])))
+    if len(table.rows) > MAX_ROWS:
+        say(console, f"{len(table.rows) - MAX_ROWS} more rows are not shown; --csv FILE writes all")
+    say(console, table.note)
+
+
+def export_into(
+    folder: Path, trained: "TrainedClient", format_name: ExportFormat, out: Path | None
+) -> "ExportResult":
+    """Write a model to the file `out`, by default to `export/` in a folder."""
+    from fedgh.files import check_no_link
+    from fedgh.trained.export import FORMATS
+
+    if out is None:
+        check_no_link(folder / "export")
+    name = f"client-{trained.number}{FORMATS[format_name].ending}"
+    return trained.export(out or folder / "export" / name, format_name)
+
+
+def show_export(console: Console, done: "ExportResult", *, without_data: str) -> None:
+    """Print the file of an export and its difference; `without_data`: why no sample was used."""
+    from fedgh.formats import human_bytes
+    from fedgh.report.terminal import say
+
+    inputs = "of its test samples" if done.own else f"random inputs ({without_data})"
+    say(
+        console,
+        f"written    {done.path} ({human_bytes(done.path.stat().st_size)})\n"
+        f"checked    on {done.samples} {inputs}: logits differ by at most {done.difference:.1e} of "
+        "the largest",
+    )

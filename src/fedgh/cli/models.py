@@ -6,9 +6,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedgh.choices import ExportFormat
+from fedgh.cli.helpers import export_into, show_export, show_predictions
 from fedgh.cli.options import (
     ClientName,
+    FileFormat,
+    InputPaths,
+    PredictionsFile,
     Quiet,
     RunArgument,
     Trust,
@@ -18,70 +21,39 @@ from fedgh.defaults import IMAGE_SIZE, NEWCOMER_ROUNDS
 
 def predict(
     run: RunArgument,
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="PATH...",
-            help="Images, folders of images, .npy files, or .npz files with an array x.",
-        ),
-    ],
+    paths: InputPaths,
     client: ClientName,
-    csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the predictions to this file.")
-    ] = None,
+    csv: PredictionsFile = None,
     trust: Trust = False,
 ) -> None:
     """Classify images or arrays with a client's model."""
-    from dataclasses import replace
-
-    from fedgh.files import write_atomic
-    from fedgh.report.terminal import MAX_ROWS, print_whole, say, sheet
     from fedgh.trained.clients import TrainedFederation
     from fedgh.trained.predict import predict
 
     console = Console()
     with console.status("predicting"):
         table = predict(TrainedFederation.load(run, trust=trust).clients[client], paths)
-    if csv is not None:
-        write_atomic(csv, table.csv().encode())
-    print_whole(console, sheet(replace(table, rows=table.rows[:MAX_ROWS])))
-    if len(table.rows) > MAX_ROWS:
-        say(console, f"{len(table.rows) - MAX_ROWS} more rows are not shown; --csv FILE writes all")
-    say(console, table.note)
+    show_predictions(console, table, csv)
 
 
 def export(
     run: RunArgument,
     client: ClientName,
-    format_: Annotated[ExportFormat, typer.Option("--format", help="Format of the file.")],
+    format_: FileFormat,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File to write (default: in RUN/export).")
     ] = None,
     trust: Trust = False,
 ) -> None:
     """Write a client's model for other programs, and compare its outputs with the original."""
-    from fedgh.files import check_no_link
-    from fedgh.formats import human_bytes
-    from fedgh.report.terminal import say
     from fedgh.trained.clients import TrainedFederation
-    from fedgh.trained.export import FORMATS
 
     console = Console()
     with console.status("exporting"):
         trained = TrainedFederation.load(run, data=True, trust=trust).clients[client]
-        ending = FORMATS[format_].ending
-        if out is None:
-            check_no_link(run / "export")
-        path = out or run / "export" / f"client-{trained.number}{ending}"
-        done = trained.export(path, format_)
+        done = export_into(run, trained, format_, out)
     hint = "" if trust else ", or --trust was not given"
-    inputs = "of its test samples" if done.own else f"random inputs (its data are not here{hint})"
-    say(
-        console,
-        f"written    {done.path} ({human_bytes(done.path.stat().st_size)})\n"
-        f"checked    on {done.samples} {inputs}: logits differ by at most {done.difference:.1e} of "
-        "the largest",
-    )
+    show_export(console, done, without_data=f"its data are not here{hint}")
 
 
 def audit(

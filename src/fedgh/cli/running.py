@@ -83,9 +83,18 @@ def resume(
 
 
 def partition(experiment: Name = "demo", set_: Set = None, data_dir: DataDir = None) -> None:
-    """Draw the classes and samples of every client."""
+    """Draw the classes and samples of every client, and tell how hard this partition is."""
     from fedgh import config
     from fedgh.report.terminal import partition_picture
+    from fedgh.training import difficulty
     from fedgh.training.experiment import prepare
 
-    partition_picture(prepare(config.load(experiment, set_ or [], data_dir)), Console())
+    console = Console()
+    prepared = prepare(config.load(experiment, set_ or [], data_dir))
+    partition_picture(prepared, console)
+    with console.status(
+        "computing the linear accuracy, also of other seeds; a minute for 60,000 images"
+    ):
+        text = difficulty.describe(prepared)
+    if text:
+        console.print(text, highlight=False, markup=False)

@@ -2,7 +2,7 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,7 +18,9 @@ from fedgh.cli.helpers import (
 from fedgh.cli.options import (
     DataDir,
     Engine,
+    Jobs,
     Name,
+    NoRun,
     Quiet,
     Rounds,
     Seeds,
@@ -28,6 +30,13 @@ from fedgh.cli.options import (
 )
 from fedgh.defaults import COMPARED_METHODS, SEEDS
 from fedgh.errors import RunError
+
+if TYPE_CHECKING:
+    from fedgh.studies.sweep import Trial
+    from fedgh.studies.sweep_folder import Sweep
+
+REASONS = "missing.json"
+"""Name of the file with the reasons why runs of a comparison have no result."""
 
 DEFAULT_SEEDS = ",".join(map(str, SEEDS))
 
@@ -58,17 +67,22 @@ def compare(
         typer.Option(help="TOML file with settings of each method, such as `fedgh tune` writes."),
     ] = None,
     set_: Set = None,
+    no_run: NoRun = False,
     out: SweepOut = None,
     engine: Engine = None,
     workers: Workers = None,
+    jobs: Jobs = 1,
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
     """Compare methods on the same clients, data, initial weights and batches."""
     from fedgh.files import write_atomic
     from fedgh.report.terminal import comparison, print_whole, say, sheet
-    from fedgh.studies import statistics
-    from fedgh.studies.sweep import plan_comparison, run_trials, split_label
+    from fedgh.report.write import sweep_report_after
+    from fedgh.studies import sweep_folder
+    from fedgh.studies.statistics import network_sheet
+    from fedgh.studies.sweep import join_seeds, plan_comparison, split_label
+    from fedgh.studies.sweep_sheets import tests_text
     from fedgh.studies.tuning import read_settings
 
     console = Console(quiet=quiet)
@@ -82,35 +96,40 @@ def compare(
     if reference not in labels:
         reference = trials[0].label
     folder = out or Path("runs") / f"compare-{Path(experiment).stem}"
-    with resumable_sweep():
-        # A method that the user has not named and that does not fit is no mistake.
-        unnamed = methods is None or methods.strip() == "all"
-        outcome = run_trials(trials, folder, watch_runs(console), skip_impossible=unnamed)
-    table = statistics.rows(outcome, last, reference)
     target = trials[0].config.federation.target
     numbers = whole_numbers(seeds)
     about = {"reference": reference, "last": last, "target": target, "seeds": numbers}
-    statistics.write(table, outcome, folder / "comparison", about)
-    print_whole(console, comparison(table, outcome.missing, target))
-    by_network = statistics.network_sheet(outcome, last)
+    # A method that the user has not named and that does not fit is no mistake.
+    unnamed = methods is None or methods.strip() == "all"
+    if no_run:
+        sweep = _collected(trials, folder, sweep_folder.COMPARISON, about)
+    else:
+        sweep = _run(trials, folder, sweep_folder.COMPARISON, about, console, jobs, unnamed)
+    missing = join_seeds(sweep.missing)
+    print_whole(console, comparison(sweep.rows, missing, target))
+    by_network = network_sheet(sweep.runs, last)
     if by_network is not None:
         write_atomic(folder / "networks.csv", by_network.csv().encode())
         print_whole(console, sheet(by_network))
-    print_missing(console, outcome.missing)
-    if not table:
-        label, reason = next(iter(outcome.missing.items()))
-        raise RunError(f"no method has a result to compare; {label}: {reason}")
+    print_missing(console, missing)
+    if not sweep.rows:
+        label, reason = next(iter(missing.items()))
+        hint = "; name only seeds whose runs have finished" if no_run else ""
+        raise RunError(f"no method has a result to compare; {label}: {reason}{hint}")
+    with console.status("writing the report"):
+        report = sweep_report_after(folder)
     say(
         console,
         f"accuracy  mean ± std over {len(numbers)} seed(s) of the mean over clients, each on its "
         f"own test data, in the last {last} evaluated round(s)\n"
         "global    accuracy on test data of all clients, with equally many samples per class; - "
         "if not measured\n"
-        f"diff, p   difference to {reference} in points; sign-flip test paired over clients and "
-        "seeds, not corrected for the number of methods\n"
+        f"diff      difference to {reference} in points\n"
+        f"p         corrected, like p seeds (Holm). {tests_text(sweep)}\n"
         "B/c/r     bytes sent up and down per client and round; paper's: as the FedGH paper "
         "computes them\n"
-        f"written to {folder / 'comparison'}.csv and .json",
+        f"written to {folder / 'comparison'}.csv and .json\n"
+        f"{report}",
     )
 
 
@@ -133,6 +152,7 @@ def advise(
     out: SweepOut = None,
     engine: Engine = None,
     workers: Workers = None,
+    jobs: Jobs = 1,
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
@@ -142,7 +162,7 @@ def advise(
     from fedgh.studies.advice import advise
 
     console = Console(quiet=quiet)
-    with resumable_sweep():
+    with resumable_sweep(), watch_runs(console) as watch:
         advice = advise(
             experiment,
             methods=methods,
@@ -151,7 +171,8 @@ def advise(
             out=out,
             overrides=overrides_of(set_, engine, workers),
             data_dir=data_dir,
-            watch=watch_runs(console),
+            watch=watch,
+            jobs=jobs,
         )
     print_whole(console, sheet(table(advice)))
     print_missing(console, advice.missing)
@@ -183,6 +204,7 @@ def tune(
     out: SweepOut = None,
     engine: Engine = None,
     workers: Workers = None,
+    jobs: Jobs = 1,
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
@@ -190,8 +212,8 @@ def tune(
     from fedgh.files import write_atomic
     from fedgh.formats import percent
     from fedgh.report.terminal import print_whole, say, search
-    from fedgh.studies import statistics, tuning
-    from fedgh.studies.sweep import run_trials
+    from fedgh.report.write import sweep_report_after
+    from fedgh.studies import sweep_folder, tuning
 
     console = Console(quiet=quiet)
     numbers = whole_numbers(seeds)
@@ -200,28 +222,69 @@ def tune(
         experiment, grid or [], numbers, overrides, data_dir, methods=methods, points=trials
     )
     folder = out or Path("runs") / f"tune-{Path(experiment).stem}"
-    with resumable_sweep():
-        outcome = run_trials(planned, folder, watch_runs(console))
-    table = tuning.ranked(statistics.rows(outcome))
     about = {"grid": grid, "methods": methods, "trials": trials, "seeds": numbers}
-    statistics.write(table, outcome, folder / "search", about)
+    sweep = _run(planned, folder, sweep_folder.SEARCH, about, console, jobs)
+    table = sweep.rows
     print_whole(console, search(table))
-    print_missing(console, outcome.missing)
+    print_missing(console, sweep.missing)
     if not table:
         raise RunError("no point of the grid has a result; the reasons are above")
     best = tuning.best_of_each(table)
     for row in best.values():
         say(console, f"best: {row.label}; its accuracy on test data is {percent(row.accuracy)}")
     if methods is None:
-        file, content = folder / "best.toml", tuning.best_config(table, outcome).to_toml()
+        file, content = folder / "best.toml", tuning.best_config(table, planned).to_toml()
         hint = f"run it with: fedgh run {file}"
     else:
-        file, content = folder / "tuned.toml", tuning.settings_toml(best, outcome)
+        file, content = folder / "tuned.toml", tuning.settings_toml(best, planned)
         words = [experiment, "--methods", methods, "--settings", str(file)]
         words += [word for change in overrides for word in ("--set", change)]
         hint = f"compare them with: fedgh compare {shlex.join(words)}"
     write_atomic(file, content.encode())
-    say(console, hint)
+    with console.status("writing the report"):
+        report = sweep_report_after(folder)
+    say(console, f"{hint}\n{report}")
+
+
+def _run(
+    trials: list["Trial"],
+    folder: Path,
+    name: str,
+    about: dict[str, Any],
+    console: Console,
+    jobs: int,
+    skip_impossible: bool = False,
+) -> "Sweep":
+    """Run the trials of a comparison or a search, and write their table, also if they stop."""
+    from fedgh.report.document import write_reasons
+    from fedgh.report.terminal import say
+    from fedgh.studies import sweep_folder
+    from fedgh.studies.sweep import collect_runs, run_trials
+
+    missing: dict[str, str] = {}
+    with resumable_sweep(), watch_runs(console) as watch:
+        try:
+            outcome = run_trials(trials, folder, watch, skip_impossible, missing, jobs)
+        except KeyboardInterrupt:
+            finished = collect_runs(trials, folder, missing)
+            if finished.runs:
+                sweep_folder.write(folder, name, finished.without_failed(), about)
+                say(console, f"the finished runs: fedgh report {folder}")
+            raise
+    write_reasons(folder / REASONS, outcome.missing)
+    return sweep_folder.write(folder, name, outcome, about)
+
+
+def _collected(trials: list["Trial"], folder: Path, name: str, about: dict[str, Any]) -> "Sweep":
+    """Write the table of the runs that other commands have made; run nothing."""
+    from fedgh.report.document import read_reasons
+    from fedgh.studies import sweep_folder
+    from fedgh.studies.sweep import collect_runs
+
+    if not folder.is_dir():
+        raise RunError(f"{folder} does not exist; leave out --no-run to run the comparison")
+    collected = collect_runs(trials, folder, read_reasons(folder / REASONS))
+    return sweep_folder.write(folder, name, collected.without_incomplete(), about)
 
 
 def reproduce(
@@ -234,22 +297,24 @@ def reproduce(
             help="Size of the runs. smoke: seconds; quick: for two cores; paper: for a GPU."
         ),
     ] = "quick",
-    seeds: Seeds = "0",
+    seeds: Annotated[
+        str | None,
+        typer.Option(metavar="0,1,2", help="Seeds of the runs. Default: those of the study."),
+    ] = None,
     only: Annotated[
         str,
         typer.Option(
             help="Run only these settings and methods; patterns are allowed: cifar10-*,fedgh."
         ),
     ] = "",
-    no_run: Annotated[
-        bool, typer.Option("--no-run", help="Run nothing; show the finished runs.")
-    ] = False,
+    no_run: NoRun = False,
     set_: Set = None,
     out: Annotated[Path, typer.Option(help="The folder for runs and tables.")] = Path(
         "runs/reproduce"
     ),
     engine: Engine = None,
     workers: Workers = None,
+    jobs: Jobs = 1,
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
@@ -264,7 +329,8 @@ def reproduce(
     console = Console(quiet=quiet)
     names = [name.strip() for name in only.split(",") if name.strip()]
     overrides = overrides_of(set_, engine, workers)
-    request = Reproduction(study, budget, whole_numbers(seeds), overrides, data_dir)
+    numbers = whole_numbers(seeds) if seeds is not None else ()
+    request = Reproduction(study, budget, numbers, overrides, data_dir)
     folder = out / budget
     reasons_file = folder / f"{study}.missing.json"
 
@@ -281,7 +347,8 @@ def reproduce(
     with resumable_sweep():
         try:
             if not no_run:
-                run_study(request, out, reasons, names, watch_runs(console))
+                with watch_runs(console) as watch:
+                    run_study(request, out, reasons, names, watch, jobs)
         except KeyboardInterrupt:
             document.write_reasons(reasons_file, reasons)
             show()  # the table of the runs that have finished

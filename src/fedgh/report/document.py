@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedgh.errors import ConfigError
 from fedgh.extras import install, need_report
-from fedgh.files import check_no_link, make_folder, read_bytes, write_atomic
+from fedgh.files import check_no_link, locked, make_folder, read_bytes, write_atomic
 from fedgh.runs.folder import MAX_JSON
 from fedgh.studies.reproduce import Result
 
@@ -41,10 +41,12 @@ def _write_page(result: Result, path: Path) -> list[Path] | None:
 
 
 def write_reasons(path: Path, reasons: dict[str, str]) -> None:
-    """Write the reasons why runs have no result: these, and those already in the file."""
-    all_reasons = {**read_reasons(path), **reasons}
-    if all_reasons:
-        make_folder(path.parent)
+    """Add the reasons why runs have no result to those that other processes wrote to the file."""
+    if not reasons:
+        return
+    make_folder(path.parent)
+    with locked(path.with_name(f".{path.name}.lock"), wait=True):
+        all_reasons = {**read_reasons(path), **reasons}
         write_atomic(path, json.dumps(all_reasons, indent=2).encode() + b"\n")
 
 

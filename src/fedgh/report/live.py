@@ -1,23 +1,23 @@
 """`fedgh watch`: the page of a run in progress, served to browsers on this machine only.
 
-The server answers GET for two fixed paths, and only if the Host header is its own address. This
-blocks pages of other sites whose name was made to resolve to this machine (DNS rebinding).
+The server answers GET for two fixed paths.
 """
 
 import hashlib
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import ThreadingMixIn
 from typing import Any
 
-from fedgh.errors import FedghError, RunError, one_line
+from fedgh.errors import FedghError, one_line
+from fedgh.local_server import REFUSAL, LocalServer
 from fedgh.report.page import Page, fill
 from fedgh.report.run_page import run_page, state_of
 from fedgh.runs.read import name_runs
 from fedgh.trained.confusion import read
 
-ADDRESS = "127.0.0.1"
 WATCHED = (
     "config.toml",
     "rounds.jsonl",
@@ -76,28 +76,14 @@ class LivePage:
         return versions
 
 
-class LiveServer(ThreadingHTTPServer):
+class LiveServer(ThreadingMixIn, LocalServer):
     """A server of one live page on this machine."""
 
     daemon_threads = True
 
     def __init__(self, path: Path, port: int = 0) -> None:
         self.page = LivePage(path)
-        try:
-            super().__init__((ADDRESS, port), _Handler)
-        except OSError as error:
-            raise RunError(
-                f"port {port} cannot be used ({error.strerror}); choose another --port"
-            ) from None
-
-    @property
-    def url(self) -> str:
-        """The address of the page."""
-        return f"http://{ADDRESS}:{self.server_port}/"
-
-    def names(self) -> set[str]:
-        """Return the accepted values of the Host header."""
-        return {f"{name}:{self.server_port}" for name in (ADDRESS, "localhost")}
+        super().__init__(port, _Handler)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -106,8 +92,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Send the page or its content; any other path or host is an error."""
-        if self.headers.get("Host") not in self.server.names():
-            self._answer(403, b"this server only serves this machine\n", "text/plain")
+        if not self.server.is_asked_by(self):
+            self._answer(403, REFUSAL, "text/plain")
         elif self.path == "/":
             self._answer(200, self.server.page.html(), "text/html")
         elif self.path == "/content":

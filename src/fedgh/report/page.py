@@ -14,10 +14,11 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from fedgh import tables
 from fedgh.files import write_atomic
 from fedgh.report.charts import AnyChart
 from fedgh.report.vega import asset, javascript, themes
-from fedgh.tables import Sheet
+from fedgh.tables import Column, Measured, Sheet
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Cell:
 
     text: str
     value: float | str | None
+    best: bool = False  # shown in bold
 
 
 Value = Cell | str | int | float | None
@@ -109,13 +111,19 @@ class Page:
         }
 
 
-def sheet_table(sheet: Sheet) -> Table:
-    """Return a sheet as a table of a page."""
+def sheet_table(sheet: Sheet, note: bool = True) -> Table:
+    """Return a sheet as a table of a page, by default with its note as the caption."""
     rows = [
-        [Cell(column.show(cell), cell) for column, cell in zip(sheet.columns, row, strict=True)]
+        [_shown(column, cell) for column, cell in zip(sheet.columns, row, strict=True)]
         for row in sheet.rows
     ]
-    return Table([column.title for column in sheet.columns], rows, sheet.note)
+    return Table([column.title for column in sheet.columns], rows, sheet.note if note else "")
+
+
+def _shown(column: Column, cell: tables.Cell) -> Cell:
+    if isinstance(cell, Measured):
+        return Cell(column.show(cell), cell.mean, cell.best)
+    return Cell(column.show(cell), cell)
 
 
 def write(page: Page, path: Path) -> None:
@@ -204,7 +212,8 @@ def _cell(value: Value) -> str:
     cell = value if isinstance(value, Cell) else Cell("-" if value is None else str(value), value)
     kind = " class=number" if isinstance(cell.value, int | float) else ""
     key = "" if cell.value is None else f' data-value="{escape(str(cell.value))}"'
-    return f"<td{kind}{key}>{escape(cell.text)}</td>"
+    text = f"<strong>{escape(cell.text)}</strong>" if cell.best else escape(cell.text)
+    return f"<td{kind}{key}>{text}</td>"
 
 
 def _embedded(value: object) -> str:

@@ -1,22 +1,33 @@
-"""The page about one run or several: their results, problems, costs, data and configurations."""
+"""The page about one run or several: their results, problems, costs, data and configurations.
 
-import json
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+Runs that differ only in the seed are shown as one group: one line, one distribution, one matrix.
+"""
 
-from fedgh.core.records import RECORDED, Round
+from collections.abc import Callable, Mapping, Sequence
+
+from fedgh.core.records import RECORDED
 from fedgh.errors import FedghError, RunError, one_line
-from fedgh.formats import human_bytes, percent
-from fedgh.report import charts, client_charts
+from fedgh.formats import human_bytes, notes_of, percent
+from fedgh.report import client_charts
 from fedgh.report.audit_section import audit_section
+from fedgh.report.groups import Groups, group_by_seed, has_several_seeds
 from fedgh.report.means_chart import means_chart, project
-from fedgh.report.page import Cell, Figure, Fold, Page, Part, Section, Table, Value
+from fedgh.report.page import Cell, Figure, Page, Part, Section, Table, Value
+from fedgh.report.sections import (
+    cell,
+    clients,
+    configurations,
+    costs,
+    filtered,
+    learning,
+    problems,
+    runs_of,
+    spread,
+)
 from fedgh.report.terminal import PROTECTED
 from fedgh.runs.folder import RunFolder
 from fedgh.runs.read import NamedRun
 from fedgh.trained.confusion import MAX_CLIENTS, Confusion
-
-MAX_PROBLEMS = 200
 
 Measure = Callable[[RunFolder], Confusion | None]
 """Function of a run folder that returns its confusion matrix, or None if it is not measured yet.
@@ -28,18 +39,19 @@ It raises FedghError with the reason if the matrix cannot be measured.
 def run_page(runs: Sequence[NamedRun], measure: Measure) -> Page:
     """Return the page about these runs; `measure` returns their confusion matrices."""
     title = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
+    groups = group_by_seed(runs)
     sections = [
-        _summary(runs),
-        _problems(runs),
-        _learning(runs),
-        _clients(runs),
-        _classes(runs, measure),
+        _summary(groups),
+        problems(runs),
+        learning(groups),
+        clients(groups),
+        _classes(groups, measure),
         _means(runs),
         audit_section(runs),
-        _costs(runs),
+        costs(groups),
         _privacy(runs),
         _partition(runs),
-        _configurations(runs),
+        configurations(groups),
     ]
     return Page(title, _lead(runs), [section for section in sections if section is not None])
 
@@ -55,7 +67,7 @@ def state_of(run: NamedRun) -> str:
 def _lead(runs: Sequence[NamedRun]) -> str:
     if len(runs) > 1:
         unfinished = sum(not run.finished for run in runs)
-        note = f" {unfinished} of them are not finished." if unfinished else ""
+        note = f" Not finished: {unfinished} of {len(runs)}." if unfinished else ""
         return f"A comparison of runs, each evaluated after its last round.{note}"
     run = runs[0]
     description = (
@@ -76,7 +88,8 @@ def _lead(runs: Sequence[NamedRun]) -> str:
     )
 
 
-def _summary(runs: Sequence[NamedRun]) -> Section:
+def _summary(groups: Groups) -> Section:
+    runs = runs_of(groups)
     header = ["run", "method", "data", "seed", "rounds", "accuracy", "on all classes"]
     header += ["rounds to target", "bytes to target", "bytes sent", "per client and round"]
     header += ["seconds"]
@@ -93,13 +106,13 @@ def _summary(runs: Sequence[NamedRun]) -> Section:
                 run.identity.name,
                 settings.federation.seed,
                 Cell(rounds, result.rounds),
-                _cell(result.accuracy, percent),
-                _cell(result.final.get("global_accuracy"), percent),
+                cell(result.accuracy, percent),
+                cell(result.final.get("global_accuracy"), percent),
                 result.rounds_to_target,
-                _cell(result.bytes_to_target, human_bytes),
-                _cell(result.bytes_total, human_bytes),
-                _cell(result.bytes_per_client_round, human_bytes),
-                _cell(result.seconds, "{:,.1f}".format),
+                cell(result.bytes_to_target, human_bytes),
+                cell(result.bytes_total, human_bytes),
+                cell(result.bytes_per_client_round, human_bytes),
+                cell(result.seconds, "{:,.1f}".format),
             ]
         )
     targets = {run.settings.federation.target for run in runs} - {None}
@@ -111,8 +124,33 @@ def _summary(runs: Sequence[NamedRun]) -> Section:
         "the clients that have trained. Bytes are those of the tensors in uploads and downloads "
         "(1 KB = 1024 B)."
     )
+    text += target if targets else ""
     tables = [Table(header, rows), *_metrics(runs)]
-    return Section("summary", "Summary", text + (target if targets else ""), tables)
+    if has_several_seeds(groups):
+        tables.insert(0, _means_over_seeds(groups))
+    return Section("summary", "Summary", text, tables)
+
+
+def _means_over_seeds(groups: Groups) -> Table:
+    """Return a table of the groups of runs that differ only in the seed."""
+    header = ["runs", "seeds", "accuracy", "on all classes", "bytes sent", "seconds"]
+    rows: list[list[Value]] = []
+    for label, runs in groups.items():
+        done = [run for run in runs if run.finished] or runs
+        results = [run.result for run in done]
+        seeds = ", ".join(str(run.settings.federation.seed) for run in done)
+        rows.append(
+            [
+                label,
+                seeds,
+                spread([result.accuracy for result in results], percent),
+                spread([result.final.get("global_accuracy") for result in results], percent),
+                spread([result.bytes_total for result in results], human_bytes),
+                spread([result.seconds for result in results], "{:,.1f}".format),
+            ]
+        )
+    caption = "Mean ± standard deviation over the seeds of finished runs"
+    return Table(header, rows, caption)
 
 
 def _metrics(runs: Sequence[NamedRun]) -> list[Table]:
@@ -121,114 +159,27 @@ def _metrics(runs: Sequence[NamedRun]) -> list[Table]:
     if not set(names) - {"accuracy", "validation_accuracy", "global_accuracy"}:
         return []
     rows: list[list[Value]] = [
-        [run.label, *(_cell(run.result.final.get(name), "{:.3f}".format) for name in names)]
+        [run.label, *(cell(run.result.final.get(name), "{:.3f}".format) for name in names)]
         for run in runs
     ]
     return [Table(["run", *(name.replace("_", " ") for name in names)], rows)]
 
 
-def _problems(runs: Sequence[NamedRun]) -> Section | None:
-    rows: list[list[Value]] = [
-        [run.label, round.round, *problem]
-        for run in runs
-        for round in run.rounds
-        for problem in _problems_of(round)
-    ]
-    if not rows:
-        return None
-    text = (
-        "A client that failed keeps its state from before the round; the server did not use a "
-        "rejected upload."
-    )
-    if len(rows) > MAX_PROBLEMS:
-        text += f" The table shows the first {MAX_PROBLEMS} of {len(rows)} problems."
-    table = Table(["run", "round", "client", "problem", "reason"], rows[:MAX_PROBLEMS])
-    return Section("problems", "Failed clients and rejected uploads", text, [table])
-
-
-def _problems_of(round: Round) -> Iterator[list[Value]]:
-    for problem in round.failed:
-        yield [problem.client, "failed", problem.reason]
-    if round.discarded is not None:
-        yield ["server", "round discarded", round.discarded]
-    for problem in round.rejected:
-        excluded = "; client excluded" if problem.client in round.excluded else ""
-        yield [problem.client, "upload rejected", problem.reason + excluded]
-    for dropped in round.dropped:
-        labels = ", ".join(map(str, dropped.classes))
-        reason = f"classes {labels} differ from those of other clients"
-        yield [dropped.client, "class means dropped", reason]
-
-
-def _learning(runs: Sequence[NamedRun]) -> Section:
-    parts: list[Figure] = []
-    if any(run.evaluated for run in runs):
-        caption = "Mean accuracy of the clients on their own test data. " + _target_lines(runs)
-        chart = charts.accuracy_over_rounds(runs)
-        parts.append(Figure("accuracy-over-rounds", caption, chart, whole_width=True))
-        if any(run.result.bytes_total for run in runs):
-            caption = "The same accuracy over the bytes that all clients have sent and received."
-            parts.append(Figure("accuracy-over-bytes", caption, charts.accuracy_over_bytes(runs)))
-    if any(round.train_loss is not None for run in runs for round in run.rounds):
-        caption = "Mean training loss of each round's participants, over all batches of the round."
-        parts.append(Figure("loss-over-rounds", caption, charts.loss_over_rounds(runs)))
-    text = "" if parts else "No round is complete yet."
-    return Section("learning", "Learning", text, parts)
-
-
-def _target_lines(runs: Sequence[NamedRun]) -> str:
-    targets = {run.settings.federation.target for run in runs} - {None}
-    lines = "line is the target" if len(targets) == 1 else "lines are the targets"
-    return f"The dashed {lines}." if targets else ""
-
-
-def _clients(runs: Sequence[NamedRun]) -> Section | None:
-    evaluated = [run for run in runs if run.evaluated]
-    if not evaluated:
-        return None
-    many = max(len(run.clients) for run in evaluated) > client_charts.MAX_ROWS
-    caption = (
-        "Accuracy of clients by network: the tick is the median, the bar the middle half, the line "
-        "the middle 90 per cent."
-        if many
-        else f"{_client_labels(evaluated)} of each client, and its accuracy on its own test data "
-        "after the last evaluated round."
-    )
-    parts = [Figure("accuracy-by-client", caption, client_charts.accuracy_by_client(evaluated))]
-    with_global = [run for run in evaluated if run.global_accuracies]
-    if with_global:
-        caption = (
-            "The same on test samples of all clients, with the same number of samples per class."
-        )
-        chart = client_charts.accuracy_by_client(with_global, on_all_classes=True)
-        parts.append(Figure("global-accuracy-by-client", caption, chart))
-    missing = [
-        f"{run.label}: {run.result.evaluated_clients} of {len(run.clients)} clients were evaluated."
-        for run in evaluated
-        if run.result.evaluated_clients < len(run.clients)
-    ]
-    return Section("clients", "Clients", "\n".join(missing), parts)
-
-
-def _client_labels(runs: Sequence[NamedRun]) -> str:
-    same = client_charts.same_clients(runs)
-    return "Number, network and classes" if same else "The number"
-
-
-def _classes(runs: Sequence[NamedRun], measure: Measure) -> Section:
+def _classes(groups: Groups, measure: Measure) -> Section:
     """Return accuracies by class and confusion matrices, or the reasons why there are none."""
+    runs = runs_of(groups)
     measured: dict[str, Confusion] = {}
-    reasons: list[str] = []
+    missing: list[tuple[str, str]] = []
     for run in runs:
         try:
             confusion = measure(run.folder)
         except FedghError as error:
-            reasons.append(f"{run.label}: {error}.")
+            missing.append((run.label, f"{error}."))
         except Exception as error:  # a user's own network may raise anything
-            reasons.append(f"{run.label}: {one_line(error)}.")
+            missing.append((run.label, f"{one_line(error)}."))
         else:
             if confusion is None:
-                reasons.append(f"{run.label}: not measured yet.")
+                missing.append((run.label, "not measured yet."))
             else:
                 measured[run.label] = confusion
     text = "Final models, each on its client's own test data."
@@ -238,66 +189,70 @@ def _classes(runs: Sequence[NamedRun], measure: Measure) -> Section:
                 f"\n{label}: {MAX_CLIENTS} random clients of the {confusion.took_part} that took "
                 "part."
             )
-    text += "".join(f"\nNot shown for {reason}" for reason in reasons)
+    text += "".join(f"\nNot shown for {note}" for note in notes_of(missing))
     parts: list[Part] = []
-    for number, group in enumerate(_by_classes([r for r in runs if r.label in measured]), 1):
+    shown = filtered(groups, lambda run: run.label in measured)
+    counts = {
+        label: client_charts.pooled(measured[run.label] for run in runs)
+        for label, runs in shown.items()
+    }
+    names = {label: runs[0].identity.classes for label, runs in shown.items()}
+    for number, group in enumerate(_by_classes(names), 1):
         caption = "Accuracy on each class, over all clients that have it."
-        classes = group[0].identity.classes
+        classes = names[group[0]]
         if len(classes) > client_charts.MAX_NAMED_CLASSES:
             caption += " Classes are sorted by accuracy; hover over a bar to see its class."
-        chart = client_charts.accuracy_by_class(group, measured, classes)
+        chart = client_charts.accuracy_by_class({label: counts[label] for label in group}, classes)
         parts.append(Figure(f"accuracy-by-class-{number}", caption, chart, whole_width=True))
-    for number, run in enumerate(runs, 1):
-        if run.label in measured:
-            parts.append(_confusion(run, measured[run.label], number))
-    if measured:
-        parts.append(_mistakes(runs, measured))
+    for number, label in enumerate(groups, 1):
+        if label in counts:
+            parts.append(_confusion(label, counts[label], names[label], number))
+    if counts:
+        parts.append(_mistakes(counts, names))
     return Section("classes", "Classes", text, parts)
 
 
-def _by_classes(runs: Sequence[NamedRun]) -> list[list[NamedRun]]:
-    """Return the runs in groups with the same classes."""
-    groups: dict[tuple[str, ...], list[NamedRun]] = {}
-    for run in runs:
-        groups.setdefault(tuple(run.identity.classes), []).append(run)
+def _by_classes(names: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Return the labels in groups with the same classes."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for label, classes in names.items():
+        groups.setdefault(tuple(classes), []).append(label)
     return list(groups.values())
 
 
-def _confusion(run: NamedRun, confusion: Confusion, number: int) -> Figure:
-    classes = run.identity.classes
+def _confusion(
+    label: str, counts: client_charts.Counts, classes: Sequence[str], number: int
+) -> Figure:
     caption = (
-        f"{run.label}: the share of each true class (row) that is predicted as a class (column), "
+        f"{label}: the share of each true class (row) that is predicted as a class (column), "
         "in per cent. The model of a client is tested only on the classes that the client has."
     )
-    return Figure(f"confusion-{number}", caption, client_charts.confusion_map(confusion, classes))
+    return Figure(f"confusion-{number}", caption, client_charts.confusion_map(counts, classes))
 
 
-def _mistakes(runs: Sequence[NamedRun], measured: dict[str, Confusion]) -> Table:
-    rows: list[list[Value]] = []
-    for run in runs:
-        if run.label in measured:
-            classes = run.identity.classes
-            rows += [
-                [run.label, classes[true], classes[predicted], samples, _cell(share, percent)]
-                for true, predicted, samples, share in client_charts.most_confused(
-                    measured[run.label]
-                )
-            ]
+def _mistakes(
+    measured: Mapping[str, client_charts.Counts], names: Mapping[str, Sequence[str]]
+) -> Table:
+    rows: list[list[Value]] = [
+        [label, names[label][true], names[label][predicted], samples, cell(share, percent)]
+        for label, counts in measured.items()
+        for true, predicted, samples, share in client_charts.most_confused(counts)
+    ]
     header = ["run", "true class", "predicted class", "samples", "share of the class"]
     return Table(header, rows, "The most frequent mistakes")
 
 
 def _means(runs: Sequence[NamedRun]) -> Section:
     parts: list[Figure] = []
-    notes: list[str] = []
+    notes: list[tuple[str, str]] = []
     for number, run in enumerate(runs, 1):
         try:
             projection = project(run)
         except RunError as error:
-            notes.append(f"{run.label}: {error}.")
+            notes.append((run.label, f"{error}."))
             continue
         if projection is None:
-            notes.append(f"{run.label}: its folder has no class means.")
+            notes.append((run.label, "no class means are stored."))
             continue
         caption = (
             f"{run.label}: one point per client and class, coloured by class, on the two principal "
@@ -311,33 +266,7 @@ def _means(runs: Sequence[NamedRun]) -> Section:
         "The class means that clients send to the server, if the method sends any and the run "
         "stores them. The FedGH paper calls them local averaged representations (LAR)."
     )
-    return Section("means", "Class means", "\n".join([text, *notes]), parts)
-
-
-def _costs(runs: Sequence[NamedRun]) -> Section | None:
-    if not any(run.rounds for run in runs):
-        return None
-    has_overhead = any(round.wire_bytes for run in runs for round in run.rounds)
-    overhead = " Overhead is what the messages of Flower add." if has_overhead else ""
-    sent = "Tensors sent by the clients (up) and by the server (down)." + overhead
-    time = (
-        "The phases of clients are summed over all clients, which may work at the same time. "
-        "Server is the server's own computation. Wall clock is the duration of all rounds."
-    )
-    parts = [Figure("seconds-by-phase", time, charts.seconds_by_phase(runs))]
-    text = _public_bytes(runs)
-    if any(run.result.bytes_total for run in runs):
-        parts.insert(0, Figure("bytes", sent, charts.bytes_by_direction(runs)))
-    else:
-        text = " ".join(["Nothing was sent.", text]).strip()
-    return Section("costs", "Communication and time", text, parts)
-
-
-def _public_bytes(runs: Sequence[NamedRun]) -> str:
-    """Return the bytes of public data that every client must hold, as a sentence."""
-    sizes = {run.label: run.public_bytes for run in runs}
-    shown = [f"{label} {human_bytes(n)} per client" for label, n in sizes.items() if n is not None]
-    return f"Public data, once and not counted below: {'; '.join(shown)}." if shown else ""
+    return Section("means", "Class means", "\n".join([text, *notes_of(notes)]), parts)
 
 
 def _privacy(runs: Sequence[NamedRun]) -> Section | None:
@@ -349,7 +278,7 @@ def _privacy(runs: Sequence[NamedRun]) -> Section | None:
         privacy = run.settings.privacy
         if spent and privacy.protects != "nothing":
             counts = privacy.counts if privacy.protects == "sample" else "not revealed"
-            epsilon = _cell(spent[-1], "{:.2f}".format)
+            epsilon = cell(spent[-1], "{:.2f}".format)
             values = [PROTECTED[privacy.protects], epsilon, privacy.epsilon]
             rows.append([run.label, *values, f"{privacy.delta:g}", privacy.clip, counts])
     if not rows:
@@ -393,33 +322,3 @@ def _partition(runs: Sequence[NamedRun]) -> Section:
         caption = f"{names}: {caption}" if names else caption
         parts.append(Figure(f"samples-{number}", caption, client_charts.samples_by_class(run)))
     return Section("data", "Samples of the clients", "\n".join(notes), parts)
-
-
-def _configurations(runs: Sequence[NamedRun]) -> Section:
-    parts: list[Table | Fold] = []
-    if len(runs) > 1:
-        settings = [_flat(run.config) for run in runs]
-        keys = dict.fromkeys(key for one in settings for key in one)
-        rows = [
-            [key, *(one.get(key, "-") for one in settings)]
-            for key in keys
-            if len({one.get(key) for one in settings}) > 1
-        ]
-        header = ["setting", *(run.label for run in runs)]
-        if rows:
-            parts.append(Table(header, rows, "Settings that differ between the runs"))
-    parts += [Fold(f"{run.label}: config.toml", run.config_text) for run in runs]
-    return Section("configuration", "Configuration", "", parts)
-
-
-def _flat(table: dict[str, Any]) -> dict[str, str]:
-    return {
-        f"{section}.{key}": value if isinstance(value, str) else json.dumps(value, default=str)
-        for section, values in table.items()
-        if isinstance(values, dict)
-        for key, value in values.items()
-    }
-
-
-def _cell(value: float | None, show: Callable[[float], str]) -> Cell | None:
-    return None if value is None else Cell(show(value), value)

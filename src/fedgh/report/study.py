@@ -7,7 +7,7 @@ import altair as alt
 
 from fedgh.core.records import Round
 from fedgh.report import pays_charts
-from fedgh.report.charts import AnyChart, accuracy_over_rounds, mean_over_rounds
+from fedgh.report.charts import AnyChart, accuracy_over_rounds, round_axis
 from fedgh.report.page import Figure, Page, Part, Section, Table, sheet_table
 from fedgh.runs.folder import RunFolder
 from fedgh.runs.read import NamedRun
@@ -129,8 +129,10 @@ def _over_axis(result: Result, axis: str) -> alt.FacetChart:
         .encode(tooltip=["method:N", alt.Tooltip("accuracy:Q", format=".2f")])
         .transform_filter("!isValid(datum.x)")
     )
+    # A layer without data would have an axis without end.
+    layers = [intervals, lines, *([across] if any(row["x"] is None for row in rows) else [])]
     facets: alt.FacetChart = (
-        alt.layer(intervals, lines, across, data={"values": rows})
+        alt.layer(*layers, data={"values": rows})
         .properties(width=320, height=260)
         .facet(column=alt.Column("data:N", title=None, sort=panels))
         .resolve_scale(x="independent", y="shared" if same_data else "independent")
@@ -179,7 +181,7 @@ def _gradient(trial: Trial, records: list[Round]) -> Figure:
         alt.Chart({"values": rows})
         .mark_line(point=True)
         .encode(
-            x=alt.X("round:Q", title="rounds T"),
+            x=round_axis(rows, "rounds T"),
             y=alt.Y("value:Q", title="squared gradient norm"),
             color=alt.Color("series:N", title=None),
             tooltip=["series:N", "round:Q", alt.Tooltip("value:Q", format=".4f")],
@@ -213,9 +215,7 @@ def _curves(result: Result) -> list[Section]:
         for trial, run in runs:
             label = trial.label if others else titles[trial.setting]
             lines.setdefault(label, []).append(NamedRun(label, run))
-        if len(result.request.seeds) > 1:
-            return mean_over_rounds(lines)
-        return accuracy_over_rounds([run for (run,) in lines.values()])
+        return accuracy_over_rounds(lines)
 
     figures = [
         Figure(

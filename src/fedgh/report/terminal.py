@@ -1,8 +1,10 @@
 """Tables and texts about runs in the terminal."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.columns import Columns
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -123,7 +125,7 @@ def _global_line(run: RunFolder, summary: Summary) -> list[str]:
         return []
     measured = run.records()[-1].per_client.get("global_accuracy") or []
     evaluated, clients = sum(score is not None for score in measured), summary.clients
-    whose = "all clients" if evaluated == clients else f"the {evaluated} clients that have trained"
+    whose = "all clients" if evaluated == clients else f"the {evaluated} clients measured"
     return [
         f"global     {percent(score)}, mean over {whose}, each on test samples of all clients, the "
         "same number per class"
@@ -154,8 +156,8 @@ def comparison(table: list[Row], missing: dict[str, str], target: float | None) 
     """Return a table of methods; below each mean is its standard deviation over seeds."""
     to_target = "" if target is None else f"to {percent(target)}"
     out = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    titles = ["method", "accuracy %", "diff", "p", "bal. %", "worst %", "global %", to_target]
-    titles += ["bytes", "B/c/r"]
+    titles = ["method", "accuracy %", "diff", "p", "p seeds", "bal. %", "worst %", "global %"]
+    titles += [to_target, "bytes", "B/c/r"]
     for title in (*titles, "paper's", "s"):
         out.add_column(title, justify="left" if title == "method" else "right", no_wrap=True)
     for row in table:
@@ -166,7 +168,7 @@ def comparison(table: list[Row], missing: dict[str, str], target: float | None) 
             Text(row.label),
             _spread([row.accuracy, row.accuracy_std], _percentage),
             "" if row.difference is None else f"{100 * row.difference:+.2f}",
-            "" if row.p_value is None else f"{row.p_value:.3f}",
+            *("" if p is None else f"{p:.3f}" for p in (row.p_holm, row.p_seeds_holm)),
             _spread([row.final["balanced_accuracy"], None], _percentage),
             _spread([row.final["accuracy_worst"], None], _percentage),
             _spread([row.global_accuracy, row.global_accuracy_std], _percentage),
@@ -220,31 +222,35 @@ def print_whole(console: Console, table: Table) -> None:
 def partition_picture(experiment: Experiment, console: Console) -> None:
     """Print a map of samples: a row for each client, a column for each class.
 
-    The more samples, the darker the cell. Numbers are shown if they fit.
+    The more samples, the darker the cell. Numbers are shown if they fit. If the names of the
+    classes do not fit, the columns are numbered, and the names follow.
     """
-    source = experiment.source
-    counts = experiment.counts()
+    names = experiment.source.class_names
+    counts, clients = experiment.counts(), experiment.clients()
     max_count = int(counts.max())
-    clients = experiment.clients()
-    cell = len(str(max_count)) + 2  # a number, a shade and a gap
-    columns = max(10, console.width - 24)
-    with_numbers = cell * source.num_classes <= columns
-    if with_numbers:
-        names = "".join(f"{name[: cell - 1]:>{cell}}" for name in source.class_names)
-        console.print(f"{'':16}{names}   total", highlight=False, markup=False)
-    step = source.num_classes if with_numbers else columns
-    for first in range(0, source.num_classes, step):
-        if not with_numbers:
-            last = min(first + step, source.num_classes) - 1
-            console.print(f"classes {first} to {last}:", highlight=False)
+    digits = len(str(max_count))
+    columns = max(10, (console.width - 24) // 10 * 10)
+    # A cell has a gap, a number (or a title above it) and a shade, or only a shade.
+    titles = [*map(str, range(len(names)))]
+    widths = [max(digits, *map(cell_len, names)) + 2, digits + 2, len(titles[-1]) + 2, 1]
+    kind = next(k for k, width in enumerate(widths) if width * len(names) <= columns or width == 1)
+    cell, named, numbers = widths[kind], kind == 0, kind < 2
+    step = columns if cell == 1 else len(names)
+    for first in range(0, len(names), step):
+        shown = range(first, min(first + step, len(names)))
+        part = (names if named else titles)[shown.start : shown.stop]
+        console.print(Text(f"{'classes':<16}{_heading(part, cell)}"))
         for client, row in list(zip(clients, counts.tolist(), strict=True))[:MAX_CLIENTS]:
             line = Text(f"{client.client:>4} {client.extractor[-10:]:<10} ")
-            for count in row[first : first + step]:
+            for count in row[shown.start : shown.stop]:
                 shade = SHADES[-(-count * (len(SHADES) - 1) // max_count)]
-                number = f"{count or '':>{cell - 1}}" if with_numbers else ""
-                line.append(number + shade, style="cyan")
+                number = (count or "") if numbers else ""
+                line.append(f"{number:>{cell - 1}}{shade}", style="cyan")
             line.append(f"{sum(row):>8}")
             console.print(line)
+    if not named and [*names] != titles:
+        numbered = [Text(f"{label} {name}") for label, name in zip(titles, names, strict=True)]
+        console.print(Columns(numbered, padding=(0, 2)))
     if len(clients) > MAX_CLIENTS:
         console.print(f"... and {len(clients) - MAX_CLIENTS} more clients")
     if experiment.public is not None:
@@ -253,9 +259,17 @@ def partition_picture(experiment: Experiment, console: Console) -> None:
     held = counts.gt(0).sum(0)
     console.print(
         f"{sum(sizes)} samples: {sizes[0]} train, {sizes[1]} validation, {sizes[2]} test; "
-        f"{source.num_classes} classes, each held by {int(held.min())} to {int(held.max())} "
+        f"{len(names)} classes, each held by {int(held.min())} to {int(held.max())} "
         f"of {len(clients)} clients"
     )
+
+
+def _heading(titles: Sequence[str], cell: int) -> str:
+    """Return the titles of columns that are `cell` wide; of narrow ones, only every tenth."""
+    if cell == 1:
+        return "".join(f"{title:<10}" for title in titles[::10]).rstrip()
+    aligned = (" " * (cell - cell_len(title)) + title for title in titles)
+    return "".join(aligned) + "   total"
 
 
 class DownloadBar:

@@ -357,6 +357,11 @@ def _round_of(path: Path) -> int:
     return int(match[2])
 
 
+def stored_rounds(folder: Path) -> set[int]:
+    """Return the rounds of the segments in a folder."""
+    return {_round_of(path) for _, path in _segments(folder)}
+
+
 def discard_leftovers(folder: Path, round: int, run: str) -> None:
     """Delete unfinished files, and segments of rounds after `round` or without a current state."""
     for _, path in _segments(folder):

@@ -13,6 +13,7 @@ report.html     all of this as a page
 confusion.json  confusion matrices of the final models, measured for that page
 export/         models for other programs, written by `fedgh export`
 audit.json      what uploads reveal, written by `fedgh audit`
+current.json    on Flower: the round in progress, for people and monitoring
 tensorboard/    the metrics for TensorBoard, with run.callbacks; wandb/: for Weights & Biases
 """
 
@@ -54,7 +55,7 @@ from fedgh.runs.sealed import pack, unpack
 
 LOCKED = (
     *("config.toml", "data.json", "clients.json", "rounds.jsonl", "summary.json"),
-    *("asked.json", "flower.json"),
+    *("asked.json", "flower.json", "current.json"),
 )
 """Files that only the process with the lock writes; reports and audits take no lock."""
 
@@ -294,7 +295,7 @@ class RunFolder:
 
     def _read_json(self, name: str) -> Any:
         try:
-            return _parse_json(read_bytes(self.path / name, MAX_JSON))
+            return parse_json(read_bytes(self.path / name, MAX_JSON))
         except (OSError, ValueError, RecursionError) as error:
             raise RunError(
                 f"{self.path / name} cannot be read ({error}); put it back from a copy"
@@ -306,7 +307,8 @@ def versions() -> dict[str, str]:
     return {package: version(package) for package in ("fedgh", "torch", "numpy")}
 
 
-def _parse_json(content: bytes) -> Any:
+def parse_json(content: bytes) -> Any:
+    """Return the value of JSON; raise ValueError if it is invalid or has too many parts."""
     if content.count(b"{") + content.count(b"[") > MAX_PARTS:
         raise ValueError(f"it has more than {MAX_PARTS:,} objects and lists")
     return json.loads(content)

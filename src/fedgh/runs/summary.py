@@ -27,9 +27,14 @@ def summarise(
     clients: Sequence[ClientInfo],
     privacy: PrivacySpending | None,
     public_bytes: int | None = None,
+    linear_accuracy: float | None = None,
 ) -> Summary:
     """Return the result of a finished run, without `privacy` or public data if it had none."""
-    optional = {"privacy": privacy, "public_bytes_per_client": public_bytes}
+    optional = {
+        "privacy": privacy,
+        "public_bytes_per_client": public_bytes,
+        "linear_accuracy": linear_accuracy,
+    }
     sizes = [
         paper_bytes(config.method.name, task, len(client.classes))
         for client in clients

@@ -96,6 +96,7 @@ def advise(
     overrides: Sequence[str] = (),
     data_dir: Path | None = None,
     watch: Watch | None = None,
+    jobs: int = 1,
 ) -> Advice:
     """Rehearse an experiment with several methods, and recommend one or training alone.
 
@@ -111,6 +112,7 @@ def advise(
         overrides: changes of the experiment, such as ["local.epochs=5"].
         data_dir: folder of the data sets.
         watch: function of a line about a run that returns a callback for this run.
+        jobs: number of runs at the same time, each in a process with its share of the cores.
     """
     whole = configs.load(experiment, overrides, data_dir)
     rounds = min(whole.federation.rounds, DEFAULT_ROUNDS) if rounds is None else rounds
@@ -124,7 +126,7 @@ def advise(
     trials = [with_whole_noise(trial, whole) for trial in planned]
     name = whole.data.name if isinstance(experiment, Config) else Path(experiment).stem
     folder = Path("runs", f"advise-{name}") if out is None else Path(out)
-    outcome = run_trials(trials, folder, watch, skip_impossible=True)
+    outcome = run_trials(trials, folder, watch, skip_impossible=True, jobs=jobs)
     rows = measure(outcome, whole.federation.rounds)
     recommendation, reason = recommend(rows, whole.federation.rounds)
     caveats = _caveats(rounds, whole.federation.rounds, len(seeds), rows)

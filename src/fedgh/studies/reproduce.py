@@ -8,11 +8,19 @@ from pathlib import Path
 from fedgh.choices import BudgetName
 from fedgh.core.records import Summary
 from fedgh.errors import ConfigError
-from fedgh.studies import measured, pays
+from fedgh.studies import as_published, measured, pays
 from fedgh.studies.plan import changes, plan, select
-from fedgh.studies.result import Line, communication, lines, main_sheet, verdicts
+from fedgh.studies.result import Line, communication, lines, main_sheet, partitions, verdicts
 from fedgh.studies.study import Study, budgets, study
-from fedgh.studies.sweep import NOT_RUN, Outcome, Trial, Watch, finished_runs, run_trials
+from fedgh.studies.sweep import (
+    NOT_RUN,
+    Outcome,
+    Trial,
+    Watch,
+    collect_runs,
+    join_seeds,
+    run_trials,
+)
 from fedgh.tables import Sheet
 
 
@@ -22,9 +30,12 @@ class Reproduction:
 
     name: str
     budget: BudgetName = "quick"
-    seeds: Sequence[int] = (0,)
+    seeds: Sequence[int] = ()  # none: those of the study
     overrides: Sequence[str] = ()
     data_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seeds", tuple(self.seeds) or tuple(self.study.seeds))
 
     @property
     def study(self) -> Study:
@@ -70,15 +81,8 @@ class Result:
     @property
     def not_run(self) -> list[str]:
         """Runs that were not tried, one text for all seeds of a method in a setting."""
-        seeds: dict[str, list[str]] = {}
-        for run, reason in self.outcome.missing.items():
-            if reason == NOT_RUN:
-                name, _, seed = run.rpartition(", seed ")
-                seeds.setdefault(name, []).append(seed)
-        return [
-            f"{name}, seed{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
-            for name, numbers in seeds.items()
-        ]
+        missing = self.outcome.missing.items()
+        return [*join_seeds({run: reason for run, reason in missing if reason == NOT_RUN})]
 
     def provenance(self) -> list[str]:
         """Return facts about the origin of the result: command, budget, dates and machine."""
@@ -109,23 +113,19 @@ def run_study(
     reasons: dict[str, str],
     only: Sequence[str] = (),
     watch: Watch | None = None,
+    jobs: int = 1,
 ) -> None:
     """Run the missing runs of a study; add the reasons of runs without a result to `reasons`."""
     trials = request.trials(only)
     if trials:
-        run_trials(trials, out / request.budget, watch, skip_impossible=True, missing=reasons)
+        folder = out / request.budget
+        run_trials(trials, folder, watch, skip_impossible=True, missing=reasons, jobs=jobs)
 
 
 def collect(request: Reproduction, out: Path, reasons: dict[str, str]) -> Result:
     """Return the tables of the finished runs; `reasons` explains runs without a result."""
     study, trials = request.study, request.trials()
-    finished = finished_runs(trials, out / request.budget)
-    names = {trial.run: trial.name for trial in trials}
-    missing = {
-        run: reasons.get(run) or reasons.get(names[run], reason)
-        for run, reason in finished.missing.items()
-    }
-    outcome = Outcome(finished.runs, missing)
+    outcome = collect_runs(trials, out / request.budget, reasons)
     sheets: list[Sheet]
     all_lines: list[Line] = []
     if study.kind == "models":
@@ -140,12 +140,16 @@ def collect(request: Reproduction, out: Path, reasons: dict[str, str]) -> Result
         entries = pays.entries(study, outcome)
         sheets = [pays.main_sheet(entries, len(request.seeds))]
         sheets += pays.claim_sheets(study, entries)
+    elif study.kind == "as-published":
+        sheets = as_published.sheets(study, outcome)
     else:
         all_lines = lines(study, outcome, len(request.seeds))
         costs = communication(all_lines)
         sheets = [main_sheet(all_lines)]
         sheets += [verdicts(study, outcome)] if study.claims else []
         sheets += [costs] if costs.rows else []
+    drawn = partitions(study, outcome)
+    sheets += [drawn] if drawn.rows else []
     differences = changes(study, request.budget, request.overrides)
     return Result(request, outcome, all_lines, sheets, differences)
 

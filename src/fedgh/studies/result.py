@@ -7,13 +7,11 @@ import numpy as np
 
 from fedgh.runs.folder import RunFolder
 from fedgh.studies import statistics
+from fedgh.studies.significance import SIGNIFICANT, range_test
 from fedgh.studies.statistics import Row, client_accuracies
-from fedgh.studies.study import Published, Setting, Study
+from fedgh.studies.study import PaperNumbers, Setting, Study
 from fedgh.studies.sweep import NOT_RUN, Outcome
 from fedgh.tables import Cell, Column, Sheet
-
-SIGNIFICANT = 0.05
-"""The p-value below which a difference counts."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,7 @@ class Line:
 
     setting: Setting
     method: str
-    paper: Published
+    paper: PaperNumbers
     ours: Row | None
     seeds: int  # number of requested seeds
     missing_reason: str | None  # why a run is missing
@@ -47,7 +45,7 @@ def lines(study: Study, outcome: Outcome, seeds: int) -> list[Line]:
         in_setting = outcome.of_setting(setting.name)
         ours = {row.label: row for row in statistics.rows(in_setting)}
         for method in study.methods_of(setting):
-            published, row = setting.published.get(method, Published()), ours.get(method)
+            published, row = setting.published.get(method, PaperNumbers()), ours.get(method)
             reason = in_setting.missing_reason(method)
             all_lines.append(Line(setting, method, published, row, seeds, reason))
     return all_lines
@@ -107,6 +105,27 @@ def communication(all_lines: Iterable[Line]) -> Sheet:
         "are means over the seeds that reached it."
     )
     return Sheet("communication", "Communication", columns, rows, note)
+
+
+def partitions(study: Study, outcome: Outcome) -> Sheet:
+    """Return the table of the linear accuracy of each setting and seed; no rows if unknown."""
+    known: dict[str, dict[int, float]] = {}
+    for setting in study.settings:
+        for trial, run in outcome.of_setting(setting.name).runs:
+            if (accuracy := run.summary().linear_accuracy) is not None:
+                title = study.full_title(setting)
+                known.setdefault(title, {})[trial.seed] = 100 * accuracy
+    seeds = sorted({seed for of_seed in known.values() for seed in of_seed})
+    columns = [Column("setting"), *(Column(f"seed {seed}, %") for seed in seeds)]
+    rows: list[list[Cell]] = [
+        [title, *(of_seed.get(seed) for seed in seeds)] for title, of_seed in known.items()
+    ]
+    note = (
+        "Linear accuracy: a linear classifier on fixed features, without a network, on each "
+        "client's test samples and among its own classes. The lower it is, the harder are the "
+        "classes that the seed gave to the clients."
+    )
+    return Sheet("partitions", "Partitions", columns, rows, note)
 
 
 def verdicts(study: Study, outcome: Outcome) -> Sheet:
@@ -195,7 +214,7 @@ def _judge_alike(alike: Sequence[str], outcome: Outcome) -> list[Cell]:
         return ["not run", "they have no evaluated client in common", None, None]
     means = dict(zip(by_label, scores.mean(axis=1), strict=True))
     low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
-    p = statistics.range_test(scores)
+    p = range_test(scores)
     because = f"lowest {low}, highest {high}"
     if len(by_label) < len(alike):
         because += f"; {len(alike) - len(by_label)} of {len(alike)} have no result"

@@ -1,4 +1,4 @@
-"""Statistics of a sweep: means over seeds, intervals, and tests of differences.
+"""Statistics of a sweep: means over seeds, differences between methods, and intervals.
 
 The result of a run is its accuracy in the last evaluated round, or the mean over the last few
 evaluated rounds. It is never the best round, which would be selected on test data.
@@ -6,7 +6,7 @@ evaluated rounds. It is never the best round, which would be selected on test da
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,9 @@ from fedgh.core.records import RECORDED
 from fedgh.errors import RunError
 from fedgh.files import write_atomic
 from fedgh.runs.folder import RunFolder
+from fedgh.studies.significance import holm, paired_test
 from fedgh.studies.sweep import Outcome
 from fedgh.tables import Cell, Column, Sheet, csv_text
-
-RESAMPLES = 9999
-"""Number of random resamples of a test."""
 
 Runs = dict[int, RunFolder]
 """The runs of one label, by seed."""
@@ -41,7 +39,14 @@ class Row:
     global_accuracy_std: float | None
     final: dict[str, float | None]  # all metrics of the last evaluated round
     difference: float | None  # mean difference to the reference over clients and seeds
-    p_value: float | None
+    difference_low: float | None  # 95% confidence interval
+    difference_high: float | None
+    pairs: int  # clients of all seeds that were evaluated under both
+    p_value: float | None  # paired over clients and seeds
+    p_holm: float | None  # the same, corrected for the number of compared labels
+    paired_seeds: int
+    p_seeds: float | None  # paired over seeds
+    p_seeds_holm: float | None
     reached: int  # number of seeds that reached the target; the next four are over these
     rounds_to_target: float | None
     rounds_to_target_std: float | None
@@ -71,12 +76,24 @@ class Interval:
 
 def rows(outcome: Outcome, last: int = 1, reference: str | None = None) -> list[Row]:
     """Return a row for each label, in the order of the sweep, compared with `reference`."""
-    labelled = by_label(outcome)
+    return rows_of(by_label(outcome), last, reference)
+
+
+def rows_of(labelled: Mapping[str, Runs], last: int = 1, reference: str | None = None) -> list[Row]:
+    """Return a row for each label, compared with `reference`."""
     reference_runs = labelled.get(reference, {}) if reference else {}
-    return [
+    table = [
         _row(label, runs, {} if label == reference else reference_runs, last)
         for label, runs in labelled.items()
     ]
+    tested = [row for row in table if row.p_value is not None]
+    over_clients = holm([row.p_value or 0.0 for row in tested])
+    over_seeds = holm([row.p_seeds or 0.0 for row in tested])
+    corrected = {
+        row.label: replace(row, p_holm=clients, p_seeds_holm=seeds)
+        for row, clients, seeds in zip(tested, over_clients, over_seeds, strict=True)
+    }
+    return [corrected.get(row.label, row) for row in table]
 
 
 def by_label(outcome: Outcome) -> dict[str, Runs]:
@@ -87,10 +104,10 @@ def by_label(outcome: Outcome) -> dict[str, Runs]:
     return labelled
 
 
-def network_sheet(outcome: Outcome, last: int = 1) -> Sheet | None:
+def network_sheet(labelled: Mapping[str, Runs], last: int = 1) -> Sheet | None:
     """Return the accuracy of each label for each network; None if all clients have the same one."""
     accuracies: dict[str, dict[str, list[float]]] = {}
-    for label, runs in by_label(outcome).items():
+    for label, runs in labelled.items():
         by_network = accuracies.setdefault(label, {})
         for run in runs.values():
             for client, accuracy in zip(run.clients(), client_accuracies(run, last), strict=False):
@@ -120,6 +137,13 @@ def client_accuracies(
     table = np.ma.masked_invalid(np.array(evaluated[-last:], dtype=np.float64))
     mean: NDArray[np.float64] = table.mean(axis=0).filled(np.nan)
     return mean
+
+
+def mean_accuracy(run: RunFolder, last: int = 1, metric: str = "accuracy") -> float | None:
+    """Return the mean of `client_accuracies` over the clients; None if none is known."""
+    scores = client_accuracies(run, last, metric)
+    known = scores[~np.isnan(scores)]
+    return float(known.mean()) if len(known) else None
 
 
 def paired(
@@ -204,56 +228,12 @@ def lead_over(
     return PairedLead(float(means.mean()), error, f"{count} {unit}{'s' if count > 1 else ''}")
 
 
-def paired_test(differences: NDArray[np.float64]) -> float:
-    """Return the p-value of the hypothesis that the mean difference is zero (sign-flip test).
-
-    A difference is that of one client under two methods with the same data, seed and batches. The
-    clients of a run share a server, so differences are not independent: p is only a rough guide.
-    """
-    from scipy.stats import permutation_test  # slow to import, and only needed here
-
-    if len(differences) < 2 or not differences.any():
-        return 1.0
-    test = permutation_test(
-        (differences,),
-        lambda x, axis: x.mean(axis=axis),
-        permutation_type="samples",
-        n_resamples=RESAMPLES,
-        batch=500,  # all resamples at once would take gigabytes
-        rng=np.random.default_rng(0),
-    )
-    return float(test.pvalue)
-
-
-def range_test(scores: NDArray[np.float64]) -> float:
-    """Return the p-value of the hypothesis that all methods [rows] are equal (permutation test).
-
-    The statistic is the range of the methods' means. Scores are permuted within each client
-    [column], so the test accounts for choosing the lowest and the highest of many methods.
-    """
-    if scores.shape[1] < 2:
-        return 1.0
-    rng = np.random.default_rng(0)
-
-    def range_of_means(table: NDArray[np.float64]) -> float:
-        means = table.mean(axis=1)
-        return float(means.max() - means.min())
-
-    observed = range_of_means(scores) - 1e-12  # tolerance for the order of additions
-    permuted = (rng.permuted(scores, axis=0) for _ in range(RESAMPLES))
-    extreme = sum(range_of_means(table) >= observed for table in permuted)
-    return (extreme + 1) / (RESAMPLES + 1)
-
-
 def write(table: Sequence[Any], outcome: Outcome, path: Path, about: dict[str, Any]) -> None:
     """Write rows (dataclasses) to `path`.csv and `path`.json; JSON also has all summaries."""
-    rows = [asdict(row) for row in table]
-    lines = [_flat(row) for row in rows]
-    content = csv_text([*lines[:1], *(line.values() for line in lines)])
-    write_atomic(path.with_suffix(".csv"), content.encode())
+    write_atomic(path.with_suffix(".csv"), rows_csv(table).encode())
     document = {
         **about,
-        "rows": rows,
+        "rows": [asdict(row) for row in table],
         "runs": [
             {"label": trial.label, "folder": run.path.name, **run.summary().model_dump()}
             for trial, run in outcome.runs
@@ -262,6 +242,12 @@ def write(table: Sequence[Any], outcome: Outcome, path: Path, about: dict[str, A
     }
     content = json.dumps(document, indent=2, allow_nan=False)
     write_atomic(path.with_suffix(".json"), content.encode() + b"\n")
+
+
+def rows_csv(table: Sequence[Any]) -> str:
+    """Return rows (dataclasses) as CSV, with all numbers in full precision."""
+    lines = [_flat(asdict(row)) for row in table]
+    return csv_text([*lines[:1], *(line.values() for line in lines)])
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Cell]:
@@ -275,13 +261,11 @@ def _flat(row: dict[str, Any]) -> dict[str, Cell]:
 
 def _row(label: str, runs: Runs, reference: Runs, last: int) -> Row:
     summaries = [run.summary() for run in runs.values()]
-    accuracy = [client_accuracies(run, last) for run in runs.values()]
-    others = {
-        metric: [_mean(client_accuracies(run, last, metric)) for run in runs.values()]
-        for metric in ("validation_accuracy", "global_accuracy")
+    means = {
+        metric: [mean_accuracy(run, last, metric) for run in runs.values()]
+        for metric in ("accuracy", "validation_accuracy", "global_accuracy")
     }
     pairs = paired(runs, reference, last)
-    differences = np.concatenate(pairs) if pairs else np.zeros(0)
 
     def over_seeds(name: str, values: Sequence[float | None] | None = None) -> dict[str, Any]:
         """Return mean and standard deviation of the values that are not None or nan."""
@@ -299,12 +283,11 @@ def _row(label: str, runs: Runs, reference: Runs, last: int) -> Row:
     return Row(
         label=label,
         seeds=len(runs),
-        **over_seeds("accuracy", [_mean(each) for each in accuracy]),
-        **over_seeds("validation_accuracy", others["validation_accuracy"]),
-        **over_seeds("global_accuracy", others["global_accuracy"]),
+        **over_seeds("accuracy", means["accuracy"]),
+        **over_seeds("validation_accuracy", means["validation_accuracy"]),
+        **over_seeds("global_accuracy", means["global_accuracy"]),
         final={name: over_seeds(name, final(name))[name] for name in RECORDED},
-        difference=float(differences.mean()) if len(differences) else None,
-        p_value=paired_test(differences) if len(differences) else None,
+        **_compared(pairs),
         reached=sum(summary.rounds_to_target is not None for summary in summaries),
         **over_seeds("rounds_to_target"),
         **over_seeds("bytes_to_target"),
@@ -314,6 +297,15 @@ def _row(label: str, runs: Runs, reference: Runs, last: int) -> Row:
     )
 
 
-def _mean(values: NDArray[np.float64]) -> float | None:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else None
+def _compared(pairs: Sequence[NDArray[np.float64]]) -> dict[str, Any]:
+    """Return the differences to the reference and their tests; None if there is no pair."""
+    numbers = ("difference", "difference_low", "difference_high", "p_value", "p_seeds")
+    not_tested = {"p_holm": None, "p_seeds_holm": None}  # these depend on all rows
+    if not pairs:
+        return {**dict.fromkeys(numbers), **not_tested, "pairs": 0, "paired_seeds": 0}
+    differences, interval = np.concatenate(pairs), mean_interval(pairs)
+    by_seed = np.array([each.mean() for each in pairs])
+    mean, low, high = float(differences.mean()), interval.low, interval.high
+    known = (mean, low, high, paired_test(differences), paired_test(by_seed))
+    counts = {"pairs": len(differences), "paired_seeds": len(pairs)}
+    return {**dict(zip(numbers, known, strict=True)), **not_tested, **counts}

@@ -1,4 +1,4 @@
-"""Sweeps: several runs of one experiment, planned, run one after another, and resumed.
+"""Sweeps: several runs of one experiment, planned, run and resumed.
 
 Runs with the same seed differ only in what is compared: partition, initial weights and the order of
 the batches depend only on the seed (`core/rng.py`).
@@ -7,8 +7,8 @@ the batches depend only on the seed (`core/rng.py`).
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -23,9 +23,9 @@ from fedgh.files import make_folder
 from fedgh.methods import METHODS
 from fedgh.runs.folder import RunFolder
 from fedgh.runs.summary import check_finished
+from fedgh.studies.parallel import Launch, run_all
 from fedgh.training.callbacks import Callback
 from fedgh.training.experiment import Experiment, load_source, prepare
-from fedgh.training.loop import run_or_resume
 from fedgh.training.same import check_same, check_settings
 
 NOT_RUN = "not run"
@@ -61,9 +61,8 @@ class Trial:
     @property
     def folder(self) -> str:
         """The run folder, relative to the folder of the sweep."""
-        name = self.label.replace("/", "_").replace(
-            ":", ","
-        )  # Windows allows no colon in a file name
+        # Windows allows no colon in a file name.
+        name = self.label.replace("/", "_").replace(":", ",")
         return str(Path(self.subfolder, f"{name}-seed{self.seed}"))
 
     @property
@@ -97,6 +96,17 @@ class Outcome:
         ]
         tried = [reason for reason in reasons if reason != NOT_RUN]
         return next(iter([*tried, *reasons]), None)
+
+    def without_incomplete(self) -> "Outcome":
+        """Return the runs of methods that have all; a mean over only some seeds would be biased."""
+        complete = [pair for pair in self.runs if self.missing_reason(pair[0].name) is None]
+        return Outcome(complete, self.missing)
+
+    def without_failed(self) -> "Outcome":
+        """Return the runs of methods of which no run has failed; some may not be run yet."""
+        failed = {run for run, reason in self.missing.items() if reason != NOT_RUN}
+        names = {run.rpartition(", seed ")[0] for run in failed}
+        return Outcome([pair for pair in self.runs if pair[0].name not in names], self.missing)
 
 
 def plan_comparison(
@@ -136,6 +146,7 @@ def run_trials(
     watch: Watch | None = None,
     skip_impossible: bool = False,
     missing: dict[str, str] | None = None,
+    jobs: int = 1,
 ) -> Outcome:
     """Run the trials: start new runs, resume stopped ones and skip finished ones.
 
@@ -143,34 +154,49 @@ def run_trials(
     that fails, for example because its training diverges, is added to `missing` with the reason,
     and the sweep continues. With `skip_impossible` this also holds for a method that cannot work
     with these clients; otherwise it raises ConfigError.
+
+    Up to `jobs` runs are trained at the same time, each with its share of the machine, to the same
+    bits as one after another.
     """
     missing = {} if missing is None else missing
     ready = _prepare(trials, out, skip_impossible, missing)
+    if jobs > 1 and any(prepared.config.run.engine == "ray" for _, prepared in ready):
+        raise ConfigError("run.engine = 'ray' already uses all machines; leave out --jobs")
     make_folder(out)
     runs = {
         trial.folder: (trial, folder)
         for trial, folder in finished_runs([trial for trial, _ in ready], out).runs
     }
-    for number, (trial, prepared) in enumerate(ready, 1):
-        if trial.folder in runs:
-            continue
-        remaining = [trial for trial, _ in ready[number - 1 :] if trial.folder not in runs]
-        line = f"[{number}/{len(ready)}] {trial.run}"
-        line += forecast(runs.values(), remaining)
-        with watch(line) if watch else nullcontext(Callback()) as callback:
-            try:
-                folder = _run_or_resume(prepared, folder_of(trial, out), callback)
-            except RunError as error:
-                missing[trial.run] = str(error)
-                continue
-        if not folder.finished:
-            missing[trial.run] = "a callback has stopped the run"
-            continue
-        runs[trial.folder] = (trial, folder)
-    # A method that failed with one seed has no result: a mean over the other seeds would be biased.
-    failed = {trial.name for trial, _ in ready if trial.run in missing}
-    complete = [trial.folder for trial, _ in ready if trial.name not in failed]
-    return Outcome([runs[folder] for folder in complete], missing)
+    waiting = [
+        (number, trial, prepared)
+        for number, (trial, prepared) in enumerate(ready, 1)
+        if trial.folder not in runs
+    ]
+    jobs = min(jobs, len(waiting))
+    trial_in = {out / trial.folder: trial for _, trial, _ in waiting}
+    ended: set[Path] = set()
+
+    def launches() -> Iterator[Launch]:
+        for number, trial, prepared in waiting:
+            left = [other for path, other in trial_in.items() if path not in ended]
+            line = f"[{number}/{len(ready)}] {trial.run}" + forecast(runs.values(), left, jobs)
+            watching = watch(line) if watch else nullcontext(Callback())
+            yield Launch(prepared, folder_of(trial, out), watching)
+
+    with closing(run_all(launches(), jobs)) as ends:
+        for launch, failure in ends:
+            trial = trial_in[launch.folder.path]
+            ended.add(launch.folder.path)
+            if failure is not None:
+                missing[trial.run] = str(failure)
+            elif not launch.folder.finished:
+                missing[trial.run] = "a callback has stopped the run"
+            else:
+                runs[trial.folder] = (trial, launch.folder)
+    # In the order of the trials, whichever ended first.
+    missing.update({run: missing.pop(run) for run in [t.run for t, _ in ready] if run in missing})
+    done = [runs[trial.folder] for trial, _ in ready if trial.folder in runs]
+    return Outcome(done, missing).without_incomplete()
 
 
 def folder_of(trial: Trial, out: Path) -> RunFolder:
@@ -201,7 +227,38 @@ def finished_runs(trials: Iterable[Trial], out: Path) -> Outcome:
     return Outcome(runs, missing)
 
 
-def forecast(done: Iterable[tuple[Trial, RunFolder]], remaining: Iterable[Trial]) -> str:
+def collect_runs(trials: Sequence[Trial], out: Path, reasons: Mapping[str, str]) -> Outcome:
+    """Return the finished runs of these trials; run nothing.
+
+    `reasons` explains why runs, or all runs of a method, had no result when they were last tried.
+    """
+    finished = finished_runs(trials, out)
+    names = {trial.run: trial.name for trial in trials}
+    missing = {
+        run: reasons.get(run) or reasons.get(names[run], reason)
+        for run, reason in finished.missing.items()
+    }
+    return Outcome(finished.runs, missing)
+
+
+def join_seeds(missing: Mapping[str, str]) -> dict[str, str]:
+    """Return missing runs with their reasons; seeds of a method with the same reason are joined."""
+    seeds: dict[tuple[str, str], list[str]] = {}
+    for run, reason in missing.items():
+        name, found, seed = run.rpartition(", seed ")
+        seeds.setdefault((name if found else run, reason), []).append(seed if found else "")
+    return {_with_seeds(name, numbers): reason for (name, reason), numbers in seeds.items()}
+
+
+def _with_seeds(name: str, numbers: Sequence[str]) -> str:
+    if numbers == [""]:  # a method that cannot work has no seeds
+        return name
+    return f"{name}, seed{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+
+
+def forecast(
+    done: Iterable[tuple[Trial, RunFolder]], remaining: Sequence[Trial], jobs: int = 1
+) -> str:
     """Return an estimate of the remaining time as text; empty if no run is done.
 
     The time of a trial is estimated from the most similar runs that are done.
@@ -217,7 +274,8 @@ def forecast(done: Iterable[tuple[Trial, RunFolder]], remaining: Iterable[Trial]
         trial.work * fmean(next(rates[key] for key in _similarity_keys(trial) if key in rates))
         for trial in remaining
     )
-    return f"; about {timedelta(seconds=round(seconds))} remaining"
+    parallel = max(1, min(jobs, len(remaining)))
+    return f"; about {timedelta(seconds=round(seconds / parallel))} remaining"
 
 
 def _similarity_keys(trial: Trial) -> list[tuple[str, ...]]:
@@ -248,11 +306,6 @@ def _prepare(
             check_same(folder, prepared)
         ready.append((trial, prepared))
     return ready
-
-
-def _run_or_resume(prepared: Experiment, folder: RunFolder, callback: Callback) -> RunFolder:
-    check_settings(folder, prepared.config)  # another process may have started it meanwhile
-    return run_or_resume(prepared, folder.path, [callback])
 
 
 def plan_trials(

@@ -25,7 +25,6 @@ from fedgh.methods import METHODS, plugins
 from fedgh.renames import SETTINGS
 from fedgh.studies.statistics import Row
 from fedgh.studies.sweep import (
-    Outcome,
     Plan,
     Trial,
     plan_trials,
@@ -140,11 +139,11 @@ def _plan(name: str, point: tuple[str, ...]) -> Plan:
 
 def ranked(rows: Sequence[Row]) -> list[Row]:
     """Return the rows grouped by method, sorted in each group by falling validation accuracy."""
-    names = list(dict.fromkeys(_method_in(row.label) for row in rows))
+    names = list(dict.fromkeys(method_in(row.label) for row in rows))
 
     def order(row: Row) -> tuple[int, float]:
         accuracy = row.validation_accuracy
-        place = names.index(_method_in(row.label))
+        place = names.index(method_in(row.label))
         return place, math.inf if accuracy is None else -accuracy
 
     return sorted(rows, key=order)
@@ -154,24 +153,24 @@ def best_of_each(ranked_rows: Sequence[Row]) -> dict[str, Row]:
     """Return the first row of each method, by the method's name in `--methods`."""
     best: dict[str, Row] = {}
     for row in ranked_rows:
-        best.setdefault(_method_in(row.label), row)
+        best.setdefault(method_in(row.label), row)
     return best
 
 
-def _method_in(label: str) -> str:
+def method_in(label: str) -> str:
     """Return the method that a label starts with; empty without `--methods`."""
     word = label.partition(" ")[0]
     return "" if "=" in word else word
 
 
-def best_config(ranked_rows: Sequence[Row], outcome: Outcome) -> Config:
+def best_config(ranked_rows: Sequence[Row], trials: Sequence[Trial]) -> Config:
     """Return the configuration of the first row, with the first seed of its trials."""
-    return _configs(outcome)[ranked_rows[0].label]
+    return _configs(trials)[ranked_rows[0].label]
 
 
-def settings_toml(best: Mapping[str, Row], outcome: Outcome) -> str:
+def settings_toml(best: Mapping[str, Row], trials: Sequence[Trial]) -> str:
     """Return the settings of the best row of each method, as the text of a TOML file."""
-    configs = _configs(outcome)
+    configs = _configs(trials)
     return tomli_w.dumps(
         {name: _settings_of(row.label, configs[row.label]) for name, row in best.items()}
     )
@@ -216,10 +215,10 @@ def check_shared(where: str, sections: Iterable[str]) -> None:
             )
 
 
-def _configs(outcome: Outcome) -> dict[str, Config]:
+def _configs(trials: Sequence[Trial]) -> dict[str, Config]:
     """Return, for each label, the configuration of its first trial."""
     configs: dict[str, Config] = {}
-    for trial, _ in outcome.runs:
+    for trial in trials:
         configs.setdefault(trial.label, trial.config)
     return configs
 

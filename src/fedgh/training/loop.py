@@ -19,6 +19,7 @@ from fedgh.privacy.accounting import Account
 from fedgh.runs.folder import RunFolder, versions
 from fedgh.runs.means import MeansCollector, stores_means
 from fedgh.runs.summary import summarise
+from fedgh.secure.terms import Terms, digest_of
 from fedgh.training.callbacks import (
     Callback,
     Callbacks,
@@ -27,6 +28,7 @@ from fedgh.training.callbacks import (
     StopTraining,
     as_callback,
 )
+from fedgh.training.difficulty import linear_accuracy
 from fedgh.training.experiment import Experiment, prepare
 from fedgh.training.restore import FORGETTING, unfinished_forget
 from fedgh.training.run import Run
@@ -170,6 +172,7 @@ def _train(
             experiment.clients(),
             _spent(experiment, account),
             experiment.shared_public.nbytes if experiment.shared_public else None,
+            linear_accuracy(experiment),
         )
         folder.write_summary(summary)
 
@@ -235,6 +238,7 @@ def _server(experiment: Experiment, engine: Engine, state: Payload) -> Server:
         defence=config.defence,
         max_norm=config.run.max_norm,
         strikes=config.run.strikes,
+        summation=experiment.summation(),
         resources=experiment.server_resources(),
     )
 
@@ -310,6 +314,22 @@ def _all_callbacks(experiment: Experiment, callbacks: Sequence[Callback | OnRoun
 
 
 def local_engine(experiment: Experiment, folder: RunFolder, round: int, state: Payload) -> Engine:
+    """Return the engine that `run.engine` names, with masks if uploads are to be masked."""
+    engine = plain_engine(experiment, folder, round, state)
+    if experiment.scale is None:
+        return engine
+    from fedgh.engines.masked import InProcess, Masked  # an extra
+
+    settings, minimum = digest_of(experiment.fingerprint()), experiment.config.secure.min_clients
+
+    def make_terms(round: int, asked: tuple[int, ...], download: str) -> Terms:
+        return Terms("simulation", 0, round, settings, download, asked, minimum)
+
+    simulated = InProcess(engine, make_terms)
+    return Masked(simulated, make_terms, simulated.verify)
+
+
+def plain_engine(experiment: Experiment, folder: RunFolder, round: int, state: Payload) -> Engine:
     """Return the engine that `run.engine` names; it keeps the clients' states in the run folder."""
     _check_data_are_here(experiment)
     files = folder.client_files(round)

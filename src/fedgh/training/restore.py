@@ -59,19 +59,27 @@ class Checkpoint:
 
         Raise RunError if its saved state does not fit its network.
         """
-        try:
-            client = self.blueprint.make(number)
-            saved = self.files.load(number, MAX_EXTRA_BYTES + 4 * client.nbytes)
-            assert saved is not None, "the file was checked before"
-            client.load(saved)
-        except FedghError:
-            raise
-        except Exception as error:  # a user's network may have changed, and may raise anything
-            raise RunError(
-                f"the state of client {number} does not fit its current network: "
-                f"{printable(one_line(error))}"
-            ) from None
-        return client
+        return load_client(self.blueprint, number, self.files)
+
+
+def load_client(blueprint: Blueprint, number: int, files: ClientFiles) -> Client:
+    """Return a client in its newest state in these files, which have one.
+
+    Raise RunError if the state is damaged or does not fit the client's network.
+    """
+    try:
+        client = blueprint.make(number)
+        saved = files.load(number, MAX_EXTRA_BYTES + 4 * client.nbytes)
+        assert saved is not None, "the file was checked before"
+        client.load(saved)
+    except FedghError:
+        raise
+    except Exception as error:  # a user's network may have changed, and may raise anything
+        raise RunError(
+            f"the state of client {number} does not fit its current network: "
+            f"{printable(one_line(error))}"
+        ) from None
+    return client
 
 
 def load(folder: RunFolder, *, trust: Trust, forgetting: bool = False) -> Checkpoint:

@@ -9,7 +9,8 @@ from fedgh.training.experiment import Experiment
 from fedgh.trust import ForeignError
 
 IRRELEVANT = {
-    *("engine", "workers", "address", "memory", "checkpoint_every", "deadline", "dir", "path"),
+    *("engine", "workers", "address", "memory", "checkpoint_every", "deadline", "secure_deadline"),
+    *("dir", "path"),
     *("callbacks", "global_accuracy"),  # tables show a dash where it was not measured
 }
 """Settings that change neither what a run learns nor its accuracy on clients' own data."""
