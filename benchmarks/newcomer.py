@@ -1,9 +1,10 @@
 """The benefit of the global header to a newcomer, measured on digits with eleven clients.
 
 Samples are assigned to eleven clients with two digits each, as in the demo. One of them does not
-take part while the others train, and joins afterwards: with their global header, without it, and
-with an untrained header (server_lr = 0). The untrained header separates two effects: that the
-newcomer starts every round from a fixed header, and what the global header has learned.
+take part while the others train, and joins afterwards: with their global header of FedGH, with that
+of FedGH+, without a header, and with an untrained header (server_lr = 0). The untrained header
+separates two effects: that the newcomer starts every round from a fixed header, and what the global
+header has learned.
 
 python -m benchmarks.newcomer [--newcomers 6] [--seeds 0,1,2]
 """
@@ -22,11 +23,13 @@ import torch
 from rich.progress import track
 
 from fedgh import ClientSpec, Federation, Source, TrainedFederation
+from fedgh.core.method import Method
 from fedgh.core.rng import isolated
 from fedgh.data.partition import by_classes
 from fedgh.data.sources import DataLocation, digits
 from fedgh.files import write_atomic
 from fedgh.methods.fedgh import FedGH
+from fedgh.methods.fedgh_plus import FedGHPlus
 from fedgh.models import extractor
 from fedgh.report.charts import AnyChart, wide
 from fedgh.report.figures import save
@@ -39,7 +42,13 @@ LR = (
     0.02  # twice that of the demo, whose rounds have two epochs; 0.01 trained the others too little
 )
 EXTRACTORS, REP_DIM = ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5"), 500
-ARMS = ("with_header", "untrained_header", "without_header")
+ARMS = ("with_header", "untrained_header", "without_header", "fedgh_plus")
+ARM_NAMES = ("header of FedGH", "untrained header", "no header", "FedGH+")
+COMPARED = (
+    ("with_header", "untrained_header"),
+    ("with_header", "without_header"),
+    ("fedgh_plus", "without_header"),
+)
 REPORTED_EPOCHS = (1, 5, 10, 20)
 
 
@@ -56,24 +65,27 @@ def all_clients(source: Source, seed: int) -> list[ClientSpec]:
 
 
 def train(
-    others: list[ClientSpec], classes: tuple[str, ...], seed: int, train_header: bool
+    others: list[ClientSpec], classes: tuple[str, ...], seed: int, method: Method, rounds: int
 ) -> TrainedFederation:
-    """Train the other clients; one round is enough if the header is not trained."""
-    method = FedGH() if train_header else FedGH(server_lr=0.0)
+    """Train the other clients."""
     federation = Federation(
         others, method, classes=classes, rep_dim=REP_DIM, batch_size=16, lr=LR, seed=seed
     )
-    return federation.run(ROUNDS if train_header else 1, progress=False)
+    return federation.run(rounds, progress=False)
 
 
 def case(source: Source, seed: int, newcomer: int) -> tuple[dict[str, Any], TrainedFederation]:
     clients = all_clients(source, seed)
     others = clients[:newcomer] + clients[newcomer + 1 :]
-    trained = train(others, source.class_names, seed, train_header=True)
-    untrained = train(others, source.class_names, seed, train_header=False)
-    result = join(trained.folder, clients[newcomer], EPOCHS)
-    control = join(untrained.folder, clients[newcomer], EPOCHS)
-    assert result.without_header == control.without_header, "training alone is the same in both"
+    trained = train(others, source.class_names, seed, FedGH(), ROUNDS)
+    untrained = train(others, source.class_names, seed, FedGH(server_lr=0.0), 1)
+    plus = train(others, source.class_names, seed, FedGHPlus(), ROUNDS)
+    result, control, fused = (
+        join(federation.folder, clients[newcomer], EPOCHS)
+        for federation in (trained, untrained, plus)
+    )
+    alone = result.without_header
+    assert alone == control.without_header == fused.without_header, "training alone is the same"
     return {
         "seed": seed,
         "newcomer": newcomer,
@@ -83,7 +95,8 @@ def case(source: Source, seed: int, newcomer: int) -> tuple[dict[str, Any], Trai
         "others": result.others,
         "with_header": result.with_header,
         "untrained_header": control.with_header,
-        "without_header": result.without_header,
+        "without_header": alone,
+        "fedgh_plus": fused.with_header,
     }, trained
 
 
@@ -92,7 +105,7 @@ def epochs_needed(curve: list[float], goal: float) -> int | None:
 
 
 def summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return means over the cases, and paired tests of the header against both alternatives."""
+    """Return means over the cases, and paired tests; `others` are the clients of FedGH."""
     needed = {arm: [epochs_needed(c[arm], c["others"]) for c in cases] for arm in ARMS}
     counted = {  # a newcomer that never reaches the others counts with one epoch more than tried
         arm: np.array([EPOCHS + 1 if n is None else n for n in needed[arm]]) for arm in ARMS
@@ -100,10 +113,12 @@ def summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
     curves = {arm: np.array([c[arm] for c in cases]) for arm in ARMS}
 
     def compared(name: str, table: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
-        own = table["with_header"]
         return {
             **{arm: float(table[arm].mean()) for arm in ARMS},
-            **{f"p_{arm}": paired_test((own - table[arm]).astype(float)) for arm in ARMS[1:]},
+            **{
+                f"p_{arm}_{other}": paired_test((table[arm] - table[other]).astype(float))
+                for arm, other in COMPARED
+            },
             "what": name,
         }
 
@@ -123,7 +138,7 @@ def summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def chart(cases: list[dict[str, Any]]) -> AnyChart:
-    names = dict(zip(ARMS, ("global header", "untrained header", "no header"), strict=True))
+    names = dict(zip(ARMS, ARM_NAMES, strict=True))
     rows = [
         {"epochs": k, "accuracy": float(np.mean([c[arm][k] for c in cases])), "newcomer": name}
         for arm, name in names.items()

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from benchmarks.newcomer import ARMS, RESULTS, epochs_needed, summary
+from benchmarks.newcomer import ARMS, COMPARED, RESULTS, epochs_needed, summary
 
 DOCUMENT = json.loads((RESULTS / "newcomer-digits.json").read_text(encoding="utf-8"))
 PAGE = (RESULTS.parent / "guides" / "newcomer.md").read_text(encoding="utf-8")
@@ -18,13 +18,14 @@ def test_the_committed_summary_follows_from_the_committed_cases() -> None:
 def test_the_guide_has_the_numbers_of_the_summary() -> None:
     rows = re.findall(r"^\| (?:epochs|accuracy|after).*? \| (.*) \|$", PAGE, re.M)
     for text, row in zip(rows, DOCUMENT["summary"]["rows"], strict=True):
-        *means, p_untrained, p_none = (float(cell) for cell in text.split(" | "))
+        cells = [float(cell) for cell in text.split(" | ")]
+        means, tests = cells[: len(ARMS)], cells[len(ARMS) :]
         scale = 1 if "epochs to reach" in row["what"] else 100
         assert means == pytest.approx([scale * row[arm] for arm in ARMS], abs=0.051)
-        assert p_untrained == pytest.approx(row["p_untrained_header"], abs=0.0051)
-        assert p_none == pytest.approx(row["p_without_header"], abs=0.0051)
-    never = [DOCUMENT["summary"]["never"][arm] for arm in ARMS]
-    assert f"| {never[0]} | {never[1]} | {never[2]} |" in PAGE
+        expected = [row[f"p_{arm}_{other}"] for arm, other in COMPARED]
+        assert tests == pytest.approx(expected, abs=0.00051)
+    never = [str(DOCUMENT["summary"]["never"][arm]) for arm in ARMS]
+    assert f"| {' | '.join(never)} |" in PAGE
 
 
 def test_epochs_needed_is_the_first_epoch_at_the_goal() -> None:
@@ -35,10 +36,11 @@ def test_epochs_needed_is_the_first_epoch_at_the_goal() -> None:
 def test_the_summary_shows_the_benefit_of_a_header() -> None:
     """Ten newcomers reach the goal after one epoch with a header, and never without one."""
     fast, never = [0.0, *[1.0] * 20], [0.0] * 21
-    case = {"others": 0.9, "with_header": fast, "untrained_header": fast, "without_header": never}
-    result = summary([case] * 10)
-    assert result["never"] == {"with_header": 0, "untrained_header": 0, "without_header": 10}
+    curves = dict(zip(ARMS, (fast, fast, never, fast), strict=True))
+    result = summary([{"others": 0.9, **curves}] * 10)
+    assert result["never"] == dict(zip(ARMS, (0, 0, 10, 0), strict=True))
     first = result["rows"][0]
     assert (first["with_header"], first["without_header"]) == (1, 21)
-    assert first["p_without_header"] < 0.01
-    assert first["p_untrained_header"] == 1
+    assert first["p_with_header_without_header"] < 0.01
+    assert first["p_fedgh_plus_without_header"] < 0.01
+    assert first["p_with_header_untrained_header"] == 1
