@@ -68,7 +68,7 @@ def test_every_study_runs_with_the_budget_smoke(
 
 
 def test_without_seeds_a_study_has_those_of_its_file() -> None:
-    assert Reproduction("table-hetero").seeds == TYPICAL_SEEDS
+    assert Reproduction("table-homo").seeds == TYPICAL_SEEDS
     assert Reproduction("as-published").seeds == (42,)
     assert Reproduction("as-published", seeds=[0, 1]).seeds == (0, 1)
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from fedgh.runs.folder import RunFolder
-from fedgh.studies.result import communication, lines, main_sheet, verdicts
+from fedgh.studies.result import communication, differences, lines, main_sheet, verdicts
 from fedgh.studies.significance import range_test
+from fedgh.studies.statistics import client_accuracies
 from fedgh.studies.study import Study
 from fedgh.studies.sweep import NOT_RUN, Outcome, Trial, plan_comparison
 from fedgh.tables import Column, Sheet
@@ -49,12 +50,13 @@ STUDY = Study.model_validate(
 )
 
 
-def finished_run(path: Path, accuracies: list[float]) -> RunFolder:
+def finished_run(path: Path, accuracies: list[float], **other_scores: list[float]) -> RunFolder:
     """Return a finished run of two rounds, whose first round was better."""
     run = a_run(path)
     for number, each in enumerate([[1.0] * len(accuracies), accuracies], 1):
         mean = sum(each) / len(each)
         scores = {"accuracy_per_client": each, "validation_accuracy_per_client": each}
+        scores |= other_scores
         run.append(a_round(number, mean, **scores))
     run.write_summary(
         a_summary(
@@ -92,6 +94,37 @@ def test_the_table_of_accuracies_has_paper_ours_and_difference(outcome: Outcome)
     assert fedgh["difference"] == pytest.approx(77.5 - 75.0)
     assert (fd["ours, %"], fd["difference"], fd["seeds"]) == ("not run", None, "0 of 1")
     assert rows[5]["ours, %"] == "no result"
+
+
+def test_all_classes_are_shown_if_a_run_measured_them(tmp_path: Path, outcome: Outcome) -> None:
+    without = [column.title for column in main_sheet(lines(STUDY, outcome, 1)).columns]
+    run = finished_run(tmp_path / "g", [0.5, 0.7], global_accuracy_per_client=[0.2, 0.4])
+    measured = Outcome([outcome.runs[0], (outcome.runs[1][0], run)], {})
+    table = main_sheet(lines(STUDY, measured, 1))
+    titles = [column.title for column in table.columns]
+    assert "all classes, %" not in without
+    assert [*(row[titles.index("all classes, %")] for row in table.rows[:3])] == [
+        None,
+        None,
+        pytest.approx(30),
+    ]
+
+
+def test_differences_have_an_interval_over_seeds_worked_by_hand(
+    tmp_path: Path, outcome: Outcome
+) -> None:
+    """FedGH leads by 10 and 20 points: 15 with a standard error of 5, and t(1) = 12.706."""
+    (alone, first), (trial, second) = outcome.runs
+    lower = [each - 0.1 for each in client_accuracies(first)]
+    again = [
+        (replace(alone, seed=1), finished_run(tmp_path / "lower", lower)),
+        (replace(trial, seed=1), second),
+    ]
+    (row,) = differences(STUDY, Outcome([*outcome.runs, *again], {})).rows
+    assert list(row[:2]) == ["Here", "fedgh"]
+    assert list(row[2:5]) == pytest.approx([15, 15 - 63.5, 15 + 63.5], abs=0.1)
+    assert list(row[5:7]) == [2, 0.5]  # two seeds: 2 / 2^2
+    assert not differences(STUDY, outcome).rows  # one seed
 
 
 def test_communication_is_shown_for_methods_with_published_costs(outcome: Outcome) -> None:

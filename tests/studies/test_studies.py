@@ -155,7 +155,8 @@ def test_the_changes_of_a_budget_are_listed() -> None:
     assert "data.name cifar10 → digits (cifar10-hetero-n100-c10, cifar10-hetero-n100-c30, " in (
         ", ".join(many)
     )
-    nearly_all = study("privacy").model_copy(update={"settings": study("privacy").settings[:8]})
+    part = {"settings": study("privacy").settings[:8], "methods": ["fedgh"]}
+    nearly_all = study("privacy").model_copy(update=part)
     frozen = changes(nearly_all, "paper", ["method.server_lr=0"])
     assert frozen == ["method.server_lr 0.01 → 0.0 (in 7 of 8 settings)"]
     assert budgets().keys() == {"smoke", "quick", "paper"}
@@ -165,10 +166,10 @@ def test_settings_and_methods_of_a_study_are_selected_by_name_or_pattern() -> No
     part = select(study("table-hetero"), ["fedgh", "cifar10-hetero"])
     assert ([s.name for s in part.settings], part.methods) == (["cifar10-hetero"], ["fedgh"])
     half = select(study("table-hetero"), ["cifar10-hetero"])
-    assert half.methods == ALL_EIGHT
+    assert half.methods == [*ALL_EIGHT, "fedgh_plus"]
     pattern = select(study("table-hetero"), ["cifar100-*", "fed*"])
     assert {s.experiment for s in pattern.settings} == {"cifar100-hetero"}
-    assert pattern.methods == ["fedavg", "fedkd", "fedproto", "fedgh"]
+    assert pattern.methods == ["fedavg", "fedkd", "fedproto", "fedgh", "fedgh_plus"]
     with pytest.raises(ConfigError, match="did you mean 'fedproto'"):
         select(study("table-hetero"), ["fedprot"])
 

@@ -100,7 +100,7 @@ def _over_axis(result: Result, axis: str) -> alt.FacetChart:
             "x": line.setting.x,
             "accuracy": line.accuracy,
             **_interval(line),
-            "method": line.method if line.setting in placed else line.setting.title,
+            "method": line.method if line.setting in placed else _across(line, result.study),
         }
         for line in result.lines
         for panel in ([_panel(line.setting)] if line.setting in placed else panels)
@@ -139,6 +139,12 @@ def _over_axis(result: Result, axis: str) -> alt.FacetChart:
         .properties(description=f"Accuracy over the {axis}, by method and data set")
     )
     return facets
+
+
+def _across(line: Line, study: Study) -> str:
+    """Return the label of a horizontal line: the setting, and the method if it has several."""
+    title = line.setting.title
+    return title if len(study.methods_of(line.setting)) == 1 else f"{line.method} {title}"
 
 
 def _interval(line: Line) -> dict[str, float]:
@@ -197,23 +203,31 @@ def _gradient(trial: Trial, records: list[Round]) -> Figure:
 
 
 def _curves(result: Result) -> list[Section]:
-    """Return charts of accuracy over rounds: of each setting, or one if there is one method."""
-    if result.study.kind != "accuracy":
+    """Return charts of accuracy over rounds.
+
+    There is one for each method, with a line for each setting, if the study has one method or an
+    axis; otherwise one for each setting, with a line for each method.
+    """
+    study, name = result.study, result.request.name
+    if study.kind != "accuracy":
         return []
-    (first, *others), name = result.study.methods, result.request.name
-    if others:
-        charts = {
-            f"{name}-{case.name}-rounds": (case.title, result.outcome.of_setting(case.name).runs)
-            for case in result.study.settings
-        }
+    titles = {case.name: case.title for case in study.settings}
+    by_method = len(study.methods) == 1 or study.axis is not None
+    charts: dict[str, tuple[str, list[tuple[Trial, RunFolder]]]] = {}
+    if by_method:
+        for method in study.methods:
+            chart_name = f"{name}-rounds" if len(study.methods) == 1 else f"{name}-{method}-rounds"
+            of_method = [pair for pair in result.outcome.runs if pair[0].label == method]
+            charts[chart_name] = (method, of_method)
     else:
-        charts = {f"{name}-rounds": (first, result.outcome.runs)}
-    titles = {case.name: case.title for case in result.study.settings}
+        for case in study.settings:
+            of_setting = result.outcome.of_setting(case.name).runs
+            charts[f"{name}-{case.name}-rounds"] = (case.title, of_setting)
 
     def chart(runs: list[tuple[Trial, RunFolder]]) -> AnyChart:
         lines: dict[str, list[NamedRun]] = {}
         for trial, run in runs:
-            label = trial.label if others else titles[trial.setting]
+            label = titles[trial.setting] if by_method else trial.label
             lines.setdefault(label, []).append(NamedRun(label, run))
         return accuracy_over_rounds(lines)
 

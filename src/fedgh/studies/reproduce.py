@@ -10,7 +10,15 @@ from fedgh.core.records import Summary
 from fedgh.errors import ConfigError
 from fedgh.studies import as_published, measured, pays
 from fedgh.studies.plan import changes, plan, select
-from fedgh.studies.result import Line, communication, lines, main_sheet, partitions, verdicts
+from fedgh.studies.result import (
+    Line,
+    communication,
+    differences,
+    lines,
+    main_sheet,
+    partitions,
+    verdicts,
+)
 from fedgh.studies.study import Study, budgets, study
 from fedgh.studies.sweep import (
     NOT_RUN,
@@ -144,14 +152,15 @@ def collect(request: Reproduction, out: Path, reasons: dict[str, str]) -> Result
         sheets = as_published.sheets(study, outcome)
     else:
         all_lines = lines(study, outcome, len(request.seeds))
-        costs = communication(all_lines)
+        gains, costs = differences(study, outcome), communication(all_lines)
         sheets = [main_sheet(all_lines)]
+        sheets += [gains] if gains.rows else []
         sheets += [verdicts(study, outcome)] if study.claims else []
         sheets += [costs] if costs.rows else []
     drawn = partitions(study, outcome)
     sheets += [drawn] if drawn.rows else []
-    differences = changes(study, request.budget, request.overrides)
-    return Result(request, outcome, all_lines, sheets, differences)
+    changed = changes(study, request.budget, request.overrides)
+    return Result(request, outcome, all_lines, sheets, changed)
 
 
 def _machine(summary: Summary) -> str:

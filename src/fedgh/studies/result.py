@@ -52,7 +52,10 @@ def lines(study: Study, outcome: Outcome, seeds: int) -> list[Line]:
 
 
 def main_sheet(all_lines: Iterable[Line]) -> Sheet:
-    """Return the table of accuracies: paper, ours, difference."""
+    """Return the table of accuracies: paper, ours, difference, and all classes if known."""
+    all_lines = list(all_lines)
+    everywhere = [percent(line.ours.global_accuracy) if line.ours else None for line in all_lines]
+    has_global = any(share is not None for share in everywhere)
     columns = [
         Column("setting"),
         Column("method"),
@@ -60,6 +63,7 @@ def main_sheet(all_lines: Iterable[Line]) -> Sheet:
         Column("ours, %"),
         Column("± std"),
         Column("difference", signed=True),
+        *([Column("all classes, %")] if has_global else []),
         Column("seeds"),
     ]
     rows: list[list[Cell]] = [
@@ -70,15 +74,54 @@ def main_sheet(all_lines: Iterable[Line]) -> Sheet:
             line.accuracy if line.ours else short_reason(line.missing_reason),
             percent(line.ours.accuracy_std) if line.ours else None,
             line.difference,
+            *([share] if has_global else []),
             f"{line.ours.seeds if line.ours else 0} of {line.seeds}",
         ]
-        for line in all_lines
+        for line, share in zip(all_lines, everywhere, strict=True)
     ]
     note = (
         "Ours is the mean accuracy over all clients, each on its own test data, after the last "
         "round, not the best round. Differences are in points."
     )
+    if has_global:
+        note += (
+            " All classes: on test data of all clients, with the same number of samples per class;"
+            " older runs did not measure it."
+        )
     return Sheet("", "Accuracy", columns, rows, note)
+
+
+def differences(study: Study, outcome: Outcome) -> Sheet:
+    """Return the table of paired differences to the study's first method; no rows with one seed."""
+    reference = study.methods[0] if study.methods else ""
+    columns = [
+        Column("setting"),
+        Column("method"),
+        Column("difference", signed=True),
+        Column("from", signed=True),
+        Column("to", signed=True),
+        Column("seeds", 0),
+        Column("p seeds, Holm", 4),
+        Column("p clients, Holm", 4),
+    ]
+    rows: list[list[Cell]] = [
+        [
+            setting.title,
+            row.label,
+            *map(percent, (row.difference, row.difference_low, row.difference_high)),
+            *(row.paired_seeds, row.p_seeds_holm, row.p_holm),
+        ]
+        for setting in study.settings
+        for row in statistics.rows(outcome.of_setting(setting.name), reference=reference)
+        if row.paired_seeds > 1
+    ]
+    note = (
+        f"Differences to {reference} in points, over the seeds that both have, with a 95% interval "
+        "over seeds (from, to). p: sign-flip tests over seeds, and over clients and seeds, each "
+        "corrected for the number of methods in the setting. Clients of a seed are not "
+        "independent, so their p tends to be too small; n seeds give at least 2 / 2^n."
+    )
+    return Sheet("differences", f"Differences to {reference}", columns, rows, note)
 
 
 def communication(all_lines: Iterable[Line]) -> Sheet:
