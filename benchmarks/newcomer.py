@@ -178,11 +178,11 @@ def main() -> None:
     ):
         result, trained = case(source, seed, newcomer)
         cases.append(result)
-    about = trained.folder.summary()
+    about = trained.folder.summary().model_dump()
     document = {
         "command": shlex.join(["python", "-m", "benchmarks.newcomer", *sys.argv[1:]]),
         "seeds": seeds,
-        **about.model_dump(include={"finished", "versions", "machine"}),
+        **{key: about[key] for key in ("finished", "versions", "machine")},
         "summary": summary(cases),
         "cases": cases,
     }

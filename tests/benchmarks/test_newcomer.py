@@ -2,9 +2,11 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
+from benchmarks import newcomer
 from benchmarks.newcomer import ARMS, COMPARED, RESULTS, epochs_needed, summary
 
 DOCUMENT = json.loads((RESULTS / "newcomer-digits.json").read_text(encoding="utf-8"))
@@ -44,3 +46,21 @@ def test_the_summary_shows_the_benefit_of_a_header() -> None:
     assert first["p_with_header_without_header"] < 0.01
     assert first["p_fedgh_plus_without_header"] < 0.01
     assert first["p_with_header_untrained_header"] == 1
+
+
+def test_the_command_writes_all_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "RESULTS": tmp_path,
+        "EXTRACTORS": ("mlp",),
+        "ROUNDS": 1,
+        "EPOCHS": 1,
+        "REPORTED_EPOCHS": (1,),
+    }.items():
+        monkeypatch.setattr(newcomer, name, value)
+    (tmp_path / "figures").mkdir()
+    monkeypatch.setattr("sys.argv", ["newcomer", "--newcomers", "1", "--seeds", "0"])
+    newcomer.main()
+    document = json.loads((tmp_path / "newcomer-digits.json").read_text(encoding="utf-8"))
+    (case,) = document["cases"]
+    assert all(len(case[arm]) == 2 for arm in ARMS)  # before and after the only round
+    assert document["versions"]["torch"]
