@@ -61,7 +61,7 @@ def test_csv_has_the_deviations_in_a_column_of_their_own() -> None:
 def test_special_characters_are_escaped() -> None:
     assert escape("fedgh:server_lr=0 & 5%") == r"fedgh:server\_lr=0 \& 5\%"
     assert escape("\\") == r"\textbackslash{}"
-    assert escape("a--b") == "a-{}-b"
+    assert escape("a--b---c----d") == "a-{}-b-{}-{}-c-{}-{}-{}-d"
     assert escape("漢\x00") == "??"
     assert escape("[*]\n") == "{[}{*}{]} "
 

@@ -1,5 +1,6 @@
 """Text as LaTeX that every engine compiles without further packages."""
 
+import re
 import unicodedata
 
 _SPECIAL = {
@@ -44,8 +45,8 @@ _PRINTED_BELOW = 0x180
 
 def escape(text: str) -> str:
     """Return text that LaTeX prints as it is; a character that it cannot print becomes '?'."""
-    # Two hyphens would become a dash.
-    return "".join(map(_escaped, text)).replace("--", "-{}-")
+    # Two or three hyphens would become a dash.
+    return re.sub("-(?=-)", "-{}", "".join(map(_escaped, text)))
 
 
 def _escaped(char: str) -> str:

@@ -120,6 +120,15 @@ def test_an_upload_out_of_range_is_refused_by_its_client(
         WeightedTensors(FIELDS, SCALE, True).encode(some_tensors(0) | change, samples)
 
 
+def test_moments_and_classes_of_too_many_samples_are_refused_by_their_client() -> None:
+    scale = replace(SCALE, max_samples=9)
+    moments = Moments.of(torch.randn(10, 8), torch.arange(10) % 2, 3).payload()
+    with pytest.raises(WireError, match="1 to 9 samples of a client"):
+        MomentTotals(3, 8, scale).encode(moments, 10)
+    with pytest.raises(WireError, match="1 to 9 samples of a client"):
+        ClassTotals(2, 5, scale).encode(table(0, 3, 10), 13)
+
+
 def test_impossible_sums_are_refused() -> None:
     """A malicious client can send any numbers; masks hide them, but not their sum."""
     tensors, classes = WeightedTensors(FIELDS, SCALE, True), ClassTotals(4, 5, SCALE)

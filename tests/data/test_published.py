@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,6 +36,50 @@ def test_the_draw_is_that_of_the_older_generators_in_the_published_order() -> No
     expected = [zeros, ones] if first == 0 else [ones, zeros]
     parts = published_partition(y, 2, 2, 1, 42)
     assert [part.tolist() for part in parts] == expected
+
+
+def as_published(
+    y: np.ndarray, classes: int, clients: int, per_client: int, seed: int
+) -> list[list[int]]:
+    """Return the partition by the steps of pFedHN's functions, from which the authors' code is."""
+    drawn, shuffle = np.random.RandomState(seed), random.Random(seed)
+    count = clients * per_client // classes
+    by_class: dict[int, dict[str, Any]] = {}
+    for label in range(classes):
+        probabilities = drawn.uniform(0.4, 0.6, size=count)
+        by_class[label] = {"count": count, "prob": list(probabilities / probabilities.sum())}
+    owners = []
+    for _ in range(clients):
+        own: list[int] = []
+        for _ in range(per_client):
+            counts = [by_class[label]["count"] for label in range(classes)]
+            own.append(int(drawn.choice(np.where(np.array(counts) == max(counts))[0])))
+            by_class[own[-1]]["count"] -= 1
+        owners.append((own, [by_class[label]["prob"].pop() for label in own]))
+    rows = {label: np.where(y == label)[0] for label in range(classes)}
+    sizes = {label: len(members) for label, members in rows.items()}
+    for members in rows.values():
+        shuffle.shuffle(members)  # type: ignore[arg-type]
+    parts = []
+    for own, shares in owners:
+        part: list[int] = []
+        for label, probability in zip(own, shares, strict=True):
+            end = int(sizes[label] * probability)
+            part.extend(rows[label][:end].tolist())
+            rows[label] = rows[label][end:]
+        parts.append(part)
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("classes", "clients", "per_client"), [(10, 10, 2), (10, 50, 2), (100, 10, 10), (10, 10, 6)]
+)
+def test_the_partition_is_that_of_the_published_steps(
+    classes: int, clients: int, per_client: int
+) -> None:
+    y = labels(classes, 60)
+    parts = published_partition(y, classes, clients, per_client, 42)
+    assert [part.tolist() for part in parts] == as_published(y, classes, clients, per_client, 42)
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,21 @@ def test_the_helper_ends_with_a_program_that_is_killed(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
+def test_an_error_of_the_helper_is_printed() -> None:
+    """Otherwise a pipe that has ended would be all that the user sees."""
+    program = (
+        "import os\n"
+        "from fedgh.engines.forkserver import _fork\n"
+        "helper = _fork(b'', ['python', '-c', 'raise ValueError(3)'], [])\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(helper, 0)[1]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "1\n"
+    assert done.stderr.endswith("ValueError: 3\n")
+
+
 def test_a_program_that_has_used_torch_gets_a_new_process(tmp_path: Path) -> None:
     process, helper = started(tmp_path / "program.py", before="import torch")
     try:

@@ -56,6 +56,23 @@ def test_masks_do_not_change_a_bit(method: str, tmp_path: Path) -> None:
     assert not masked.records()[0].failed
     assert numbers(masked) == numbers(oracle)
     assert states(masked) == states(oracle)
+    classes = masked.committed()[1].get("classes", torch.zeros(0))
+    assert not classes.any(), "a sum does not tell whose classes it has"
+
+
+def test_clients_with_different_downloads_are_not_added_up(tmp_path: Path) -> None:
+    """The download of the others could make their uploads known."""
+
+    def make(of: Experiment, folder: RunFolder, round: int, state: Payload) -> Engine:
+        engine = loop.local_engine(of, folder, round, state)
+        jobs = [Job(k, 1, b"other" if k == 4 else b"", evaluate=False) for k in range(5)]
+        replies = list(engine.run(jobs))
+        assert [reply.client_id for reply in replies] == [0, 1, 2, 3, 4]
+        why = "secure aggregation: the participants have different downloads"
+        assert {(reply.up, reply.error) for reply in replies} == {(None, why)}
+        return engine
+
+    loop.run(secure("fedavg", "federation.rounds=1"), tmp_path / "run", make_engine=make)
 
 
 @pytest.mark.parametrize("method", SUMMABLE)

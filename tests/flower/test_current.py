@@ -128,7 +128,12 @@ def test_a_text_of_a_client_cannot_control_the_terminal(file: CurrentFile, tmp_p
     assert len(reason) == 500
 
 
-def test_a_full_disk_does_not_end_the_run(tmp_path: Path) -> None:
-    gone = CurrentFile(tmp_path / "gone", RUN)
-    gone.begin(jobs(1, 0), 9.0, tries=1)
-    gone.close()
+def test_a_full_disk_does_not_end_the_run_and_the_file_is_written_later(tmp_path: Path) -> None:
+    folder = tmp_path / "later"
+    file = CurrentFile(folder, RUN)
+    file.begin(jobs(1, 0), 9.0, tries=1)
+    time.sleep(0.1)  # in which it tries to write
+    folder.mkdir()
+    file.sent(0)
+    when(folder, lambda c: c.round == 1)
+    file.close()

@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedgh.core.records import Problem
 from fedgh.core.types import Job, Reply
-from fedgh.errors import RunError
+from fedgh.errors import ConfigError, RunError
 from fedgh.flower import (
     messages,
 )
@@ -311,6 +311,15 @@ grid.pull_messages([name])
 def test_wire_bytes_exceed_the_bytes_of_the_tensors(federation: LocalFederation) -> None:
     for record in RunFolder(federation.path / "run").records():
         assert record.wire_bytes > record.bytes_up + record.bytes_down
+
+
+def test_networks_that_pass_from_client_to_client_are_refused(tmp_path: Path) -> None:
+    """Each client would refuse, with a reason that stays in its own log."""
+    experiment = quick("published.first_weights=true")
+    federation = LocalFederation(tmp_path, experiment)
+    with pytest.raises(ConfigError, match=r"published\.first_weights passes networks"):
+        federation.run()
+    assert federation.grid.delivered == 0
 
 
 def test_a_run_started_without_flower_is_refused(tmp_path: Path) -> None:

@@ -248,6 +248,14 @@ def test_a_state_whose_answer_came_too_late_is_not_used_unless_it_is_asked_for(
     assert load_model(folder, newest=True).trained.loaded.round == newest
 
 
+def test_a_state_whose_answer_was_never_sent_is_not_used(trained: Path) -> None:
+    """The client's process has ended between writing its state and its answer."""
+    (states_of(trained, 0) / "answers" / "000002.safetensors").unlink()
+    found = load_model(client_folder(trained, 0, **OWN), newest=True)
+    assert found.trained.loaded.round == 1
+    assert "newer" not in found.origin
+
+
 @pytest.mark.usefixtures("impatient")
 def test_after_one_round_only_an_unconfirmed_state_is_here(tmp_path: Path) -> None:
     experiment = quick(*SMALL, "federation.rounds=1")

@@ -137,6 +137,25 @@ def test_initial_weights_are_drawn_from_a_stored_secret(tmp_path: Path) -> None:
     assert (len(secret.read_bytes()), secret.stat().st_mode & 0o777) == (16, 0o600)
 
 
+def test_the_accuracy_is_a_mean_over_batches_if_the_settings_say_so(tmp_path: Path) -> None:
+    """As in a federation of the same clients in one process."""
+
+    def large(task: Task, node: NodeConfig) -> ClientSpec:
+        rng = torch.Generator().manual_seed(int(node["client"]))
+        x, y = torch.randn(6000, 5, generator=rng), torch.arange(6000) % task.num_classes
+        return ClientSpec(OwnNetwork(task.rep_dim), (x, y))
+
+    settings = (*PRIVATE, "federation.rounds=1", "local.epochs=1", "published.batch_means=true")
+    federation = LocalFederation(tmp_path / "federation", quick(*settings), [client_app(large)])
+    accuracies = federation.run().records()[0].accuracies
+    assert len(accuracies) == 3
+    for accuracy in accuracies:  # 600 test samples: batches of 512 and 88
+        assert accuracy is not None
+        right = [a / 512 + b / 88 for a in range(513) for b in range(89)]
+        assert min(abs(2 * accuracy - each) for each in right) < 1e-12
+        assert abs(600 * accuracy - round(600 * accuracy)) > 1e-9, "not the share of all samples"
+
+
 def test_the_server_gets_only_the_type_of_an_error_in_a_clients_code(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -118,6 +118,18 @@ def test_the_status_during_a_round(interrupted_run: tuple[FederationFolder, Path
         assert found.current.failed == 1
 
 
+def test_no_round_is_in_progress_after_its_record(
+    interrupted_run: tuple[FederationFolder, Path],
+) -> None:
+    folder, run = interrupted_run
+    with server_at_work(run) as file:
+        file.begin([Job(1, 2, b"", evaluate=True)], 90.0, tries=1)
+        file.ended(Reply(1, 2, up=b""), "answered")
+        until(run, 1, "answered")
+        found = federation_status(folder, run)
+    assert (found.state, found.rounds_completed, found.current) == ("running", 2, None)
+
+
 def test_the_status_of_a_server_that_was_killed(
     interrupted_run: tuple[FederationFolder, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fedgh.choices import TableFormat
 from fedgh.errors import RunError
 from fedgh.formats import notes_of
 from fedgh.report import page, sweep_charts
@@ -193,6 +194,26 @@ def test_report_prints_tables(
     assert len([*csv.DictReader(io.StringIO(comparison))]) == 3
     assert printed("--format", "latex", "--out", str(tmp_path / "new" / "table.tex")) == ""
     assert (tmp_path / "new" / "table.tex").read_text() == latex
+
+
+@pytest.mark.parametrize("kind", ["latex", "markdown", "csv"])
+def test_no_text_of_a_folder_controls_the_terminal(
+    kind: TableFormat, sweep: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "from somebody"
+    shutil.copytree(sweep, folder)
+    file = folder / "comparison.json"
+    content = json.loads(file.read_text())
+    for entry in content["runs"]:
+        entry["label"] += "\x1b[2J\x9b\r\u202e"
+    file.write_text(json.dumps(content))
+    text = printed(folder, kind)
+    assert "[2J" in text.replace("{[}", "[")
+    assert all(line.isprintable() for line in text.split("\n"))
+    file.write_text(json.dumps({**content, "runs": [], "missing": {"\x1b[2J": "\x1b[31m"}}))
+    with pytest.raises(RunError) as problem:
+        printed(folder, kind)
+    assert str(problem.value).isprintable()
 
 
 @pytest.mark.parametrize(

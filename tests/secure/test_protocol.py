@@ -186,6 +186,35 @@ def test_other_lists_of_keys_are_detected(change: str) -> None:
     refused(played, "shares", 0, Step("shares", dump(Adverts(changed))), why)
 
 
+def test_another_encoding_of_a_key_does_not_cancel_masks() -> None:
+    """Client 4 advertises the mask key of client 0, with the highest bit set, which X25519 ignores.
+
+    Client 2 adds a mask for client 0 and subtracts one for client 4: they must differ.
+    """
+    played = until("keys", clients=3)
+    for number, step in played.server.steps("keys").items():
+        answer = load(Advert, played.clients[number].answer(step))
+        if number == 4:
+            key = bytearray.fromhex(load(Advert, played.answers["keys", 0]).mask)
+            key[-1] |= 0x80
+            answer = replace(answer, mask=key.hex())
+            signature = sign(registered_key(4), answer.signed(played.terms)).hex()
+            answer = replace(answer, signature=signature)
+        played.answers["keys", number] = dump(answer)
+        played.server.add("keys", number, dump(answer))
+    # Client 4 breaks the rules; what it sends as shares matters to nobody before the unmasking.
+    steps = played.server.steps("shares")
+    for number in (0, 2):
+        played.ask("shares", number, steps[number])
+    sent = load(Parcels, played.answers["shares", 0]).parcels
+    parcels = (sent[0], replace(sent[0], sender=4))
+    client = played.clients[2]
+    upload = client.masked(Step("upload", dump(Parcels(parcels))), played.inputs[2])
+    own = np.zeros(LENGTH, dtype=np.uint64)
+    add_self_mask(own, bytes.fromhex(client.memory.seed), played.terms.digest)
+    assert not np.any(upload - own == played.inputs[2]), "the server would know its upload"
+
+
 @pytest.mark.parametrize("change", ["another's", "fewer", "stranger"])
 def test_other_lists_of_shares_are_detected(change: str) -> None:
     played = until("upload")

@@ -51,7 +51,15 @@ def test_five_seeds_are_too_few_for_a_significant_difference() -> None:
     assert enough_pairs(1) == 6
     for tests in (2, 7, 32):
         enough = enough_pairs(tests)
+        assert enough is not None
         assert tests * smallest_p(enough) < SIGNIFICANT <= tests * smallest_p(enough - 1)
+
+
+def test_so_many_tests_that_no_number_of_pairs_is_enough() -> None:
+    """The smallest p is 0.0002, of which 250 times is 0.05."""
+    assert enough_pairs(249) == 14
+    assert enough_pairs(250) is None
+    assert enough_pairs(10_000) is None
 
 
 def test_random_resamples_have_a_smallest_p_too() -> None:

@@ -85,6 +85,25 @@ def test_both_tests_and_their_corrections_worked_by_hand(folder: Path) -> None:
     assert [fd.p_seeds_holm, fedavg.p_seeds_holm] == [1.0, 1.0]
 
 
+def test_a_difference_is_that_of_the_accuracies_and_in_the_middle_of_its_interval(
+    tmp_path: Path,
+) -> None:
+    """Also if the seeds have different numbers of evaluated clients: every seed counts the same."""
+    scores = {
+        "fedgh": [[0.5, 0.6], [0.2] * 6],
+        "fd": [[0.51, 0.61], [0.2, 0.22, 0.24, 0.2, 0.22, 0.24]],
+    }
+    sweep = sweep_folder.write(tmp_path, "comparison", outcome(tmp_path, scores), ABOUT)
+    fedgh, fd = sweep.rows
+    assert fedgh.accuracy is not None
+    assert fd.accuracy is not None
+    assert fd.difference_low is not None
+    assert fd.difference_high is not None
+    assert fd.difference == pytest.approx(0.015)
+    assert fd.difference == pytest.approx(fd.accuracy - fedgh.accuracy)
+    assert fd.difference == pytest.approx((fd.difference_low + fd.difference_high) / 2)
+
+
 def test_the_tables_say_which_test_is_which_and_what_seeds_can_show(folder: Path) -> None:
     sweep = sweep_folder.read(folder)
     results, differences = sheets(sweep)

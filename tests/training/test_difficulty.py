@@ -50,6 +50,15 @@ def test_classes_that_differ_are_easy_and_equal_classes_are_a_guess() -> None:
     assert guess == pytest.approx(0.5, abs=0.08)
 
 
+def test_no_sample_is_classified_with_its_own_label() -> None:
+    """The features are wider than the data: their own labels would make a guess look better."""
+    source = blobs([0, 0])
+    logits = difficulty._logits(experiment(source, "federation.clients=2"))
+    assert logits is not None
+    right = float((logits.argmax(1) == source.y).double().mean())
+    assert right == pytest.approx(0.5, abs=0.075)  # three standard deviations
+
+
 def test_a_client_chooses_only_among_its_own_classes() -> None:
     # Classes 0 and 1 are equal. A client with one of them makes no mistake.
     source = blobs([0, 0, 20, 20])

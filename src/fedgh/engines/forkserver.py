@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -95,5 +96,8 @@ def _fork(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:  # n
                     os.close(descriptor)
         exec(args[-1], {})
         status = 0
+    except Exception:
+        traceback.print_exc()  # as a new Python would; nothing else tells why the helper has ended
+        sys.stderr.flush()
     finally:
         os._exit(status)

@@ -15,6 +15,7 @@ from fedgh.core.rng import isolated
 from fedgh.core.types import Task
 from fedgh.data import partition
 from fedgh.data.public import PublicData, check_disjoint, check_inputs
+from fedgh.data.published import Published
 from fedgh.data.sources import Source
 from fedgh.engines.device import find_device
 from fedgh.engines.host import Blueprint
@@ -134,6 +135,7 @@ def own_blueprint(
         max_norm=experiment.config.run.max_norm,
         scale=experiment.scale,
         public=experiment.shared_public,
+        published=Published(batch_means=experiment.config.published.batch_means),
     )
 
 

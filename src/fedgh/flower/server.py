@@ -51,6 +51,11 @@ def serve(grid: Grid, run_id: int, settings: Mapping[str, Any]) -> RunFolder:
     """
     out = Path(str(settings["out"]))
     experiment = prepare(config.load(str(settings["experiment"])))
+    if experiment.config.published.first_weights:
+        raise ConfigError(
+            "published.first_weights passes networks from client to client, which Flower's clients "
+            "never send; remove it, or use `fedgh run`"
+        )
     participants = read_participants(
         Path(str(settings["participants"])), experiment.task.num_clients
     )

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fedgh.choices import TableFormat
-from fedgh.errors import ConfigError, RunError
+from fedgh.errors import ConfigError, RunError, printable
 from fedgh.formats import notes_of
 from fedgh.report import document
 from fedgh.studies import recorded, statistics, sweep_folder, sweep_sheets
@@ -14,15 +14,22 @@ from fedgh.tables import Sheet
 def printed(path: Path, kind: TableFormat, trusted: bool = False) -> str:
     """Return the tables in a format; CSV has only the first, in full precision.
 
-    Text about a study begins with its command, budget and machine, in LaTeX as a comment.
+    Text about a study begins with its command, budget and machine, in LaTeX as a comment. The
+    folder may come from a remote party: control characters, which a terminal would obey, are
+    replaced by spaces.
 
     Raise ConfigError if the folder is that of a single run, RunError if no run has a result.
     """
+    text = _tables(path, kind, trusted)
+    return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
+
+
+def _tables(path: Path, kind: TableFormat, trusted: bool) -> str:
     if sweep_folder.holds_sweep(path):
         sweep = sweep_folder.read(path)
         if not sweep.rows:
             first, *_ = *notes_of(sweep.missing.items()), "it names no run"
-            raise RunError(f"{path} has no result for a table; {first}")
+            raise RunError(f"{path} has no result for a table; {printable(first)}")
         if kind == "csv":
             return statistics.rows_csv(sweep.rows)
         return _text(sweep_sheets.sheets(sweep), kind)

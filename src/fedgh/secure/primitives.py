@@ -76,9 +76,12 @@ def add_pair_mask(
 ) -> None:
     """Add to `total` what `client` adds to its upload for `other`: their mask, or its negative.
 
-    The two keys are the private key of one of them and the public key of the other one.
+    The two keys are the private key of one of them and the public key of the other one. The mask
+    also depends on both numbers: X25519 accepts several encodings of a public key, and by another
+    encoding of an honest client's key a malicious client would have that client's masks.
     """
-    _add_mask(total, agree(private, public, "pair mask", terms), negative=client < other)
+    purpose = f"pair mask of {min(client, other)} and {max(client, other)}"
+    _add_mask(total, agree(private, public, purpose, terms), negative=client < other)
 
 
 def _add_mask(total: Numbers, key: bytes, *, negative: bool = False) -> None:

@@ -49,10 +49,15 @@ def smallest_p(pairs: int) -> float:
     return min(1.0, max(2.0 ** (1 - pairs), 2 / (RESAMPLES + 1)))
 
 
-def enough_pairs(tests: int) -> int:
-    """Return the smallest number of pairs whose p can be significant, corrected for `tests`."""
+def enough_pairs(tests: int) -> int | None:
+    """Return the smallest number of pairs whose p can be significant, corrected for `tests`.
+
+    None if no number is enough: the p of random resamples has a minimum, however many pairs.
+    """
     pairs = 1
     while tests * smallest_p(pairs) >= SIGNIFICANT:
+        if smallest_p(pairs + 1) == smallest_p(pairs):
+            return None
         pairs += 1
     return pairs
 

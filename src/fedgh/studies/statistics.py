@@ -38,7 +38,7 @@ class Row:
     global_accuracy: float | None  # None if no run has measured it
     global_accuracy_std: float | None
     final: dict[str, float | None]  # all metrics of the last evaluated round
-    difference: float | None  # mean difference to the reference over clients and seeds
+    difference: float | None  # to the reference: mean over seeds of the mean over clients
     difference_low: float | None  # 95% confidence interval
     difference_high: float | None
     pairs: int  # clients of all seeds that were evaluated under both
@@ -305,7 +305,7 @@ def _compared(pairs: Sequence[NDArray[np.float64]]) -> dict[str, Any]:
         return {**dict.fromkeys(numbers), **not_tested, "pairs": 0, "paired_seeds": 0}
     differences, interval = np.concatenate(pairs), mean_interval(pairs)
     by_seed = np.array([each.mean() for each in pairs])
-    mean, low, high = float(differences.mean()), interval.low, interval.high
-    known = (mean, low, high, paired_test(differences), paired_test(by_seed))
+    tests = paired_test(differences), paired_test(by_seed)
+    known = (interval.mean, interval.low, interval.high, *tests)
     counts = {"pairs": len(differences), "paired_seeds": len(pairs)}
     return {**dict(zip(numbers, known, strict=True)), **not_tested, **counts}

@@ -122,9 +122,11 @@ def tests_text(sweep: Sweep) -> str:
     reach = ""
     if min(1.0, tests * least) >= SIGNIFICANT:
         corrected = f", {min(1.0, tests * least):.2g} corrected" if tests > 1 else ""
+        enough = enough_pairs(tests)
+        needed = "fewer comparisons" if enough is None else f"{enough} seeds"
         reach = (
             f" With {_count(seeds, 'seed')} the smallest p that is possible is {least:.2g}"
-            f"{corrected}; a significant one needs {enough_pairs(tests)} seeds."
+            f"{corrected}; a significant one needs {needed}."
         )
     return (
         "Both tests are sign-flip tests of paired differences.\n"
