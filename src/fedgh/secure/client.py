@@ -54,7 +54,7 @@ class Answered:
     answer: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # a message or a log must not show the secrets
 class Memory:
     """All that a client keeps between the messages of a round."""
 
