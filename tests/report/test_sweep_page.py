@@ -191,7 +191,7 @@ def test_report_prints_tables(
         return capsys.readouterr().out
 
     latex = printed("--format", "latex")
-    assert latex.startswith("% \\usepackage{booktabs}\n\\begin{table}")
+    assert latex.startswith("% \\usepackage{booktabs,graphicx}\n\\begin{table}")
     assert r"fedgh:server\_lr=0 & $" in latex
     assert "(10 pairs, which are not independent), with Holm's correction for 2" in latex
     markdown = printed("--format", "markdown")
