@@ -90,7 +90,7 @@ def test_every_row_has_a_cell_for_each_column() -> None:
 def compiled(sheet: Sheet, folder: Path) -> str:
     """Compile a document with the table; return what LaTeX prints."""
     document = rf"""\documentclass{{article}}
-\usepackage{{booktabs}}
+\usepackage{{booktabs,graphicx}}
 \begin{{document}}
 {sheet.latex()}
 \end{{document}}
@@ -130,3 +130,10 @@ def test_the_widest_table_of_a_comparison_fits_on_a_page(tmp_path: Path) -> None
         *["0.2500"] * 2,
     ]
     assert "Overfull" not in compiled(Sheet("", "Differences", columns, [cells]), tmp_path)
+
+
+@pytest.mark.skipif(PDFLATEX is None, reason="needs pdflatex")
+def test_a_table_with_long_names_is_scaled_to_the_width_of_the_text(tmp_path: Path) -> None:
+    columns = [Column("setting"), Column("claim"), Column("accuracy, %")]
+    names = ["CIFAR-100, five networks, N = 10, C = 100%", "FedGH has the highest accuracy " * 3]
+    assert "Overfull" not in compiled(Sheet("t", "Title", columns, [[*names, 98.2]]), tmp_path)

@@ -108,9 +108,10 @@ class Sheet:
         return "\n".join(lines) + "\n" + (f"\n{note}\n" if note else "")
 
     def latex(self) -> str:
-        """Return the table as LaTeX for the package booktabs, with rounded numbers.
+        """Return the table as LaTeX for the packages booktabs and graphicx, with rounded numbers.
 
-        Ten columns of numbers fit on a page, in small type with little space between columns.
+        Ten columns of numbers fit on a page, in small type with little space between columns. A
+        table that is wider than the text, because of long names, is scaled down to its width.
         """
         head = [escape(column.title) for column in self.columns]
         body = [
@@ -128,9 +129,10 @@ class Sheet:
                 r"  \centering\footnotesize\setlength{\tabcolsep}{2.5pt}",
                 rf"  \caption{{{escape(self.title)}}}",
                 rf"  \label{{tab:{label}}}",
+                r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
                 rf"  \begin{{tabular}}{{@{{}}{alignment}@{{}}}}",
                 *(f"    {line}" for line in inner),
-                r"  \end{tabular}",
+                r"  \end{tabular}}",
                 *([note] if self.note else []),
                 r"\end{table}",
                 "",

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 from rich.cells import cell_len
 
+from fedgh import cli
 from fedgh.config import DataSection
 from fedgh.data.sources import Source
 from fedgh.runs.folder import RunFolder
@@ -217,7 +218,7 @@ def test_partition_draws_the_classes_of_every_client(
     assert inside(monkeypatch, "partition") == 0
     out = capsys.readouterr().out
     assert "1797 samples" in out
-    assert "each held by 2 to 2 of 10 clients" in " ".join(out.split())
+    assert "each held by 2 of 10 clients" in " ".join(out.split())
     assert out.count("█") + out.count("▓") == 20
     assert inside(monkeypatch, "partition", "--set", "data.samples=18") == 0
     few = " ".join(capsys.readouterr().out.split())
@@ -288,6 +289,11 @@ def test_a_folder_that_cannot_be_created_is_reported_in_one_line(
     err = capsys.readouterr().err
     assert err.startswith("error: ")
     assert err.count("\n") == 1
+    assert "Errno" not in err
+    with pytest.raises(SystemExit), cli.errors_as_messages():
+        (tmp_path / "file" / "report.html").write_text("")
+    err = capsys.readouterr().err.splitlines()[-1]
+    assert err.startswith(f"error: {tmp_path / 'file' / 'report.html'}: Not a directory; check the")
 
 
 @pytest.mark.parametrize(

@@ -361,9 +361,8 @@ def test_a_client_with_another_feature_map_is_rejected(tmp_path: Path) -> None:
     client = experiment.blueprint().make(0)
     down = method.broadcast(experiment.initial_server(), recipient(0))
     down["map"] = down["map"] ^ 1
-    with pytest.raises(
-        ConfigError, match="the feature map of this client differs from the server's"
-    ):
+    expected = "the feature map of this client differs from the server's; use inputs of the same"
+    with pytest.raises(ConfigError, match=expected):
         method.client_update(client, down)
 
 

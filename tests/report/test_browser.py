@@ -221,3 +221,6 @@ def test_the_page_of_a_study_is_drawn_offline(
     assert {url for url in requests(browser) if not url.startswith("data:")} == {page.as_uri()}
     assert "paper, " in browser.find_element(By.CSS_SELECTOR, "thead").text
     assert browser.execute_script(f"return {OVERLAPS}") == []
+    show(browser, page.as_uri(), width=500)  # a wide table is scrolled, its caption is not
+    for caption in browser.find_elements(By.TAG_NAME, "caption"):
+        assert caption.size["width"] <= 500

@@ -1,6 +1,7 @@
 """The numbers in charts equal the numbers in the records."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,18 @@ def test_several_seeds_are_shown_as_mean_and_standard_deviation(runs: list[Named
         assert both["bytes"] == (a.bytes_total + b.bytes_total) / 2
         assert single["accuracy"] == a.accuracy
         assert "low" not in single  # a single seed has no band
+
+
+def test_the_band_of_accuracies_ends_at_a_hundred_percent(
+    folders: list[Path], runs: list[NamedRun], tmp_path: Path
+) -> None:
+    path = shutil.copytree(folders[0], tmp_path / "run")
+    rewrite(path / "rounds.jsonl", accuracy=1.0)
+    last = max(
+        (row for row in rows(charts.accuracy_over_rounds({"both": [*name_runs([path]), runs[0]]}))),
+        key=lambda row: row.get("round", 0),
+    )
+    assert last["low"] < last["accuracy"] < last["high"] == 1.0
 
 
 def test_a_mean_has_only_rounds_that_all_seeds_have(

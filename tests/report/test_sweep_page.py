@@ -149,6 +149,14 @@ def test_the_page_of_a_search_shows_no_test_data_but_of_chosen_settings(
         assert last == pytest.approx(means)
 
 
+def test_the_axis_of_accuracies_does_not_go_beyond_a_hundred_percent(read: Sweep) -> None:
+    row = replace(read.rows[0], accuracy=0.99, accuracy_std=0.02)
+    chart = sweep_charts.accuracies([row], lambda row: (row.accuracy, row.accuracy_std), {})
+    assert [one["high"] for one in rows(chart)] == [1.0]
+    for layer in chart.to_dict()["layer"]:
+        assert layer["encoding"]["x"]["scale"]["nice"] is False
+
+
 def test_a_method_that_sends_nothing_has_no_point_on_the_logarithmic_axis(read: Sweep) -> None:
     chart = sweep_charts.bytes_per_round(read.rows).to_dict()
     data = {layer["mark"]["type"]: layer["data"]["name"] for layer in chart["layer"][:2]}
@@ -184,7 +192,7 @@ def test_report_prints_tables(
         return capsys.readouterr().out
 
     latex = printed("--format", "latex")
-    assert latex.startswith("% \\usepackage{booktabs}\n\\begin{table}")
+    assert latex.startswith("% \\usepackage{booktabs,graphicx}\n\\begin{table}")
     assert r"fedgh:server\_lr=0 & $" in latex
     assert "(10 pairs, which are not independent), with Holm's correction for 2" in latex
     markdown = printed("--format", "markdown")

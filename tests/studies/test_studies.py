@@ -168,6 +168,9 @@ def test_the_changes_of_a_budget_are_listed() -> None:
     nearly_all = study("privacy").model_copy(update=part)
     frozen = changes(nearly_all, "paper", ["method.server_lr=0"])
     assert frozen == ["method.server_lr 0.01 → 0.0 (in 7 of 8 settings)"]
+    # A section that is no longer used is listed, too.
+    turned_off = ", ".join(changes(study("as-published"), "smoke"))
+    assert "published.split True → False (as-published-n10-split, " in turned_off
     assert budgets().keys() == {"smoke", "quick", "paper"}
 
 

@@ -176,6 +176,13 @@ def test_a_damaged_or_deleted_run_takes_its_label_out_with_the_reason(folder: Pa
     assert "0 of 1 rounds" in sweep.missing["fedavg, seed 0"]
 
 
+def test_the_table_names_the_runs_without_a_result_also_the_reference(folder: Path) -> None:
+    assert "Runs without a result: fml, seed 1." in results_sheet(sweep_folder.read(folder)).note
+    (folder / "fedgh-seed1" / "summary.json").unlink()
+    note = results_sheet(sweep_folder.read(folder)).note
+    assert "fedgh, seed 1. Without fedgh there are no differences." in note
+
+
 @pytest.mark.parametrize("name", ["../elsewhere", "/etc", "", ".", "..", "a/b"])
 def test_only_folders_in_the_folder_are_read(folder: Path, name: str) -> None:
     change(folder, runs=[{"label": "fedgh", "seed": 0, "folder": name}])

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fedgh import ClientSpec, Federation, cli
 from fedgh.errors import ConfigError, DataError, RunError
 from fedgh.runs.folder import RunFolder
-from fedgh.trained.newcomer import NewcomerResult, join
+from fedgh.trained.newcomer import NewcomerResult, join, save
 from tests.support.participants import net, points, three
 
 
@@ -107,6 +107,22 @@ def test_the_newcomer_command_writes_model_and_accuracies(
     saved = json.loads((tmp_path / "late" / "newcomer.json").read_text())
     assert len(saved["with_header"]) == 3
     assert (tmp_path / "late" / "model.safetensors").exists()
+
+
+def test_the_model_of_a_newcomer_of_fedgh_plus_is_one_function(tmp_path: Path) -> None:
+    x = torch.rand(60, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    y = ["ab"[row % 2] for row in range(60)]
+    clients = [ClientSpec(nn.Flatten(), (x[k::3], y[k::3])) for k in range(3)]
+    settings = {"method.feature_dim": 8}
+    federation = Federation(clients[:2], "fedgh_plus", settings=settings)
+    folder = federation.run(3, out=tmp_path / "run", progress=False).folder
+    found = join(folder, clients[2], 3)
+    model, numbers = save(found, tmp_path / "late")
+    assert len(json.loads(numbers.read_text())["with_header"]) == 4
+    exported = torch.export.load(model).module()
+    for count in (1, 2, 60):
+        logits = found.client.logits(x[:count])
+        torch.testing.assert_close(exported(x[:count]), logits, rtol=1e-4, atol=1e-5)
 
 
 def test_a_newcomer_can_join_an_unfinished_run(run: RunFolder, tmp_path: Path) -> None:

@@ -110,6 +110,8 @@ def errors_as_messages() -> Iterator[None]:
     except BrokenPipeError:  # the reader of the output has ended, as in `fedgh run | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except OSError as error:  # e.g. a full disk; the error's text names the file
-        print(f"error: {error}", file=sys.stderr)
+    except OSError as error:  # e.g. a full disk, or a folder that cannot be written
+        hint = "check the path, its permissions and the free disk space"
+        named = f"{error.filename}: {error.strerror}; {hint}"
+        print(f"error: {named if error.filename else error}", file=sys.stderr)
         sys.exit(1)

@@ -363,7 +363,7 @@ class FedGHPlus(Method):
         if not down["map"].cpu().equal(fingerprint(self._map(client.task))):
             raise ConfigError(
                 "method.features: the feature map of this client differs from the server's; use "
-                "the same settings, weights and libraries"
+                "inputs of the same shape, and the same settings, weights and libraries"
             )
         if "means" in down:
             return solve_with_own_covariance(down, self._moments(client), self.shrinkage)

@@ -69,6 +69,8 @@ class ConvFeatures(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [batch, channels, height, width] to [batch, features]."""
+        if torch.compiler.is_compiling():  # an exported model takes batches of any size
+            return self._features(x)
         outputs_of_an_image = len(self.get_buffer("filters")) * x.shape[-2:].numel()
         parts = x.split(max(1, OUTPUTS_AT_ONCE // outputs_of_an_image))
         return torch.cat([self._features(part) for part in parts])

@@ -228,6 +228,8 @@ def _curves(groups: Groups, field: str, value: Value) -> Rows:
             row: dict[str, Any] = {"run": label, "round": number, field: mean, "bytes": sent}
             if len(runs) > 1:
                 row |= {"low": mean - stdev(values), "high": mean + stdev(values)}
+            if field == "accuracy" and "high" in row:
+                row["high"] = min(1.0, row["high"])  # an axis beyond 100% would puzzle readers
             rows.append(row)
     return rows
 

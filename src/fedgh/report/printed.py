@@ -56,5 +56,7 @@ def study_result(text: Path, trusted: bool) -> Result:
 
 def _text(sheets: list[Sheet], kind: TableFormat) -> str:
     if kind == "latex":
-        return "\n".join(["% \\usepackage{booktabs}", *(sheet.latex() for sheet in sheets)])
+        return "\n".join(
+            ["% \\usepackage{booktabs,graphicx}", *(sheet.latex() for sheet in sheets)]
+        )
     return "\n".join(f"## {sheet.title}\n\n{sheet.markdown()}" for sheet in sheets)

@@ -31,7 +31,7 @@ def accuracies(
     for row in table:
         mean, std = of(row)
         if mean is not None:
-            band = {"low": mean - (std or 0.0), "high": mean + (std or 0.0)}
+            band = {"low": mean - (std or 0.0), "high": min(1.0, mean + (std or 0.0))}
             rows.append({"run": row.label, "accuracy": mean, **band})
     names = [row["run"] for row in rows]
     points: Rows = [
@@ -160,5 +160,7 @@ def _points_axis(field: str) -> alt.X:
 
 
 def _share_axis(field: str) -> alt.X:
-    axis, scale = alt.Axis(format="%", tickCount=6), alt.Scale(zero=False, padding=10)
+    # A nice scale would end at 105% or 110%.
+    axis = alt.Axis(format="%", tickCount=6)
+    scale = alt.Scale(zero=False, nice=False, padding=10)
     return alt.X(f"{field}:Q", title="accuracy", axis=axis, scale=scale)

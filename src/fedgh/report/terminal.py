@@ -257,9 +257,10 @@ def partition_picture(experiment: Experiment, console: Console) -> None:
         console.print(f"{len(experiment.public)} more samples are public and belong to no client")
     sizes = experiment.partition.bounds.diff(dim=1).sum(0).tolist()
     held = counts.gt(0).sum(0)
+    least, most = int(held.min()), int(held.max())
     console.print(
         f"{sum(sizes)} samples: {sizes[0]} train, {sizes[1]} validation, {sizes[2]} test; "
-        f"{len(names)} classes, each held by {int(held.min())} to {int(held.max())} "
+        f"{len(names)} classes, each held by {least if least == most else f'{least} to {most}'} "
         f"of {len(clients)} clients"
     )
 

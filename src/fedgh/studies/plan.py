@@ -87,10 +87,16 @@ def _listed(names: list[str], study: Study) -> str:
 
 
 def _differences(before: Config, after: Config) -> list[str]:
-    old, new = before.portable(), after.portable()
+    """Return the settings that differ, also those of sections that only one of both uses."""
+    used = [
+        (section, key)
+        for table in (after.portable(), before.portable())
+        for section, keys in table.items()
+        for key in keys
+    ]
+    old, new = before.to_table(), after.to_table()
     return [
-        f"{section}.{key} {old.get(section, {}).get(key)} → {value}"
-        for section, table in new.items()
-        for key, value in table.items()
-        if value != old.get(section, {}).get(key)
+        f"{section}.{key} {old[section].get(key)} → {new[section].get(key)}"
+        for section, key in dict.fromkeys(used)
+        if old[section].get(key) != new[section].get(key)
     ]

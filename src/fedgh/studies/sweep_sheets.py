@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
-from fedgh.formats import human_bytes
+from fedgh.formats import few, human_bytes
 from fedgh.studies import statistics
 from fedgh.studies.significance import SIGNIFICANT, enough_pairs, smallest_p
 from fedgh.studies.statistics import Row
+from fedgh.studies.sweep import join_seeds
 from fedgh.studies.sweep_folder import Sweep
 from fedgh.tables import Cell, Column, Measured, Sheet
 
@@ -110,6 +111,7 @@ def search_sheet(sweep: Sweep) -> Sheet:
         "validation split are chosen. The accuracy on test data is shown for chosen settings only: "
         "settings that are chosen on test data would look too good."
     )
+    note = "\n".join([note, *_missing(sweep)])
     return Sheet(sweep.name, f"Settings on {_data(sweep)}", columns, lines, note)
 
 
@@ -157,7 +159,16 @@ def _results_note(sweep: Sweep, has_global: bool) -> str:
             f"independent), with Holm's correction for {_count(len(tested), 'comparison')}."
         )
         parts.append(_mark_over_seeds(len(tested), seeds))
-    return "\n".join(parts)
+    return "\n".join([*parts, *_missing(sweep)])
+
+
+def _missing(sweep: Sweep) -> list[str]:
+    """Return a sentence about the runs without a result; a method that lacks one has no row."""
+    if not sweep.missing:
+        return []
+    there = sweep.searched or sweep.reference in {row.label for row in sweep.rows}
+    lost = "" if there else f" Without {sweep.reference} there are no differences."
+    return [f"Runs without a result: {few(list(join_seeds(sweep.missing)))}.{lost}"]
 
 
 def _mark_over_seeds(tests: int, seeds: int) -> str:

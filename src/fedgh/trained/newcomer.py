@@ -161,8 +161,7 @@ def newcomer(
 def save(result: NewcomerResult, folder: Path) -> list[Path]:
     """Write the newcomer's model and its accuracies; return the files."""
     make_folder(folder)
-    model, numbers = folder / "model.safetensors", folder / "newcomer.json"
-    result.client.export(model, "safetensors")
+    numbers = folder / "newcomer.json"
     content = {
         "others": result.others,
         "epochs_per_round": result.epochs_per_round,
@@ -172,7 +171,15 @@ def save(result: NewcomerResult, folder: Path) -> list[Path]:
         "without_header": result.without_header,
     }
     write_atomic(numbers, json.dumps(content, indent=1).encode() + b"\n")
-    return [model, numbers]
+    return [_export(result.client, folder), numbers]
+
+
+def _export(client: TrainedClient, folder: Path) -> Path:
+    """Write the model as safetensors, or as torch-export if it is more than one network."""
+    try:
+        return client.export(folder / "model.safetensors", "safetensors").path
+    except RunError:
+        return client.export(folder / "model.pt2", "torch-export").path
 
 
 def _config(folder: RunFolder, trust: bool) -> Config:
