@@ -36,7 +36,8 @@ def played(out: Path, *, terminal: bool) -> str:
             callback.started(experiment, RunFolder(out / name), [])
             progress.bars.refresh()
             callback.warned(f"{out / name} was started with torch 1")
-            callback.replied(Reply(3, 1, error="out of memory"))
+            for client, error in ((3, "out of memory"), (4, "no disk"), (5, "out of memory")):
+                callback.replied(Reply(client, 1, error=error))
             callback.finished_round(a_round(1, 0.5, bytes_total=1000))
             progress.bars.refresh()
             callback.finished_round(a_round(2, 0.75, bytes_total=2048))
@@ -49,8 +50,12 @@ LINES = [
     "digits: 5 clients, 2 networks, 2 rounds -> OUT",
     "a run was started with torch 1 (printed once for all runs)",
     "[1/2] fedgh, seed 0: round 1: client 3 failed: out of memory",
+    "[1/2] fedgh, seed 0: round 1: client 4 failed: no disk",
+    "[1/2] fedgh, seed 0: round 1: 1 more client failed for the same reasons",
     "[1/2] fedgh, seed 0: accuracy 75.0%, 2.0 KB sent, 0:00:00",
     "[2/2] fd:a=[b], seed 0: round 1: client 3 failed: out of memory",
+    "[2/2] fd:a=[b], seed 0: round 1: client 4 failed: no disk",
+    "[2/2] fd:a=[b], seed 0: round 1: 1 more client failed for the same reasons",
     "[2/2] fd:a=[b], seed 0: accuracy 75.0%, 2.0 KB sent, 0:00:00",
 ]
 
@@ -79,6 +84,17 @@ def test_in_a_terminal_each_run_has_one_line_that_its_result_replaces(tmp_path: 
     assert any(re.fullmatch(r"\[1/2] fedgh, seed 0 +━+ +1/2 50.0% 0:00:00", line) for line in bars)
     assert {cell_len(line) for line in bars} == {80}
     assert "about 0:00:06 remaining" in lines
+
+
+def test_a_search_shows_validation_accuracies(tmp_path: Path) -> None:
+    console = console_of(terminal=False)
+    with SweepProgress(console, search=True) as progress, progress.watch("fedgh, seed 0") as run:
+        run.started(quick("federation.rounds=1"), RunFolder(tmp_path), [])
+        validation = {"validation_accuracy": 0.5, "validation_accuracy_per_client": [0.5]}
+        run.finished_round(a_round(1, 0.9, **validation))
+    assert isinstance(console.file, io.StringIO)
+    assert "fedgh, seed 0: validation accuracy 50.0%, 0 B sent" in console.file.getvalue()
+    assert "90.0%" not in console.file.getvalue()
 
 
 @pytest.mark.parametrize("terminal", [False, True])

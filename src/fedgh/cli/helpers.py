@@ -110,11 +110,11 @@ def resumable_sweep() -> Iterator[None]:
 
 
 @contextmanager
-def watch_runs(console: Console) -> Iterator[Callable[[str], Any]]:
+def watch_runs(console: Console, *, search: bool = False) -> Iterator[Callable[[str], Any]]:
     """Yield a function that announces a run of a sweep and shows its progress."""
     from fedgh.training.sweep_progress import SweepProgress
 
-    with SweepProgress(console) as progress:
+    with SweepProgress(console, search=search) as progress:
         yield progress.watch
 
 

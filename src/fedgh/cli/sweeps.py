@@ -262,7 +262,8 @@ def _run(
     from fedgh.studies.sweep import collect_runs, run_trials
 
     missing: dict[str, str] = {}
-    with resumable_sweep(), watch_runs(console) as watch:
+    search = name == sweep_folder.SEARCH
+    with resumable_sweep(), watch_runs(console, search=search) as watch:
         try:
             outcome = run_trials(trials, folder, watch, skip_impossible, missing, jobs)
         except KeyboardInterrupt:

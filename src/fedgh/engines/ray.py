@@ -311,7 +311,10 @@ def _connect(address: str, temp_folder: str) -> bool:
             logging_level=logging.ERROR,
         )
     except (RayError, OSError, ValueError) as error:
-        raise ConfigError(f"run.address = '{address}': {' '.join(str(error).split())}") from None
+        raise ConfigError(
+            f"run.address = '{address}': {' '.join(str(error).split())}; is Ray running there "
+            "(`ray status`)?"
+        ) from None
     return True
 
 

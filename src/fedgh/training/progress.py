@@ -50,6 +50,8 @@ class Notices(Callback):
         self.console = console
         self._prefix = prefix
         self._reported: set[int] = set()
+        self._errors: set[str] = set()  # of the present round
+        self._same_error = 0  # clients of the present round whose error was printed already
 
     def note(self, text: str, style: str | None = "yellow") -> None:
         """Print a line about the run."""
@@ -58,13 +60,20 @@ class Notices(Callback):
         )
 
     def replied(self, reply: Reply) -> None:
-        """Print the error of a client that failed."""
-        if reply.error:
+        """Print the error of a client that failed, unless another one in the round had the same."""
+        if reply.error in self._errors:
+            self._same_error += 1
+        elif reply.error:
+            self._errors.add(reply.error)
             self.note(f"round {reply.round}: client {reply.client_id} failed: {reply.error}")
 
     def finished_round(self, record: Round) -> None:
         """Print rejected uploads, a discarded update and excluded clients."""
         number = f"round {record.round}"
+        if self._same_error:
+            clients = "client" if self._same_error == 1 else "clients"
+            self.note(f"{number}: {self._same_error} more {clients} failed for the same reasons")
+        self._errors, self._same_error = set(), 0
         for rejected in record.rejected:
             self.note(f"{number}: upload of client {rejected.client} rejected: {rejected.reason}")
         if record.discarded is not None:

@@ -27,11 +27,14 @@ SECONDS_BETWEEN_LINES = 10.0
 class SweepProgress:
     """The display of a sweep: a bar for each run that is under way, and a line for each finished.
 
-    Where there is no terminal, a run has a line at its start, at its end, and some in between.
+    Where there is no terminal, a run has a line at its start, at its end, and some in between. The
+    progress of a search shows accuracies on the validation split, as nothing may be chosen on test
+    data.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, search: bool = False) -> None:
         self.console = console
+        self.search = search
         self.bars = Bars(
             TextColumn(
                 "{task.description}",
@@ -138,16 +141,22 @@ class _RunLine(Notices):
         if record.round == self._total:
             seconds = timedelta(seconds=round(now - self._begun))
             sent = human_bytes(self._sent)
-            self.note(f"accuracy {percent(self._accuracy)}, {sent} sent, {seconds}", style=None)
+            self.note(f"{self._scored()}, {sent} sent, {seconds}", style=None)
         elif self._sweep.bars.disable and now > self._last_line + SECONDS_BETWEEN_LINES:
-            text = f"round {record.round} of {self._total}, accuracy {percent(self._accuracy)}"
+            text = f"round {record.round} of {self._total}, {self._scored()}"
             self.note(text, style=None)
             self._last_line = now
 
+    def _scored(self) -> str:
+        """Return the last accuracy as text."""
+        kind = "validation accuracy" if self._sweep.search else "accuracy"
+        return f"{kind} {percent(self._accuracy)}"
+
     def _show(self, record: Round) -> None:
         self._sent = record.bytes_total
-        if record.accuracy is not None:
-            self._accuracy = record.accuracy
+        score = record.scores.get("validation_accuracy" if self._sweep.search else "accuracy")
+        if score is not None:
+            self._accuracy = score
         finished = record.round == self._total
         self._sweep.bars.update(
             self._task,
