@@ -52,7 +52,12 @@ def source_of(
         source = data
     elif isinstance(data, str | Path):
         path = Path(data)
-        if path.suffix == ".npz" and path.exists():
+        if not path.exists():
+            raise DataError(
+                f"{path} does not exist; give a folder with one sub-folder of images per class, or "
+                "an .npz file with x and y"
+            )
+        if path.suffix == ".npz":
             x, y = read_npz(path, "x", "y")
             source = _source(x, y, classes, image_size)
         else:
