@@ -3,6 +3,7 @@
 import gc
 import re
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -83,6 +84,8 @@ def test_a_key_that_a_client_created_with_ssh_keygen_is_accepted(
         (["init", "{f}"], "exists and is not empty"),
         (["init", "{new}", "nowhere"], "no experiment or file 'nowhere'"),
         (["init", "{new}", "--host", "a b; rm"], "expected a name or address"),
+        (["init", "{new}", "--host", f"{'a' * 64}.org"], "expected a name or address"),
+        (["init", "{new}", "--host", ".".join(["a" * 50] * 6)], "expected a name or address"),
         (
             ["init", "{new}", "--set", "method.name=fedavg"],
             "fedavg needs the same network at all clients",
@@ -149,6 +152,55 @@ def test_a_node_that_ends_without_a_reason_is_explained() -> None:
     assert "clock is more than 5 s ahead" in str(explanation(output))
     refused = output.replace("SuperNode term", "Failed to activate SuperNode.\nSuperNode term")
     assert "has not registered key.pub" in str(explanation(refused))
+
+
+@pytest.mark.parametrize("content", [None, "nonsense"])
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [("key", "put it back from a copy"), ("ca.crt", "ask the operator for ca.crt")],
+)
+def test_join_names_a_file_that_is_missing_or_damaged(
+    name: str,
+    advice: str,
+    content: str | None,
+    folder: FederationFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    own = folder.participant(0)
+    (own / name).unlink()
+    if content is not None:
+        (own / name).write_text(content)
+    assert inside(monkeypatch, "flower", "join", str(own)) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"error: {own / name} is not a readable ")
+    assert advice in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_join_names_a_port_that_it_cannot_use(
+    folder: FederationFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = str(folder.participant(0))
+    for wrong in ("hello", "99999", "0"):
+        monkeypatch.setenv("FEDGH_NODE_PORT", wrong)
+        assert inside(monkeypatch, "flower", "join", own) == 2
+        assert f"FEDGH_NODE_PORT={wrong}: expected a port" in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        monkeypatch.setenv("FEDGH_NODE_PORT", str(port))
+        assert inside(monkeypatch, "flower", "join", own) == 1
+        assert f"port {port} of 127.0.0.1 is in use, perhaps because" in capsys.readouterr().err
+
+
+def test_a_node_without_its_key_or_ca_crt_is_explained() -> None:
+    said = "ERROR [flwr] Exit Code: 302\nUnable to parse the private key file."
+    assert "the file key is missing" in str(explanation(said))
+    said = "FileNotFoundError: [Errno 2] No such file or directory: 'key'"
+    assert "the file key is missing" in str(explanation(said))
+    said = "ERROR [flwr] Path argument `--root-certificates` does not point to a file."
+    assert "the file ca.crt is missing" in str(explanation(said))
 
 
 def test_processes_are_ended_together_with_their_children(

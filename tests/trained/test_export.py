@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -249,3 +250,25 @@ def test_the_export_command_writes_a_file(
     words[3] = "7"
     assert inside(monkeypatch, *words) == 2
     assert capsys.readouterr().err == "error: there is no client 7; they are 0 to 4\n"
+
+
+def test_results_replace_no_file_of_another_kind(
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    number = str(TrainedFederation.load(run, trust=True).checkpoint.took_part[0])
+    key, old = tmp_path / "key", tmp_path / "old.safetensors"
+    for file in (key, old):
+        file.write_text("secret")
+    words = ["export", str(run), "--client", number, "--format", "safetensors", "--trust", "--out"]
+    assert inside(monkeypatch, *words, str(key)) == 2
+    assert "exists and its name does not end in .safetensors" in capsys.readouterr().err
+    assert inside(monkeypatch, *words, str(old)) == 0
+    assert old.read_bytes() != b"secret"
+    np.save(tmp_path / "x.npy", np.zeros((2, 1, 8, 8), np.uint8))
+    words = ["predict", str(run), "--client", number, str(tmp_path / "x.npy"), "--trust", "--csv"]
+    assert inside(monkeypatch, *words, str(key)) == 2
+    assert "exists and its name does not end in .csv" in capsys.readouterr().err
+    assert key.read_text() == "secret"

@@ -142,12 +142,22 @@ def show_result(console: Console, run: "RunFolder") -> None:
     say(console, line)
 
 
+def check_may_replace(path: Path, ending: str) -> None:
+    """Raise ConfigError if a file exists that is of another kind, such as a key."""
+    if path.exists() and path.suffix != ending:
+        raise ConfigError(
+            f"{path} exists and its name does not end in {ending}; choose another file, so that "
+            "nothing is lost"
+        )
+
+
 def show_predictions(console: Console, table: "Sheet", csv: Path | None) -> None:
     """Print predictions, and write all of them to the file `csv` if it is given."""
     from fedgh.files import write_atomic
     from fedgh.report.terminal import MAX_ROWS, print_whole, say, sheet
 
     if csv is not None:
+        check_may_replace(csv, ".csv")
         write_atomic(csv, table.csv().encode())
     print_whole(console, sheet(replace(table, rows=table.rows[:MAX_ROWS])))
     if len(table.rows) > MAX_ROWS:
@@ -164,7 +174,10 @@ def export_into(
 
     if out is None:
         check_no_link(folder / "export")
-    name = f"client-{trained.number}{FORMATS[format_name].ending}"
+    ending = FORMATS[format_name].ending
+    if out is not None:
+        check_may_replace(out, ending)
+    name = f"client-{trained.number}{ending}"
     return trained.export(out or folder / "export" / name, format_name)
 
 

@@ -30,6 +30,8 @@ SERVER_SCRIPTS = (
 )
 TEMPLATES = resources.files("fedgh.flower") / "templates"
 HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
+MAX_HOST, MAX_LABEL = 253, 63
+"""Maximum numbers of characters of a host name in the DNS, and of its parts between dots."""
 
 
 class FederationFolder:
@@ -136,8 +138,9 @@ class FederationFolder:
 
 
 def check_host(host: str) -> None:
-    """Raise ConfigError if this is not a name or address of a machine."""
-    if not HOST.fullmatch(host):
+    """Raise ConfigError if this cannot be a name or address of a machine."""
+    too_long = len(host) > MAX_HOST or any(len(part) > MAX_LABEL for part in host.split("."))
+    if too_long or not HOST.fullmatch(host):
         raise ConfigError(f"--host {host}: expected a name or address, without a port")
 
 

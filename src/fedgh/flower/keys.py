@@ -134,6 +134,17 @@ def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
+def read_client_key(folder: Path) -> ec.EllipticCurvePrivateKey:
+    """Return the key in a client's folder; raise ConfigError, with what to do, if it has none."""
+    try:
+        return read_private_key(folder / "key")
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}; put it back from a copy, or make a new one and send key.pub to the "
+            "operator: ssh-keygen -t ecdsa -b 384 -N '' -f key"
+        ) from None
+
+
 def public_pem(key: ec.EllipticCurvePublicKey) -> bytes:
     """Return a public key as PEM."""
     return key.public_bytes(

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from flwr.common.config import parse_config_args
 
 from fedgh.errors import ConfigError, RunError
 from fedgh.files import read_bytes
+from fedgh.flower import keys
 from fedgh.flower.bound import read_bound
 from fedgh.flower.processes import clean_end, end_groups
 
@@ -50,7 +52,14 @@ HINTS = {
         "the connection to the server was refused or broken in a way that Flower does not retry; "
         "the log says how. Join again, and see: fedgh flower check"
     ),
-    "address already in use": "another program uses this port; set another FEDGH_NODE_PORT",
+    "address already in use": "another program uses this port, perhaps this client's own node, "
+    "which still runs; otherwise set another FEDGH_NODE_PORT",
+    r"Unable to parse the private key|No such file or directory: 'key'": (
+        "the file key is missing or is no private key; see: fedgh flower check"
+    ),
+    "--root-certificates. does not point to a file": (
+        "the file ca.crt is missing; ask the operator for it"
+    ),
     # Flower's node gives no reason then. The last, because it ends in the same way in other cases.
     "SuperNode terminated gracefully": (
         "the server does not accept this node's signature: this machine's clock is more than 5 s "
@@ -59,8 +68,11 @@ HINTS = {
 }
 """For patterns in the last output of a node that ended, the cause in plain words."""
 
-MAX_SETTINGS = 2**16
-"""Maximum size in bytes of node.conf."""
+MAX_SETTINGS = MAX_SCRIPT = 2**16
+"""Maximum sizes in bytes of node.conf and of node.sh."""
+
+NODE_PORT = re.compile(r"FEDGH_NODE_PORT:-(\d{1,5})\}")
+"""The node's own port, as node.sh has it."""
 
 RETRY_DELAYS = (10.0, 20.0, 30.0, 30.0)
 """Seconds between starts: for 45 to 60 s the SuperLink takes a lost node for connected."""
@@ -73,6 +85,17 @@ def join(folder: Path, say: Callable[[str], None]) -> None:
     """
     script = file_of_client(folder.absolute(), "node.sh")
     read_settings(folder / "node.conf")
+    keys.read_client_key(folder)
+    try:
+        keys.read_certificate(folder / "ca.crt")
+    except ConfigError as error:
+        raise ConfigError(f"{error}; ask the operator for ca.crt") from None
+    port = port_of(script)
+    if port is not None and not port_is_free(port):
+        raise RunError(
+            f"port {port} of 127.0.0.1 is in use, perhaps because this client's node runs already; "
+            "otherwise set another FEDGH_NODE_PORT"
+        )
     delays = list(RETRY_DELAYS)
     with clean_end():
         while True:
@@ -95,6 +118,30 @@ def file_of_client(folder: Path, name: str) -> Path:
             "participants/K that the operator gave you"
         )
     return folder / name
+
+
+def port_of(script: Path) -> int | None:
+    """Return the node's own port, from $FEDGH_NODE_PORT or node.sh; None if neither names it.
+
+    Raise ConfigError if it is no port.
+    """
+    text = read_bytes(script, MAX_SCRIPT, follow=True).decode(errors="replace")
+    default = NODE_PORT.search(text)
+    port = os.environ.get("FEDGH_NODE_PORT") or (default and default[1])
+    if port is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
+        raise ConfigError(f"FEDGH_NODE_PORT={port}: expected a port, a number from 1 to 65535")
+    return int(port)
+
+
+def port_is_free(port: int) -> bool:
+    """Return True if a node can listen on a port of 127.0.0.1."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
 
 
 def read_settings(path: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Each finding is one line that says what was found and, if it is not good, what t
 
 import os
 import re
-import socket
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -21,17 +20,13 @@ from fedgh.flower import keys, reach
 from fedgh.flower.bound import NodeConfig, read_bound
 from fedgh.flower.dry_round import dry_round
 from fedgh.flower.facts import Facts, versions
-from fedgh.flower.node import file_of_client, read_settings
+from fedgh.flower.node import MAX_SCRIPT, file_of_client, port_is_free, port_of, read_settings
 from fedgh.flower.renewal import WARNING_DAYS
 from fedgh.flower.server import read_participants
 from fedgh.formats import human_bytes, percent
 
-MAX_SCRIPT = 2**16
-"""Maximum size in bytes of node.sh."""
-
 ADDRESS = re.compile(r"FEDGH_SUPERLINK:-([^}\s:]+):(\d{1,5})\}")
-NODE_PORT = re.compile(r"FEDGH_NODE_PORT:-(\d{1,5})\}")
-"""The address of the server and the node's own port, as node.sh has them."""
+"""The address of the server, as node.sh has it."""
 
 MAX_DRIFT = 2.0
 """Seconds of difference between two clocks above which at least one of them does not use NTP."""
@@ -96,9 +91,6 @@ def _addresses(folder: Path, address: str | None) -> tuple[str, int, int]:
     """Return the server's host and port, and the node's own port; raise ConfigError."""
     script = file_of_client(folder, "node.sh")
     text = read_bytes(script, MAX_SCRIPT, follow=True).decode(errors="replace")
-    own_port = os.environ.get("FEDGH_NODE_PORT")
-    if own_port is not None:
-        text = f"FEDGH_NODE_PORT:-{own_port}}} {text}"
     what = "$FEDGH_SUPERLINK" if address is None else "--server"
     address = address or os.environ.get("FEDGH_SUPERLINK")
     if address is not None:
@@ -106,16 +98,16 @@ def _addresses(folder: Path, address: str | None) -> tuple[str, int, int]:
         if not host or not port.isdecimal():
             raise ConfigError(f"{what} {address}: expected a name and a port, such as a.org:8443")
         text = f"FEDGH_SUPERLINK:-{address}}} {text}"
-    server, own = ADDRESS.search(text), NODE_PORT.search(text)
-    if server is None or own is None:
+    server, own_port = ADDRESS.search(text), port_of(script)
+    if server is None or own_port is None:
         raise ConfigError(f"{script} does not name the server; give --server NAME:PORT")
-    return server[1], int(server[2]), int(own[1])
+    return server[1], int(server[2]), own_port
 
 
 def _read_key(folder: Path) -> ec.EllipticCurvePrivateKey:
     """Return the client's key; raise ConfigError if others can read it, or key.pub is another's."""
     path = folder / "key"
-    key = keys.read_private_key(path)
+    key = keys.read_client_key(folder)
     if path.stat().st_mode & 0o077:
         raise ConfigError(
             f"{path} is readable by others; run: chmod 600 {path}, and if others use this "
@@ -221,9 +213,7 @@ def _registration(status: int) -> Finding:
 
 
 def _check_own_port(port: int) -> Iterator[Finding]:
-    try:
-        socket.create_server(("127.0.0.1", port)).close()
-    except OSError:
+    if not port_is_free(port):
         text = f"port {port} of 127.0.0.1 is in use"
         advice = "it is if this node runs already; otherwise set another FEDGH_NODE_PORT"
         yield Finding("own port", "warning", text, advice)
