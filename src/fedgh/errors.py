@@ -12,7 +12,10 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class FedghError(Exception):
@@ -63,6 +66,13 @@ def one_line(problem: Exception) -> str:
     frame = traceback.extract_tb(problem.__traceback__)[-1]
     text = " ".join(str(problem).split())
     return f"{type(problem).__name__}: {text} ({Path(frame.filename).name}:{frame.lineno})"
+
+
+def first_mistake(error: "ValidationError") -> str:
+    """Return place and text of the first mistake that pydantic found, fit for one line."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    return printable(f"{where}: {first['msg']}" if where else first["msg"])
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from pydantic import (
 from fedgh import renames
 from fedgh.choices import Protected
 from fedgh.core.metrics import METRICS, SPREADS
-from fedgh.errors import RunError, printable
+from fedgh.errors import RunError, first_mistake, printable
 from fedgh.renames import with_current_names
 
 FORMAT_VERSION = 3
@@ -255,11 +255,7 @@ def checked(kind: type[T], value: object, file: object) -> T:
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise RunError(
-            f"{file} is not what a run writes: {printable(where)}: {first['msg']}"
-        ) from None
+        raise RunError(f"{file} is not what a run writes: {first_mistake(error)}") from None
 
 
 def check_format(found: object, file: object) -> None:

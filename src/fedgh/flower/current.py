@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedgh.core.types import Job, Reply
-from fedgh.errors import MAX_TEXT, RunError, printable
+from fedgh.errors import MAX_TEXT, RunError, first_mistake, printable
 from fedgh.files import read_bytes, replace
 
 NAME = "current.json"
@@ -86,8 +86,9 @@ def read_current(folder: Path, run: str) -> CurrentRound | None:
     try:
         current = _CURRENT.validate_json(read_bytes(path, MAX_CURRENT))
     except (OSError, ValidationError) as error:
+        reason = first_mistake(error) if isinstance(error, ValidationError) else str(error)
         raise RunError(
-            f"{path} cannot be read ({printable(str(error))}); delete it, nothing else needs it"
+            f"{path} cannot be read ({printable(reason)}); delete it, nothing else needs it"
         ) from None
     return current if current.run == run else None
 

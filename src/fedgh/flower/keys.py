@@ -156,8 +156,12 @@ def read_certificate(path: Path) -> x509.Certificate:
     """Read a certificate; raise ConfigError if the file has none."""
     try:
         return x509.load_pem_x509_certificate(read_bytes(path, MAX_KEY, follow=True))
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise ConfigError(f"{path} is not a readable certificate: {error}") from None
+    except ValueError:  # whose text is about the library
+        raise ConfigError(
+            f"{path} is not a readable certificate; put it back from a copy"
+        ) from None
 
 
 def days_left(certificate: x509.Certificate) -> int:

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedgh.core.metrics import METRICS
 from fedgh.core.types import Job, Reply
-from fedgh.errors import MAX_TEXT, WireError, printable
+from fedgh.errors import MAX_TEXT, WireError, first_mistake, printable
 from fedgh.flower._flwr import get_all_nested_objects
 from fedgh.secure.step import Step
 
@@ -152,6 +152,4 @@ def _parse(adapter: TypeAdapter[Any], text: bytes) -> Any:
     try:
         return adapter.validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise WireError(f"not a readable message: {where}: {first['msg']}") from None
+        raise WireError(f"not a readable message: {first_mistake(error)}") from None

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedgh.core.types import Task
 from fedgh.data.own import source_of
 from fedgh.defaults import IMAGE_SIZE
-from fedgh.errors import ConfigError
+from fedgh.errors import ConfigError, first_mistake
 from fedgh.flower.bound import NodeConfig
 from fedgh.flower.participant import client_app
 from fedgh.limits import PositiveInteger
@@ -42,8 +42,7 @@ class OwnData(BaseModel):
         try:
             return cls.model_validate(settings)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            raise ConfigError(f"node.conf: {first['loc'][0]}: {first['msg']}") from None
+            raise ConfigError(f"node.conf: {first_mistake(error)}") from None
 
 
 def make_client(task: Task, node: NodeConfig) -> ClientSpec:

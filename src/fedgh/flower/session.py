@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedgh.errors import RunError, printable
+from fedgh.errors import RunError, first_mistake, printable
 from fedgh.files import read_bytes, write_atomic
 from fedgh.runs.folder import RunFolder
 
@@ -62,8 +62,10 @@ class Session:
             return None
         try:
             return TypeAdapter(cls).validate_json(read_bytes(path, MAX_SESSION))
-        except (OSError, ValidationError) as error:
+        except OSError as error:
             raise RunError(f"{path} cannot be read ({printable(str(error))})") from None
+        except ValidationError as error:
+            raise RunError(f"{path} is damaged ({first_mistake(error)})") from None
 
     def write(self, folder: Path) -> None:
         """Write flower.json."""

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from fedgh.errors import first_mistake
 from fedgh.secure.terms import MAX_CLIENTS, ProtocolError, Terms
 
 T = TypeVar("T")
@@ -127,9 +128,7 @@ def load(kind: type[T], text: str) -> T:
     try:
         loaded: T = _adapter(kind).validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ProtocolError(f"not a readable message: {where}: {first['msg']}") from None
+        raise ProtocolError(f"not a readable message: {first_mistake(error)}") from None
     return loaded
 
 
