@@ -243,6 +243,12 @@ def test_a_late_round_of_everybody_does_not_change_the_result(tmp_path: Path) ->
     assert_same(folder, straight)
 
 
+def awaited(folder: FederationFolder) -> set[int]:
+    """Return the clients whose answers the server awaits."""
+    clients = current(folder).in_round().items()
+    return {client for client, one in clients if one.state == "awaited"}
+
+
 SLOW_START = """
 import os, sys, time
 if "fedgh.flower.executor" in sys.orig_argv and os.getcwd().endswith("participants/2"):
@@ -264,8 +270,7 @@ def test_three_sites_of_which_one_is_killed_and_one_is_slow(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "slow"), prepend=os.pathsep)
     (port,) = free_ports(1)
     with up(folder, "--metrics", str(port)) as process:
-        wait_until(lambda: rounds(folder) >= 1)
-        time.sleep(2)  # into the next round
+        wait_until(lambda: rounds(folder) >= 1 and awaited(folder) >= {1, 2})
         os.killpg(pid_of(folder, "node-1"), signal.SIGKILL)
         slow = pid_of(folder, "node-2")
         os.killpg(slow, signal.SIGSTOP)
