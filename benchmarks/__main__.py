@@ -8,10 +8,11 @@ file. The numbers of a quick benchmark and those of a busy machine are not a res
 The exit code is 1 if others use the machine meanwhile, or if a number is worse by more than 10%.
 """
 
+import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -90,13 +91,20 @@ def _server_lr(method: object) -> float:
     return method.server_lr
 
 
-def main(load: Callable[[], float | None]) -> int:
+def main(load: Callable[[], float | None], arguments: Sequence[str] | None = None) -> int:
     """Measure, print which targets are met, and write a result; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer images; never a result")
+    quick = parser.parse_args(arguments).quick
     console = Console()
     out = RESULTS / f"{this_machine().kind}.json"
     stored = json.loads(out.read_text()) if out.exists() else {}
     sections = (SECTIONS[0], against_plain, *SECTIONS[1:])
-    numbers = bench(console, sections, quick="--quick" in sys.argv, load=load, out=out)
+    numbers = bench(console, sections, quick=quick, load=load, out=out)
     console.print(verdicts(numbers, AT_LEAST, AT_MOST))
     return conclude(console, numbers, stored, out)
 

@@ -217,9 +217,9 @@ def test_the_benchmark_of_a_busy_machine_leaves_the_stored_result(
     monkeypatch.setattr(main, "SECTIONS", (limit,))
     monkeypatch.setattr(main, "against_plain", nothing)
     monkeypatch.setattr("sys.argv", ["benchmarks"])
-    assert main.main(lambda: 0.5) == 1
+    assert main.main(lambda: 0.5, []) == 1
     assert json.loads(out.read_text()) == RESULT
-    assert main.main(lambda: 0.0) == 0
+    assert main.main(lambda: 0.0, []) == 0
     assert json.loads(out.read_text())["limit_gflops"] == 50.0
 
 
