@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -91,7 +91,7 @@ def _server_lr(method: object) -> float:
     return method.server_lr
 
 
-def main(load: Callable[[], float | None], arguments: Sequence[str] | None = None) -> int:
+def main(load: Callable[[], float | None]) -> int:
     """Measure, print which targets are met, and write a result; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
@@ -99,7 +99,7 @@ def main(load: Callable[[], float | None], arguments: Sequence[str] | None = Non
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="fewer images; never a result")
-    quick = parser.parse_args(arguments).quick
+    quick = parser.parse_args().quick
     console = Console()
     out = RESULTS / f"{this_machine().kind}.json"
     stored = json.loads(out.read_text()) if out.exists() else {}
